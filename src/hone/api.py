@@ -143,7 +143,6 @@ def evaluate(
 
 
 def _ended(training: Training) -> Run:
-    """Return the run; raise KeyboardInterrupt or SystemExit if a signal stopped it (its state is saved)."""
     if training.exit_code:
         raise KeyboardInterrupt if training.exit_code == 130 else SystemExit(training.exit_code)
     return Run(training.config.output_dir)

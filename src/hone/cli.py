@@ -38,16 +38,13 @@ COMMANDS = {
     "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
     "runs rm": Command("delete a run, after asking", "runs.RunsRmConfig", "runs.remove"),
 }
-"""Of the core, by name; `hone runs` lists those that begin with it."""
 
 
 def commands() -> dict[str, Command]:
-    """Return the commands of the core and of all extensions."""
     return gathered("COMMANDS", COMMANDS)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the console script `hone`. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["--version"]:
         return _guarded(lambda: print(f"hone {__version__}"))
@@ -72,7 +69,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def script(name: str, prog: str = "") -> int:
-    """Run a command under the name of its own console script. Returns the exit code."""
     return call(name, sys.argv[1:], prog or name)
 
 
@@ -165,7 +161,6 @@ def _check_text(argv: list[str]) -> None:
 
 
 def _is_among_ranks() -> bool:
-    """Return True if this process joined other ranks, whether or not it has left them."""
     parallel = sys.modules.get("hone.trainer.parallel")
     return parallel is not None and parallel.has_joined
 

@@ -1,11 +1,10 @@
-"""A server behind a URL, and the client of all servers: whatever is said to one goes through `Client.request`.
+"""The client of every server behind a URL.
 
     async with Client(Endpoint("http://localhost:8000/v1"), MIB) as client:
         answer = await client.request("GET", "http://localhost:8000/v1/models")
 
-What may pass is tried again: a lost connection, a timeout, and the statuses 408, 409, 425, 429 and 5xx (but 501, and an
-account without money); after 1, 2, 4, … seconds, at most `LONGEST_WAIT`, times a factor in [0.5, 1] that keeps the
-requests apart; later if the server asks for it (Retry-After, at most `LONGEST_RETRY_AFTER`).
+It tries again after a lost connection, a timeout, and the statuses 408, 409, 425, 429 and 5xx, but not after 501 or if
+the account has no money. It waits 1, 2, 4, … seconds times a factor in [0.5, 1], or as long as Retry-After says.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hone.terminal import printable
 from hone.web import client_options, may_pass, retry_after
 
 HONE = "hone"
-"""Owner of the models that hone's own server lists."""
+"""Owner of the models that hone's server lists."""
 CONNECT = 10.0
 """Seconds that a connection may take."""
 LONGEST_WAIT = 60.0
@@ -39,11 +38,10 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that it may take to answer,
-    `patience` those of all tries together.
+    """A server's URL, up to and with `/v1`, and how to treat it.
 
-    `log` is where it says what it does, if that is known; `section` is that of the config which describes it, and
-    `who` says in words what it is.
+    `timeout` is in seconds for one answer, `patience` for all tries together. `log`, `section` (of the config) and
+    `who` (what it is) go into error messages.
     """
 
     url: str
@@ -58,7 +56,7 @@ class Endpoint:
 
 
 class Refused(Halt):
-    """The server's answer is that it won't: its status, its reason, and the code of that, if it has one."""
+    """The server answers that it won't: with a status, a reason, and perhaps a code."""
 
     def __init__(self, url: str, status: int, reason: str, code: Any = None) -> None:
         super().__init__(f"{url} answers {status}: {reason}")
@@ -66,10 +64,7 @@ class Refused(Halt):
 
 
 class Gone(Halt):
-    """The server is not there, or fails: `status` and `reason` are those of its last answer, if it gave one.
-
-    `cause` is why it gave none, where that is known.
-    """
+    """The server is not there, or fails: `status` and `reason` of its last answer, or the `cause` of having none."""
 
     def __init__(self, text: str, status: int | None, reason: str = "", cause: Exception | None = None) -> None:
         super().__init__(text)
@@ -83,8 +78,8 @@ class Late(Halt):
 class Client:
     """Sends requests to one server, inside one event loop; `async with` closes it.
 
-    An answer may have `largest` bytes. `asks_late_again`: one that takes too long is asked for again. `retries` counts
-    the tries after a first one. If `over` is set, it is raised in place of another try.
+    An answer may have `largest` bytes. `asks_late_again`: try again after a timeout. `retries` counts the tries after a
+    first one. If `over` is set, it is raised instead of another try.
     """
 
     def __init__(
@@ -120,10 +115,9 @@ class Client:
         await self._http.aclose()
 
     async def request(self, method: str, url: str, body: Any = None, name: str = "") -> Any:
-        """Return the server's answer (httpx.Response), after as many tries as it takes.
+        """Return the server's answer (httpx.Response). The waits between tries depend on `name`.
 
-        Refused for what another try can't mend; Gone if the server is not there, or fails once too often; Late for an
-        answer that takes longer than `endpoint.timeout`; TooLarge. The waits between tries depend on `name`.
+        Raises Refused if another try can't help, Gone after the last try, Late after `endpoint.timeout`, or TooLarge.
         """
         import httpx
 
@@ -187,16 +181,12 @@ def delay(attempt: int, asked: float | None, name: str) -> float:
 
 
 def one_line(text: str) -> str:
-    """Return a server's words, fit for a message: one line, without control characters and keys, not too long."""
     text = printable(" ".join(redact(text).split()))
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 
 
 def api_key(variable: str | None, flag: str) -> str | None:
-    """Return the key in this environment variable, named by `flag`; None without. Raises UserError if it has no key.
-
-    So no command line, config or run directory holds a key.
-    """
+    """Return the key in this environment variable, named by `flag`; None without. Raises UserError if it has no key."""
     if variable is None:
         return None
     if not variable.isidentifier():  # not shown: it may be the key

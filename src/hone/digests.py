@@ -1,4 +1,4 @@
-"""Digests of what a run reads, so that a resume or a verification notices that it is not what it was."""
+"""Digests of a run's sources, by which a resume or a verification notices a change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def of_source(path: Path) -> str:
 
 
 def text_sha256(text: str) -> str:
-    """Compute SHA-256 of a text, and so of the file that holds it."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -1,6 +1,4 @@
-"""Errors that a user can cause. The command line prints them as one sentence and exits with code 2, without a
-traceback.
-"""
+"""Errors that a user can cause. The command line prints one sentence without a traceback, and exits with code 2."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _from_python: ContextVar[bool | None] = ContextVar("from_python", default=None)
 
 
 class UserError(ValueError):
-    """What was wrong, and what to do instead, in one sentence."""
+    """One sentence that says the fault and a remedy."""
 
 
 def in_python(text: str) -> str:
@@ -38,10 +36,7 @@ def for_reader(text: str) -> str:
 
 @contextmanager
 def called_from(python: bool) -> Iterator[None]:
-    """Name keywords in this block, in messages and errors, if a program calls hone; flags if a command does.
-
-    Of several such blocks inside each other the outermost decides.
-    """
+    """Name keywords in the block's messages if a program calls hone, else flags. The outermost block decides."""
     if _from_python.get() is not None:
         yield
         return
@@ -56,10 +51,7 @@ def called_from(python: bool) -> Iterator[None]:
 
 
 class Halt(UserError):
-    """Ends a run that must not go on as it is. The loop saves what it has first; `metrics` are those of that version.
-
-    The sentence ends without a full stop: how to go on is added.
-    """
+    """Ends a run; the loop saves its state and `metrics` first. The text has no full stop, because a remedy follows."""
 
     def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(text)
@@ -76,13 +68,12 @@ class AlarmStop(Halt):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text that is not blank; its type's name if there is none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 class RankLost(RuntimeError):
-    """Another rank's process has ended in the middle of what all do together. The command line exits with code 1."""
+    """Another rank's process has ended during a collective call. The command line exits with code 1."""
 
     def __init__(self) -> None:
         super().__init__(

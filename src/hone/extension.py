@@ -1,8 +1,8 @@
-"""What extensions add to hone, and how hone finds them.
+"""The tables of extensions, and how hone finds them (docs/extensions.md).
 
 An extension is a module `extension` in a folder of `hone.extensions`, or one that an installed package names under the
-entry-point group `hone.extensions`. It imports nothing heavy: docs/extensions.md lists its tables, which hold names and
-dotted paths beside the `module`. `REQUIRES` names the extensions that it imports; without them it adds nothing.
+entry-point group `hone.extensions`. Its tables hold dotted paths beside the `module`, so that it imports nothing heavy.
+Without the extensions in `REQUIRES` it adds nothing.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ GROUP = "hone.extensions"
 
 
 class Command(NamedTuple):
-    """A line of `hone --help`: the config's class, below `config` beside the `module`; and the function, below
-    `commands` there, that gets the config and returns the exit code.
+    """A line of `hone --help`: the config's class below `config` beside the `module`, and the function below `commands`
+    that gets the config and returns the exit code.
 
-    `bare`, below the same, gets the words of the command line where the packages that read a config are missing.
+    `bare` is a function there that gets the words of the command line if the packages that read a config are missing.
     """
 
     summary: str
@@ -47,11 +47,9 @@ class Command(NamedTuple):
     bare: str = ""
 
     def load(self, path: str) -> Any:
-        """Import what the path, beside the module, names."""
         return load(self.module, path)
 
     def config(self) -> type[Any]:
-        """Import the config's class."""
         return self.load(f"config.{self.config_class}")
 
 
@@ -66,11 +64,10 @@ class Function(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """An observer of runs: a function that gets the config, and whether a program calls (`hone.rl`), and returns an
-    Observer or None.
+    """An observer of runs: a function of the config and `by_program` (True from `hone.rl`) returns it, or None.
 
-    Observers are told of a run by `place`: the core's display has 0, the first lines 30, what is done last 70. At the
-    end they are told in reverse. `always`: it watches also a run whose program chose the observers itself, last.
+    Runs call observers in the order of `place`, and at the end in reverse: the core's display has 0, the first lines
+    30, and handing over to the background 70. `always`: after the observers that a program chose itself, too.
     """
 
     place: int
@@ -82,9 +79,8 @@ class Watch(NamedTuple):
 class Key(NamedTuple):
     """A key of a config, by its place: `run.report` is one of `hone sft` and `hone rl`.
 
-    `kind` is "bool", "int", "float", "str", "list[str]", or the class of a section, in `config` beside the `module`. A
-    section whose default is None is off unless it is given; `{}` stands for its own defaults. `meta` are the arguments
-    of the field's `Meta`.
+    `kind` is "bool", "int", "float", "str", "list[str]", or the class of a section, in `config` beside the `module`.
+    The default None leaves a section off, `{}` stands for its defaults. `meta` has the arguments of its `Meta`.
     """
 
     kind: str
@@ -95,9 +91,7 @@ class Key(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Keys of a config with what checks them: a class in `config` beside the `module`, which the config's class
-    inherits. In `KEYS` under the config's place and any name.
-    """
+    """Keys of a config with their checks: the config's class inherits this class. In `KEYS` under any name."""
 
     fields_class: str
     module: str
@@ -114,11 +108,11 @@ class Record(NamedTuple):
     module: str
 
     def problem(self, info: Mapping[str, Any], folder: Path) -> str:
-        """Return what shows that it was edited after it was made; "" if nothing does."""
+        """Return the evidence that it was edited; "" if there is none."""
         return load(self.module, f"{self.path}.problem")(info, folder)
 
     def in_words(self, info: Mapping[str, Any], folder: Path) -> list[str]:
-        """Return lines for people: what shows that it was edited, else what it says; none without it."""
+        """Return lines for people: the problem, or the table's content."""
         problem = self.problem(info, folder)
         return [problem] if problem else list(load(self.module, f"{self.path}.in_words")(info, folder))
 
@@ -135,7 +129,7 @@ class Loader(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """A kind of server that samples, but for hone's: its name in words, and its functions.
+    """A kind of server that samples, with its name in words.
 
     `sampler` gets the config of `hone rl` before the run begins, and returns a `MakePolicy`. `serve` gets the config of
     `hone inference`, and serves until it is stopped.
@@ -147,16 +141,14 @@ class Backend(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Numbers of the tokens that a policy sampled, float32, 0 for the others: computed once completions are graded,
-    kept with the rollouts under their name, and trained on by way of the tokens' advantages.
+    """Numbers of sampled tokens, float32, 0 for other tokens: computed after grading, stored with the rollouts, and
+    trained on through the tokens' advantages.
 
-    `section` of the config turns it on, and names the time it takes; `giver` says who gives it, `doing` what is waited
-    for.
+    `section` of the config turns it on, and names the time it takes. `giver` and `doing` are words for messages.
 
-    `connect(config, renderer, vocab_size)` returns an `AddColumn`, and in words who gives the numbers; UserError if
-    they can't be had. `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a
-    completion's tokens; `advantage` is what they have without it. `metrics(scored)` computes metrics of a step, of
-    pairs of a Segment and its column.
+    `connect(config, renderer, vocab_size)` returns an `AddColumn` and the name of the giver, or raises UserError.
+    `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a completion's tokens;
+    `advantage` is theirs without the column. `metrics(scored)` gets pairs of a Segment and its column for a step.
     """
 
     section: str
@@ -176,10 +168,9 @@ class MakePolicy(Protocol):
 
 
 class Machines(Protocol):
-    """Other machines than this one, which a config of `hone rl` or `hone eval` names.
+    """The other machines that a config of `hone rl` or `hone eval` names.
 
-    `place` and `process_place` say in words where its processes are and where one is, `cores` how many each has;
-    `graders` is the number of grading processes there.
+    `place` and `process_place` name in words the place of its processes and of one; each machine has `cores`.
     """
 
     place: str
@@ -200,11 +191,11 @@ class Machines(Protocol):
         ...
 
     def join(self) -> None:
-        """Connect the orchestrator to those of its launcher."""
+        """Connect the orchestrator to its launcher's machines."""
         ...
 
     def carrier(self, servers: Sequence[str], memory: Path | None) -> Callable[[int, Path], None]:
-        """Return what brings a folder of weights to the machine of a server, by its number."""
+        """Return a function that copies a folder of weights to the machine of a server, given by its number."""
         ...
 
 
@@ -221,7 +212,7 @@ def load(module: str, path: str) -> Any:
 
 @cache
 def extensions() -> Mapping[str, ModuleType]:
-    """Import the modules of extensions, by name, without those that require one that is not there."""
+    """Import the modules of extensions, by name. One that requires a missing extension is left out."""
     found = dict(_found())
     while alone := [name for name, module in found.items() if not required(module) <= found.keys()]:
         for name in alone:
@@ -230,7 +221,6 @@ def extensions() -> Mapping[str, ModuleType]:
 
 
 def required(module: ModuleType) -> set[str]:
-    """Return the names of the extensions that one imports, as its `REQUIRES` says."""
     return set(getattr(module, "REQUIRES", ()))
 
 
@@ -273,30 +263,26 @@ def _broken(what: str, package: str, error: Exception) -> UserError:
 
 
 def exported(name: str) -> Any:
-    """Import what an extension adds to `EXPORTS` under this name; None if there is none."""
     home = gathered("EXPORTS", {}).get(name)
     return home and getattr(import_module(home), name.rpartition(".")[2])
 
 
 def token_columns(config: Any) -> dict[str, Column]:
-    """Return the columns of extensions that a config turns on, by name."""
     columns = gathered("COLUMNS", {}).items()
     return {name: column for name, column in columns if getattr(config, column.section, None) is not None}
 
 
 def sampler_name(backend: str) -> str:
-    """Return the name of a kind of server, in words."""
     found = gathered("SAMPLERS", {}).get(backend)
     return found.name if found else backend
 
 
 def machines_of(config: Any) -> Machines | None:
-    """Return the other machines that a config names, None if it names none."""
     return next(filter(None, (function(config) for function in gathered("MACHINES", {}).values())), None)
 
 
 def gathered(table: str, core: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a table of the core and those of all extensions as one. Raises UserError if two add the same name."""
+    """Join a table of the core with the tables of all extensions. Raises UserError if two add the same name."""
     found, owners = dict(core), dict.fromkeys(core, "hone")
     for module in extensions().values():
         for name, value in getattr(module, table, {}).items():

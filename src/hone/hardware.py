@@ -1,4 +1,4 @@
-"""What a process may use of this machine: GPUs, cores, memory. Standard library only."""
+"""The GPUs, cores and memory that a process may use on this machine. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARES_GPU = "HONE_SHARES_GPU"
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
+    """Return the GPUs that this process may use: CUDA_VISIBLE_DEVICES, else all that the driver lists."""
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         listed = [name.strip() for name in named.split(",")]
@@ -36,7 +36,7 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def share_of_cores(processes: int) -> int:
-    """Return the cores for each of so many processes, of those that this one may use (on macOS: that there are)."""
+    """Divide the cores that this process may use (on macOS: all) among the processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, processes))
 
@@ -45,9 +45,9 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def ram() -> tuple[int, int]:
-    """Return (bytes of memory that this process may take, bytes free now, its own included).
+    """Return the bytes of memory that machine and cgroup allow this process, and the free bytes, its own included.
 
-    They are the machine's, or its cgroup's limit; files that the cgroup's memory holds are given up when it is wanted.
+    Cached files of the cgroup count as free, because the kernel drops them when memory is short.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = memory_fields(Path("/proc/meminfo")).get("MemAvailable:", total // 1024) * 1024
@@ -69,7 +69,6 @@ def memory_fields(path: Path) -> dict[str, int]:
 
 
 def resident_bytes() -> int:
-    """Return the bytes of memory that this process has; 0 where the system doesn't say."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

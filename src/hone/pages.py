@@ -1,4 +1,4 @@
-"""What pages share: templates that escape all values, and text of a model as it can be shown anywhere."""
+"""Parts of all pages: templates that escape all values, and a model's text made safe to show."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 def environment(loader: BaseLoader | None = None) -> Environment:
-    """Make a Jinja environment that escapes all values but Markup; an undefined name is an error.
-
-    Filters are `num` (0.123, a dash for None) and `visible`.
-    """
+    """Make a Jinja environment that escapes all values but Markup; an undefined name is an error."""
     from jinja2 import Environment, StrictUndefined
 
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -24,10 +21,7 @@ def environment(loader: BaseLoader | None = None) -> Environment:
 
 
 def visible(text: str, limit: int | None = None) -> str:
-    """Return text of a model as it can be shown anywhere: control characters, but for line ends and tabs, as escapes.
-
-    A longer one than `limit` loses its middle.
-    """
+    """Escape control characters except line ends and tabs, and cut the middle out of a text longer than `limit`."""
     if limit is not None and len(text) > limit:
         head = (limit + 1) // 2
         text = f"{text[:head]} […{len(text) - limit:,} characters…] {text[len(text) - (limit - head) :]}"

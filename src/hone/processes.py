@@ -1,14 +1,12 @@
-"""Processes that hone starts: they end with what they started, politely if they can.
+"""Processes that hone starts, which end together with all their descendants.
 
     process = Process([sys.executable, "-m", "hone.cli", "rl"], env=env, dies_with_parent=signal.SIGKILL)
     process.poll()       # its exit code once it has ended
     process.end(10.0)    # SIGTERM, and after 10 s SIGKILL
 
-As a script this file runs one command, which ends with the process PARENT_PID, however that ends (see `supervised`):
+As a script this file runs one command, which ends with another process (see `supervised`). Standard library only.
 
     python -I processes.py PARENT_PID GRACE_SECONDS COMMAND ...
-
-Standard library only.
 """
 
 from __future__ import annotations
@@ -40,12 +38,12 @@ _numbers = itertools.count()
 
 
 class Process:
-    """A command in a session of its own: Ctrl-C does not reach it, and its process group can be ended as a whole.
+    """A command in a separate session: Ctrl-C does not reach it, and its process group can be ended as a whole.
 
     On Linux it gets the signal `dies_with_parent` when the thread that started it has ended, and with `adopts_orphans`
     descendants that lose their parent become its children. `mark` names an environment variable by which `kill_marked`
-    finds descendants that have left the group. `options` are those of `subprocess.Popen`, `stdin`, `stdout` and
-    `stderr` the pipes that they ask for. `code` is the exit code, -N if signal N ended it; None before.
+    finds descendants that have left the group. `subprocess.Popen` gets the `options`. `code` is the exit code, -N if
+    signal N ended it; None before.
     """
 
     def __init__(
@@ -83,30 +81,25 @@ class Process:
         return self.code
 
     def wait(self, seconds: float = math.inf) -> int | None:
-        """Wait until the process has ended, at most so long; return `code`."""
         wait_all([self], seconds)
         return self.code
 
     def send(self, signum: int) -> None:
-        """Send a signal to the process, if it has not ended."""
         if self.code is None:
             os.kill(self.pid, signum)  # not Popen's, which would wait for it
 
     def kill(self) -> None:
-        """Send SIGKILL to all of its group."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if only the dead process is in it
                 os.killpg(self.pid, signal.SIGKILL)
 
     def kill_marked(self) -> None:
-        """Send SIGKILL to all processes that have its mark, where the system tells."""
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
                     os.kill(int(folder.name), signal.SIGKILL)
 
     def end(self, seconds: float) -> None:
-        """End the process: SIGTERM, and after this time SIGKILL for its group."""
         end_all([self], seconds)
 
 
@@ -121,7 +114,7 @@ def wait_all(
 
 
 def end_all(processes: Sequence[Process], seconds: float = math.inf, hurry: Callable[[], bool] = lambda: False) -> None:
-    """End all: SIGTERM, then SIGKILL for the groups of those that have not ended when `wait_all` returns."""
+    """End all: SIGTERM, then SIGKILL for the groups of processes that are left when `wait_all` returns."""
     for process in processes:
         process.send(signal.SIGTERM)
     wait_all(processes, seconds, hurry)
@@ -139,7 +132,6 @@ def signal_name(signum: int) -> str:
 
 
 def _asks_kernel(death_signal: int, adopts_orphans: bool) -> Callable[[], None]:
-    """Return what a new process does before its command."""
     parent = os.getpid()
 
     def ask() -> None:
@@ -166,10 +158,9 @@ def end_with(parent: int) -> None:
 
 
 def supervised(command: Sequence[str], grace: float) -> list[str]:
-    """Return the command line that runs `command` so that nothing of it outlives this process, even after SIGKILL.
+    """Return a command line that runs `command` and ends its whole group with this process, even after SIGKILL.
 
-    The command ends, all of its group with it, when it is told to (SIGTERM, SIGINT), when this process is gone, and
-    when the command itself ends. It gets `grace` seconds for that. Its temporary files go with it.
+    The group gets `grace` seconds to end. Temporary files are deleted.
     """
     return [sys.executable, "-I", __file__, str(os.getpid()), str(grace), *command]
 
@@ -188,7 +179,7 @@ def _supervise(parent: int, grace: float, command: list[str]) -> int:
         child.end(grace)
         with contextlib.suppress(ChildProcessError):
             while True:
-                os.waitpid(-child.pid, 0)  # those of its group that were killed
+                os.waitpid(-child.pid, 0)  # the killed processes of its group
     assert child.code is not None
     return child.code if child.code >= 0 else 128 - child.code
 
@@ -198,7 +189,6 @@ if __name__ == "__main__":
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on at this moment."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

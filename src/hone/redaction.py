@@ -33,7 +33,6 @@ def redact(text: str) -> str:
 
 
 def map_texts(change: Callable[[str], str], value: T) -> T:
-    """Return the value with each text in it changed, also in lists and in keys and values of dicts."""
     new: Any = value
     if isinstance(value, str):
         new = change(value)

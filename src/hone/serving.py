@@ -1,7 +1,6 @@
-"""Serving an application of ours: the socket it listens on, and the server until Ctrl-C.
+"""Serving an application of hone: its socket, and the server until Ctrl-C.
 
-A server on this machine's own address has no password, so it trusts whoever runs programs here, and no web page:
-`local_only`.
+A server on the loopback address has no password: it trusts local programs, but no web page (`local_only`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from hone.errors import UserError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address. Raises UserError if that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off (TCP_NODELAY) only for sockets that name their protocol: without it every
     # request but the first of a connection waits 40 ms for the client's delayed acknowledgement.
@@ -64,7 +62,7 @@ def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
 
 
 def serve(app: ASGIApp, listener: socket.socket, intro: str, grace: int) -> None:
-    """Serve until SIGINT or SIGTERM, then `grace` seconds for what is under way. Prints `intro` once it answers."""
+    """Serve until SIGINT or SIGTERM, then `grace` seconds for open requests. Prints `intro` once it answers."""
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -96,10 +94,9 @@ async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
-    """Refuse what a web page sends to this machine: by another name that points here (DNS rebinding), or from its own.
+    """Refuse requests of web pages, by name (DNS rebinding) or by origin, unless other machines can connect anyway.
 
-    Does nothing if other machines can connect.
-    A browser names the page that asks (Origin) in every request that can change something; other programs send none.
+    A browser sends Origin with every request that can change something; other programs send none.
     """
     if not is_local(listener):
         return app

@@ -1,7 +1,6 @@
-"""Text on a terminal: what came from a file, a model or a server must not steer it.
+"""Text on a terminal, which must not be steered by text of a file, a model or a server.
 
-Every command runs in `safe_output`: all that it prints goes through `printable`. A status line, colours and tables of
-rich are written to the stream below it: `raw`, `make_console`.
+Commands run in `safe_output`, which prints through `printable`. Status lines and rich tables go below it, to `raw`.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ _ESCAPES = _Escapes()
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes for all that can steer a terminal or hide in a line: control characters, but for line
-    ends and tabs, marks of direction, characters without a shape.
-    """
+    """Escape whatever can steer a terminal or hide in a line, such as control characters and marks of direction."""
     return text if text.isprintable() else text.translate(_ESCAPES)
 
 
@@ -76,13 +73,11 @@ def raw(stream: TextIO) -> TextIO:
 
 
 def safe(stream: TextIO) -> TextIO:
-    """Return the stream that text from anywhere is written to."""
     return stream if isinstance(stream, SafeStream) else SafeStream(stream)  # type: ignore[return-value]
 
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Escape, in this block, all text that is written to standard output and standard error."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream and safe(stream) for stream in before)  # None where there is none
     try:

@@ -1,8 +1,7 @@
-"""Decides which code is executed: code that somebody's run names, only if it is trusted.
+"""Decides which code is executed: code that a run names, only if the run is trusted.
 
-A command that opens a run does its work inside `opened_run`. Whatever is about to load code asks here, however deep in
-other tasks it is called: task files and functions (`environments.task_files`), tasksets of other libraries, command
-lines of agents, sandboxes that are switched off. Outside such a block the user's own config names the code.
+A command that opens a run does its work inside `opened_run`. Every loader of code (task files, functions, tasksets,
+agents, sandboxes that are off) asks here. Outside such a block the user's config names the code.
 """
 
 from __future__ import annotations
@@ -21,15 +20,12 @@ FLAG = "--trust-local-task"
 
 
 class NotTrusted(UserError):
-    """Code that a run names is not executed, and how to have it executed."""
+    """Code that a run names was not executed; the message says how to allow it."""
 
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run that a command works with; `digests` are the digests of task files and functions in its run.json.
-
-    `named` are the files of the functions that the user names; hone has loaded functions from `used`.
-    """
+    """A run with the `digests` of its run.json, and files of functions that the user `named`, and that hone `used`."""
 
     folder: Path
     digests: frozenset[str]
@@ -45,10 +41,7 @@ _noted: set[tuple[Path, str]] = set()
 
 @contextmanager
 def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool, named: Iterable[str] = ()) -> Iterator[None]:
-    """Load, in this block, only code that may be executed for the run in `folder`; `info` is its run.json.
-
-    `named` are functions (MODULE:NAME, FILE.py:NAME) that the user names.
-    """
+    """Restrict code in this block to what the run in `folder` may execute; the user names functions MODULE:NAME."""
     global _opened
     digests = frozenset(map(str, (info.get("sources") or {}).values()))
     files = frozenset(module_file(place).resolve() for place in named)
@@ -80,10 +73,7 @@ def is_stored(file: Path) -> bool:
 
 
 def check_function(place: str) -> None:
-    """Raise NotTrusted for a function that the config of the opened run names, unless the user names its file.
-
-    If the run is trusted, only a function that a run stores has to be named.
-    """
+    """Raise NotTrusted for a function unless the user names its file, or trusts the run and no run stores it."""
     file = module_file(place)
     if _opened is None:
         return
@@ -99,8 +89,9 @@ def check_function(place: str) -> None:
 
 
 def check_file(what: str, path: Path, digest: str) -> None:
-    """Raise NotTrusted for a local task file that is not trusted: another one than the opened run was made with, or one
-    that came with the run. Says on standard error, once for the run, which file is executed.
+    """Raise NotTrusted for a local task file that has changed since the opened run, or that came with the run.
+
+    Prints once for the run which file is executed.
     """
     if _opened is None:
         return
@@ -118,7 +109,7 @@ def check_file(what: str, path: Path, digest: str) -> None:
 
 
 def note_digest(what: str, digest: Callable[[], str]) -> None:
-    """Say on standard error, once for the run, that code which is trusted is not what the opened run was made with."""
+    """Print once for the run that trusted code has changed since the opened run."""
     if _opened is not None and (found := digest()) not in _opened.digests:
         _note(f"{what} is not what the run was made with (its digest {found[:8]} is not in run.json)")
 

@@ -1,7 +1,6 @@
 """The records that flow between hone's rooms. This module imports nothing of hone, and torch only for type checking.
 
-Shapes: T tokens of one sequence, G completions of one group, N tokens of one packed batch, S sequences of one packed
-batch.
+Shapes: T tokens of a sequence, G completions of a group, N tokens and S sequences of a packed batch.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ GREEDY_BELOW = 1e-5
 """A sampling temperature below this is greedy: logits divided by it may exceed what float32 holds."""
 
 LARGEST_REWARD = 1e6
-"""The largest absolute reward. A larger one is a mistake: float32, in which advantages are, then rounds away what the
-other components pay."""
+"""The largest absolute reward: with a larger one, float32 advantages would round away the other components."""
 BOUND = f"±{LARGEST_REWARD:,.0f}"
 TOO_LARGE = f"is not within {BOUND}: scale the rewards down"
 
 
 class Outcome(StrEnum):
-    """What grading found out about one completion. Listed by precedence: the first that applies is the outcome."""
+    """The result of grading one completion, by precedence: the first that applies."""
 
     GRADER_ERROR = "grader_error"
     GRADER_TIMEOUT = "grader_timeout"
@@ -70,9 +68,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Ragged:
-    """A column with several values of each of T tokens: `counts` `[T]` int32 says how many a token has, and `values`
-    holds those of one token after those of another.
-    """
+    """A column with several values of each of T tokens: `counts` `[T]` int32, and all `values` end to end."""
 
     values: np.ndarray
     counts: np.ndarray
@@ -83,7 +79,6 @@ class Ragged:
 
     @classmethod
     def of(cls, sets: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
-        """Make the column of tokens of which each has one of these sets of int32 values."""
         arrays = [np.asarray(one, dtype=np.int32) for one in sets]
         return cls(np.concatenate(arrays), np.array([len(one) for one in arrays], dtype=np.int32))
 
@@ -99,27 +94,24 @@ class Ragged:
 Column = np.ndarray | Ragged
 """One value of each of T tokens, or several."""
 Columns = Mapping[str, Column]
-"""Columns by name. `candidates` (int32, ragged): the ids that a token was sampled among, where `top_k`, `top_p` or
-`min_p` cut the distribution; none where nothing was cut away. Others (float32, 0 where not sampled) are of extensions.
+"""Columns by name. `candidates` (int32, ragged) are the ids that a token was sampled among, where `top_k`, `top_p` or
+`min_p` cut the distribution. Extensions add others (float32, 0 where not sampled).
 """
 
 
 def dense(columns: Columns, name: str) -> np.ndarray | None:
-    """Return a column of one value for each token; None if it is not there."""
     found = columns.get(name)
     assert found is None or isinstance(found, np.ndarray)
     return found
 
 
 def ragged(columns: Columns, name: str) -> Ragged | None:
-    """Return a column of several values for each token; None if it is not there."""
     found = columns.get(name)
     assert found is None or isinstance(found, Ragged)
     return found
 
 
 def where(columns: Columns, mask_T: np.ndarray) -> dict[str, Column]:
-    """Return the columns of some of the tokens."""
     return {
         name: Ragged(one.values[np.repeat(mask_T, one.counts)], one.counts[mask_T])
         if isinstance(one, Ragged)
@@ -129,9 +121,7 @@ def where(columns: Columns, mask_T: np.ndarray) -> dict[str, Column]:
 
 
 def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
-    """Join the columns of parts of a sequence, given with their numbers of tokens. Where a part lacks a column that
-    another has, its tokens have 0, or no values.
-    """
+    """Join the columns of parts, given with their numbers of tokens; 0 or no values where a part lacks a column."""
     kinds = {name: one for _, columns in parts for name, one in columns.items()}
     found: dict[str, Column] = {}
     for name, kind in kinds.items():
@@ -147,7 +137,7 @@ def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
 
 
 def split(columns: Columns, lengths: Sequence[int] | np.ndarray) -> list[dict[str, Column]]:
-    """Return the columns of consecutive parts of so many tokens each: the reverse of `joined`."""
+    """Return the columns of consecutive parts with these lengths: the reverse of `joined`."""
     cuts, parts = np.cumsum(lengths)[:-1], [dict[str, Column]() for _ in lengths]
     for name, one in columns.items():
         pieces: Sequence[Column] = np.split(one.counts if isinstance(one, Ragged) else one, cuts)
@@ -161,13 +151,12 @@ def split(columns: Columns, lengths: Sequence[int] | np.ndarray) -> list[dict[st
 
 @dataclass(frozen=True)
 class Segment:
-    """A sequence of T tokens, exactly as sampled: what is trained on is this list of ids, never its text encoded again.
+    """A sequence of T tokens, exactly as sampled: training takes these ids, and never encodes the text again.
 
-    `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token; `logprobs`
-    `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy
-    version that produced each token (-1 where not sampled). `messages` is its conversation, and `stop_reason` says how
-    the last turn ended. Tokens between turns are the environment's: not sampled. `turn_rewards` float64 are
-    those of its turns, where a program rewards each call of the model.
+    `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token, False between
+    turns; `logprobs` `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled);
+    `versions` `[T]` policy version that produced each token (-1 where not sampled); `messages` its conversation;
+    `turn_rewards` float64 if a program rewards each call of the model.
     """
 
     token_ids: np.ndarray
@@ -190,7 +179,7 @@ class Segment:
         numbers = (one for one in self.columns.values() if not isinstance(one, Ragged))
         assert all(one.dtype == np.float32 and np.isfinite(one).all() for one in numbers)
         if (candidates := ragged(self.columns, "candidates")) is not None:
-            assert candidates.holds(self.token_ids), "a token was not among those that it was sampled among"
+            assert candidates.holds(self.token_ids), "a token is not one of its candidates"
         if (own := self.turn_rewards) is not None:
             assert len(own) == self.turns and own.dtype == np.float64 and np.isfinite(own).all()
 
@@ -207,25 +196,21 @@ class Segment:
 
     @property
     def turns(self) -> int:
-        """How often the policy had its turn: runs of sampled tokens."""
+        """Number of runs of sampled tokens."""
         return int((np.diff(self.sampled_mask.astype(np.int8)) == 1).sum())
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first that was sampled."""
         return int(self.sampled_mask.argmax()) if self.num_sampled else len(self.token_ids)
 
     @property
     def num_environment(self) -> int:
-        """Tokens between the turns, which the environment wrote."""
         return len(self.token_ids) - self.prompt_length - self.num_sampled
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a server in text says of its answers: tokens of the first prompt and of all completions (None if it did not
-    count them), turns, and the seconds that they took.
-    """
+    """Counts of a server that answers in text: tokens of the first prompt and of all completions (None: unknown)."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -237,15 +222,13 @@ class Usage:
 class Rollout:
     """One sample: a conversation with the model, and its tokens.
 
-    `segments` are its sequences of tokens: one, or several where a program branches (`branches`). All have the
-    advantage of the sample, or their turns have their own. There is none where a server tells only text: `usage` says
-    what it counted. `messages` is the conversation including the completion. `completion_ids`: the sampled tokens,
-    where only those are known.
+    `segments` are its sequences of tokens: one, or several where a program branches (`branches`), or none from a server
+    that answers in text (see `usage`). `messages` include the completion. `completion_ids` are the sampled tokens if
+    nothing else is known.
 
-    Of a task of several turns `state` is what the environment keeps of the conversation (JSON), None for a task of one
-    turn; `failure` says why the environment broke off, as outcome and detail. Another time the environment may answer
-    what it did not: `late` if a tool was ended at its deadline, which the model knew, `killed` if a process was killed
-    from outside, each time it was asked.
+    In a task of several turns, `state` (JSON) is the environment's, and `failure` is the outcome and detail with which
+    the environment broke off. Two flags mean that another try may end otherwise: `late` if a tool was ended at its
+    deadline, `killed` if a process was killed from outside at each try.
     """
 
     sample_id: str
@@ -266,12 +249,10 @@ class Rollout:
 
     @property
     def first(self) -> Segment:
-        """The sample's own segment: that of its first conversation."""
         return self.segments[0]
 
     @property
     def token_ids(self) -> np.ndarray:
-        """Those of the first segment, as `sampled_mask`, `logprobs` and `versions` are."""
         return self.first.token_ids
 
     @property
@@ -292,27 +273,23 @@ class Rollout:
 
     @property
     def turns(self) -> int:
-        """How often the policy had its turn, in the first segment."""
         return self.first.turns if self.segments else (self.usage or Usage()).turns
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens before the first that was sampled; None if a server did not count them."""
         return self.first.prompt_length if self.segments else (self.usage or Usage()).prompt_tokens
 
     @property
     def completion_tokens(self) -> int | None:
-        """Tokens that were sampled, in the first segment; None if a server did not count them."""
         return self.first.num_sampled if self.segments else (self.usage or Usage()).completion_tokens
 
     @property
     def sampled_ids(self) -> list[int] | None:
-        """The ids that were sampled, in the first segment; None if only their text is known."""
         return self.first.token_ids[self.first.sampled_mask].tolist() if self.segments else self.completion_ids
 
     @property
     def completion_text(self) -> str:
-        """What the policy wrote, the texts of several turns with an empty line between them."""
+        """Text of the policy, with an empty line between turns."""
         texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
         return "\n\n".join(texts[-max(1, self.turns) :])
 
@@ -322,11 +299,11 @@ Trajectory = Rollout
 
 @dataclass(frozen=True)
 class Score:
-    """What grading made of one completion: reward = sum over components of weight x value, in the rubric's order.
+    """Grade of one completion: reward = sum over components of weight x value, in the rubric's order.
 
-    A component that abstained (returned None) is absent from `components`. When `outcome.is_failure`, the reward is NaN
-    and must not be used. `detail` says in words why; `seconds` is wall time, never written to exact logs. `killed`: the
-    process of the grader was killed from outside, each time it was asked, so another time there may be a reward.
+    A component that abstained (returned None) is absent from `components`. If `outcome.is_failure`, the reward is NaN,
+    and `detail` says why. `seconds` is wall time, never written to exact logs. `killed`: the grader's process was
+    killed from outside at each try, so another try may give a reward.
     """
 
     reward: float
@@ -351,11 +328,11 @@ class Score:
 class Group:
     """G rollouts of one example with their scores and advantages `[G]` float32.
 
-    `draw` is the run-wide index of this draw of an example (the ledger's key). Advantages are 0 for failed samples.
-    `left_out`: a refill did not need the group. `env` is the name of its task, of several.
-    `trains_all`: all samples with a score are trained, for the loss has a KL or entropy term. `least_graded`: samples
-    with a score that a group needs to be trained. `masks_truncated`: completions that were stopped by length are not
-    trained on. `call_advantages`, where a program rewards each call: of each turn of each segment of each rollout.
+    `draw` is the run-wide index of this draw of an example (the ledger's key). Failed samples have advantage 0.
+    `left_out`: a refill did not need the group. `env` names its task if there are several. `trains_all`: train on all
+    samples with a score, because the loss has a KL or entropy term. `least_graded`: samples with a score that a group
+    needs to be trained. `masks_truncated`: do not train on completions stopped by length. `call_advantages`: one for
+    each turn of each segment of each rollout, if a program rewards each call.
     """
 
     example: Example
@@ -380,14 +357,13 @@ class Group:
 
     @property
     def has_advantages(self) -> bool:
-        """True if a token of the group has an advantage other than 0."""
         if self.call_advantages is None:
             return bool(np.any(self.advantages))
         return any(np.any(turns) for sample in self.call_advantages for turns in sample)
 
     @property
     def all_masked(self) -> bool:
-        """True if every completion with a score was stopped by length, and none is trained on."""
+        """True if every completion with a score was stopped by length, and is masked."""
         graded = [r for r, s in zip(self.rollouts, self.scores, strict=True) if not s.outcome.is_failure]
         masked = all(one.truncated for rollout in graded for one in rollout.segments)
         return self.masks_truncated and bool(graded) and masked
@@ -395,7 +371,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Counts:
-    """How much of a step something is: loss tokens, completions, prompts."""
+    """A part of a step: its loss tokens, completions, prompts."""
 
     tokens: int = 0
     sequences: int = 0
@@ -404,24 +380,23 @@ class Counts:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences laid end to end, with everything the train step needs. Tensors lie where the model does, tuples on the
-    host: what the host decides by must not make it wait for a GPU.
+    """Sequences laid end to end for the train step. Tensors lie where the model does, tuples on the host, so that the
+    host need not wait for a GPU.
 
-    S segments of `lengths` tokens: attention never crosses from one to another, except that `parents[i]`, if it is not
-    -1, is the segment whose tokens come before those of segment i: a prompt that a group shares, laid down once, before
-    its completions. `parents` None: every segment is a whole sequence. `loss_lengths`, `groups` and `samples` (-1: a
-    shared prompt) say of each segment how many tokens carry loss, and whose it is; `rewards` (None: not needed) and
-    `pools` are the reward of its completion and the number of its task.
+    S segments of `lengths` tokens: attention never crosses from one to another, except to the parent. If `parents[i]`
+    is not -1, segment i continues that segment: a prompt that a group shares, laid down once. `parents` None: every
+    segment is a whole sequence. Each segment has `loss_lengths` tokens with loss, the number of its prompt (`groups`),
+    completion (`samples`; -1: a shared prompt) and task (`pools`), and the completion's reward (`rewards`; None: not
+    needed).
 
-    `[N]`: `token_ids`; `positions`, which count within the sequence, so a segment goes on where its parent ends;
-    `previous`, the index of the token that precedes a token in its sequence, -1 for a first token; all int64.
-    `sampling_logprobs`, `advantages`, `weights` float32: the step's loss is the sum of the tokens' losses times their
-    weights, over all micro-batches and ranks. `old_logprobs` / `ref_logprobs` or None (old: the sampler's are used;
-    ref: no KL term). The logprob of token i is that of predicting it from the tokens before it in its sequence.
-    `loss_indices` `[M]` int64 are the tokens whose prediction is trained, ascending; `sequence_lengths` int64, how many
-    of them each completion has, those without left out. `num_loss_tokens` are the loss tokens of the whole step, over
-    all micro-batches and ranks, which statistics are divided by. `minibatch`: the update of the step that it is for.
-    `columns` are those of the M tokens, on the host.
+    `[N]`: `token_ids`; `positions` within the sequence; `previous`, the index of the preceding token of the sequence,
+    -1 for a first token; all int64. `sampling_logprobs`, `advantages`, `weights` float32: the step's loss is the sum of
+    the tokens' losses times their weights, over all micro-batches and ranks. `old_logprobs` (None: the sampler's) and
+    `ref_logprobs` (None: no KL term). The logprob of token i predicts it from the tokens before it in its sequence.
+
+    `loss_indices` `[M]` int64 are the trained tokens, ascending; `sequence_lengths` int64 counts them by completion,
+    without zeros. `num_loss_tokens`, by which statistics are divided, counts over all micro-batches and ranks.
+    `minibatch` numbers the update within the step. `columns` of the M tokens lie on the host.
     """
 
     token_ids: torch.Tensor
@@ -461,7 +436,7 @@ class PackedBatch:
 
 
 def with_column(groups: Sequence[Group], name: str, column: Sequence[np.ndarray | None]) -> list[Group]:
-    """Return the groups with a column, float32 `[T]` for the first segment of each rollout, in order, or None."""
+    """Add a column to the groups: for the first segment of each rollout, in order, float32 `[T]`, or None."""
     rows = iter(column)
 
     def scored(rollout: Rollout) -> Rollout:

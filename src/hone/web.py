@@ -77,10 +77,7 @@ def retry_after(headers: Any) -> float | None:
 
 
 def client_options(url: str, largest: int) -> dict[str, Any]:
-    """Return the arguments of an httpx client for the server at `url`.
-
-    An answer of more than `largest` bytes raises TooLarge while it is read.
-    """
+    """Return arguments of an httpx client for `url`; reading more than `largest` bytes raises TooLarge."""
 
     async def bound(response: Any) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":

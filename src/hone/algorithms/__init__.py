@@ -1,3 +1,1 @@
-"""Advantages, losses and off-policy corrections: pure functions, one idea per file, formula and source in the
-docstring.
-"""
+"""Advantages, losses and off-policy corrections: pure functions, with formula and source in the docstring."""

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 ZERO_VARIANCE = 1e-6
-"""A group whose rewards span no more than this carries no signal (max - min over the group; std would hide rounding).
-"""
+"""A group with max - min of its rewards up to this carries no signal (std would hide rounding)."""
 
 
 def has_signal(rewards_G: np.ndarray) -> bool:
@@ -80,7 +79,6 @@ def advantages_to_go(
 
 
 def _moments(values_N: np.ndarray, std_ddof: int) -> tuple[float, float]:
-    """Return mean and std; (0, 0) if the values do not differ."""
     if len(values_N) <= std_ddof or not has_signal(values_N):
         return 0.0, 0.0
     return float(values_N.mean()), float(values_N.std(ddof=std_ddof))
@@ -89,7 +87,6 @@ def _moments(values_N: np.ndarray, std_ddof: int) -> tuple[float, float]:
 def _advantages(
     rewards_PG: np.ndarray, valid_PG: np.ndarray, baseline: str, scale: str, std_ddof: int, std_eps: float
 ) -> np.ndarray:
-    """Compute `advantages` in float64."""
     rewards_PG = np.where(valid_PG, np.asarray(rewards_PG, dtype=np.float64), np.nan)
     groups = [rewards_PG.reshape(-1)] if baseline == "batch" else list(rewards_PG)
     everything = rewards_PG[valid_PG]
@@ -133,17 +130,14 @@ def normalized_components(
 
 
 def token_advantages(advantages_of_turns: Sequence[float] | np.ndarray, sampled_T: np.ndarray) -> np.ndarray:
-    """Return the advantages `[T]` float32 of tokens: of each that was sampled its turn's, 0 of the others.
-
-    A turn is a run of sampled tokens.
-    """
+    """Give each sampled token the advantage of its turn, a run of sampled tokens, others 0: `[T]` float32."""
     turn_T = np.cumsum(np.diff(sampled_T, prepend=False) & sampled_T)  # counted from 1
     return np.append(np.float32(0), np.asarray(advantages_of_turns, np.float32))[turn_T * sampled_T]
 
 
 def reverse_kl(logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray) -> np.ndarray:
-    """Compute log pi(o_t) - log pi_teacher(o_t) `[T]` float64, whose mean over tokens that pi sampled estimates
-    KL(pi || pi_teacher); 0 where a logprob is not finite.
+    """Compute log pi(o_t) - log pi_teacher(o_t) `[T]` float64, 0 where a logprob is not finite. Its mean over tokens
+    that pi sampled estimates KL(pi || pi_teacher).
     """
     with np.errstate(invalid="ignore"):
         found_T = np.asarray(logprobs_T, dtype=np.float64) - teacher_logprobs_T
@@ -165,7 +159,7 @@ def distilled(
 
 
 def overlong_penalty(lengths: np.ndarray, limit: np.ndarray | int, buffer: int, penalty: float = 1.0) -> np.ndarray:
-    """Compute what is taken off the rewards of completions near the `limit` in tokens (DAPO, arXiv:2503.14476).
+    """Compute the penalty on rewards of completions near the `limit` in tokens (DAPO, arXiv:2503.14476).
 
     0 up to limit - buffer tokens, then growing linearly to `penalty` at the limit. With `buffer` 0, only completions of
     `limit` tokens and more are penalised.

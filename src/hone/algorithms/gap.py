@@ -1,5 +1,5 @@
-"""How far apart sampler and trainer are, and whether that is too far. The ratio of their probabilities weighs every
-sample, so a gap that nobody looks at is a wrong gradient that nobody sees.
+"""The gap between sampler and trainer, and its bounds. The ratio of their probabilities weighs every sample, so a wide
+gap makes a wrong gradient.
 
 Shapes: M tokens. All differences are of logprobs, in nats, sampler minus trainer.
 """
@@ -17,7 +17,7 @@ from hone.extension import gathered
 
 
 class Verdict(IntEnum):
-    """What a gap is judged to be; the number is the metric."""
+    """Verdict on a gap; the number is the metric."""
 
     OK = 0
     WARN = 1
@@ -72,14 +72,14 @@ BANDS = {
 }
 """By backend and by the coarser precision of the two, and by layers: in bf16 each layer rounds.
 
-hone: the same model code on both sides. 4 layers are contract 3; at 28 and 36 the bounds have room for the 30 layers
-of SmolLM2-135M, whose largest of the 3,000 tokens of a step of RL was 0.48 in bf16_linear (the maxima of bf16 and of
-other backends were widened alike, unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py).
+hone: the same model code on both sides. 4 layers are contract 3. At 28 and 36 the bounds have room for SmolLM2-135M
+(30 layers; a largest gap of 0.48 over the 3,000 tokens of a step of RL in bf16_linear; other maxima were widened alike,
+unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py).
 """
 
 
 def band_of(backend: str, precision: str, layers: int) -> Band:
-    """Return the band of a model of so many layers, on the lines between those of the table; the last goes on."""
+    """Return the band for a number of layers, interpolated linearly between rows of the table, or beyond the last."""
     rows = [(count, Band(*band)) for count, band in gathered("BANDS", BANDS)[backend, precision].items()]
     if len(rows) == 1:
         return rows[0][1]

@@ -1,1 +1,1 @@
-"""What `hone COMMAND` does: check, work, report. `hone.cli` has the table of the functions."""
+"""The functions of `hone COMMAND`; `hone.cli` has their table."""

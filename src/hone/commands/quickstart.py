@@ -1,11 +1,7 @@
-"""`hone quickstart`: the whole path on a CPU in minutes: a model from nothing, SFT, RL, an honest evaluation; with
-`--model smollm2-135m` the same of a pretrained model, in half an hour.
+"""`hone quickstart`: a model from nothing, SFT, RL and an evaluation, on a CPU in minutes; and `hone examples [NAME]`.
 
-Every step is a command that you can run yourself; they are printed as they run. After Ctrl-C the same command goes on,
-and trains nothing twice. With `--controls`, two more rows answer the obvious questions: what would SFT alone have
-reached with the same compute, and with perfect demonstrations?
-
-`hone examples [NAME]` lists the recipes that come with hone, or copies those of one task into `examples/NAME`.
+It prints and runs commands of hone. After Ctrl-C the same command goes on, and trains nothing twice. With `--controls`,
+two more rows show SFT alone with the same compute, and with perfect demonstrations.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from hone.runs.view import run_info
 
 @dataclass(frozen=True)
 class Recipe:
-    """Two files below `examples`, and the number of held-out examples that their models are evaluated on."""
+    """Two files below `examples`, and the number of held-out examples for the evaluation."""
 
     sft: str
     rl: str
@@ -49,18 +45,15 @@ RECIPES = {
     "smollm2-135m": Recipe("smollm2/reverse_sft.toml", "smollm2/reverse.toml", 128),
 }
 """By `--model`: a preset of `hone init-model`, or a pretrained model of `hone.model.files.KNOWN`."""
-MAX_TOKENS = 32
-"""Of an answer that is evaluated."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
 """Name, folder and noise of the demonstrations."""
 SAMPLES = 3
-"""Of each model, shown below the table."""
+"""Samples of each model below the table."""
 SUMMARY = "summary.json"
 """Written at the end: without it a quickstart goes on."""
 
 
 def run(config: QuickstartConfig) -> int:
-    """Train, evaluate and print a table; return the exit code, that of the first command that failed."""
     recipe, pretrained = RECIPES[config.model], config.model in KNOWN
     files = Path("examples") / recipe.sft, Path("examples") / recipe.rl
     if not files[0].parent.exists():
@@ -101,7 +94,7 @@ def run(config: QuickstartConfig) -> int:
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     whose = (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
-    # Of one that went on, what was before is not known.
+    # Before an interruption it is not known.
     peak = None if goes_on else round(max(resource.getrusage(who).ru_maxrss for who in whose) * unit / 2**30, 3)
     summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": peak}
     (out / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -121,7 +114,7 @@ def run(config: QuickstartConfig) -> int:
 
 
 def train(words: list[str], folder: Path, goes_on: bool) -> float:
-    """Run a command that trains in `folder`, or what is left of it; return its seconds in all."""
+    """Run a command that trains in `folder`, or resume it; return its seconds in all."""
     begun = run_info(folder) if goes_on else None
     if begun is None or [word for word in begun.get("command", [])[1:] if word != "--resume"] != words:
         return run_command(words)
@@ -130,10 +123,7 @@ def train(words: list[str], folder: Path, goes_on: bool) -> float:
 
 
 def run_command(words: list[str]) -> float:
-    """Run a command of hone, shown as it would be typed; return its seconds.
-
-    What ends this process is passed on, so that the command saves. Raises CalledProcessError with the exit code.
-    """
+    """Print and run a command of hone, which gets signals to save; return its seconds, or raise CalledProcessError."""
     say(f"\n$ {shlex.join(words)}")
     start, running, early = time.monotonic(), list[Process](), list[int]()
     # -P: a file of the current folder must not replace a module of hone or of the standard library
@@ -168,7 +158,6 @@ class Measured:
         self.rows: list[dict[str, Any]] = []
 
     def add(self, name: str, weights: str, seconds: float) -> None:
-        """Evaluate weights and add their row. `seconds` is what training took in all."""
         from hone.config.eval import EvalConfig
         from hone.loops.evaluating import Evaluation
 
@@ -181,7 +170,7 @@ class Measured:
                 num_examples=self.num_examples,
                 rollouts_per_example=1,
                 temperature=temperature,
-                max_tokens=MAX_TOKENS,
+                max_tokens=32,
                 seed=self.seed,
                 save=False,
             )
@@ -197,7 +186,6 @@ class Measured:
         self.rows.append(row)
 
     def print(self) -> None:
-        """Print the figures, then what each model wrote."""
         print(f"\n{self.env['id']}, {self.num_examples} held-out phrases, seed {self.seed}\n")
         print_table([_cells(row) for row in self.rows])
         for number, first in enumerate(self.rows[0]["samples"]):
@@ -221,7 +209,6 @@ def _cells(row: dict) -> dict[str, str]:
 
 
 def examples(config: ExamplesConfig) -> int:
-    """List or copy; return the exit code. Raises UserError rather than overwrite a file."""
     folders = sorted(path for path in find_examples().iterdir() if path.is_dir())
     if config.name is None:
         for folder in folders:
@@ -244,7 +231,6 @@ def find_examples() -> Path:
 
 
 def copy_examples(name: str) -> list[Path]:
-    """Copy the recipes of a task into `examples/NAME` of the current folder; return the copies."""
     target = Path("examples") / name
     try:
         shutil.copytree(find_examples() / name, target)

@@ -15,7 +15,7 @@ from hone.runs.outputs import with_own_folder
 from hone.runs.view import SPOOL
 
 SECONDS = 10.0
-"""How long an answer of a server may take, before anything is loaded; a slower one is asked again when all is."""
+"""Seconds for a server's answer before anything is loaded; a slower one is asked again later."""
 
 
 def run(config: RLConfig) -> int:
@@ -35,8 +35,9 @@ def run(config: RLConfig) -> int:
 
 
 def with_mode(config: RLConfig) -> RLConfig:
-    """Return the config with its mode: one process, unless a mode, several ranks or several servers were asked for.
-    Where no ranks are named in mode split, every GPU that is not a server's has one, if the run can have several.
+    """Choose the mode: one process, unless the config names a mode, several ranks or several servers.
+
+    In mode split, every GPU that no server takes has a rank by default, if the run can have several.
     """
     several, ranks = config.trainer.ranks > 1 or len(config.server_urls) > 1, config.trainer.ranks
     mode = config.mode or ("split" if several else "colocated")
@@ -53,12 +54,12 @@ def _can_have_ranks(config: RLConfig) -> bool:
         config.trainer.optim.check_ranks(2)
         model = config.model
         return shape_of(model.name, model.init, model.implementation).implementation == "hone"
-    except UserError:  # of what needs one rank; a model that is not there is told of when it is loaded
+    except UserError:  # it needs one rank, or the model is missing, which loading it reports
         return False
 
 
 def _gpus(config: RLConfig) -> int:
-    """Return the GPUs that the run may take for itself: none where a device or a server is named."""
+    """Count the GPUs that the run may take: 0 if the config names a device or a server."""
     automatic = config.model.device == "auto" and config.orchestrator.client.base_url is None
     return len(visible_gpus()) if automatic else 0
 

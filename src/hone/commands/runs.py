@@ -30,19 +30,18 @@ from hone.runs.reader import Run
 from hone.runs.view import OVER
 
 HINTS = 5
-"""At most so many runs that could go on are named below the list."""
+"""Most runs below the list that could go on."""
 INDENT = 13
 """Columns before the text of a page."""
 POLL = 0.1
 """Seconds between two looks at a run's lock."""
 SLACK = 10.0
-"""Seconds that a run may take beyond its grace period before its end is called overdue."""
+"""Seconds beyond its grace period after which the end of a run is overdue."""
 ROWS = 40
 """Draws in the table if no limit is given."""
 
 
 def list_runs(config: configs.RunsListConfig) -> int:
-    """Print the table of runs, oldest first. Returns 0."""
     shown: list[summary.Summary] = []
     notes: list[str] = []
     evaluations = previous = 0
@@ -92,7 +91,6 @@ def _row(one: summary.Summary, with_id: bool) -> dict[str, str]:
 
 
 def show(config: configs.RunsShowConfig) -> int:
-    """Print a page on the run. Returns 0."""
     one = summary.summarize(find_run(config.run))
     width = max(min(shutil.get_terminal_size((120, 24)).columns, 120) - INDENT, 40)
     print(f"{summary.status_text(one)}\n")
@@ -149,7 +147,6 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
 
 
 def stop(config: configs.RunsStopConfig) -> int:
-    """End the run and wait for that. Returns 0."""
     path = find_run(config.run)
     one, pid = summary.summarize(path), holder(path)
     if pid is None:
@@ -162,7 +159,7 @@ def stop(config: configs.RunsStopConfig) -> int:
     try:
         os.kill(pid, signal.SIGKILL if config.now else signal.SIGTERM)
     except ProcessLookupError:
-        pass  # it has ended by itself meanwhile
+        pass  # it has ended meanwhile
     except PermissionError:
         raise UserError(f"process {pid}, which writes {path}, is another user's: only they can stop it") from None
     grace = one.config.get("grace_seconds", 25.0)
@@ -181,7 +178,6 @@ def stop(config: configs.RunsStopConfig) -> int:
 
 
 def go_on(config: configs.RunsContinueConfig) -> int:
-    """Delete the file that a paused run waits for. Returns 0."""
     path = find_run(config.run)
     one = summary.summarize(path)
     if one.status != "paused":
@@ -192,7 +188,6 @@ def go_on(config: configs.RunsContinueConfig) -> int:
 
 
 def remove(config: configs.RunsRmConfig) -> int:
-    """Delete the run, after asking. Returns 0, or 1 if the answer was no."""
     path = find_run(config.run)
     info = view.existing_run(path)
     if info is None:
@@ -215,7 +210,6 @@ def remove(config: configs.RunsRmConfig) -> int:
 
 
 def attach(config: configs.RunsAttachConfig) -> int:
-    """Show the run until it ends, then how it ended; of one that has ended, its last state. Returns 0."""
     path = find_run(config.run)
     one = summary.summarize(path)
     last = summary.numbers(one) if one.status != "running" else []
@@ -234,7 +228,6 @@ def attach(config: configs.RunsAttachConfig) -> int:
 
 
 def ledger(config: configs.RunsLedgerConfig) -> int:
-    """Print the draws of an RL run and a summary. Returns 0."""
     one = summary.summarize(find_run(config.run))
     if one.kind != "rl":
         raise UserError(f"{one.path} is a run of `hone {one.kind}`, which keeps no ledger: only RL draws examples")

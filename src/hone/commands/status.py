@@ -1,4 +1,4 @@
-"""What commands print: one line that tells what is being done now, and tables."""
+"""Output of commands: a status line and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hone.terminal import hanging, printable, raw
 
 
 class Status:
-    """Call it with what is being done; `clear` before printing anything else. `stream`: by default standard output."""
+    """A status line. `clear` it before printing anything else. `stream`: by default standard output."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = raw(stream or sys.stdout)
@@ -35,13 +35,12 @@ class Status:
             say(text, self._stream)
 
     def clear(self) -> None:
-        """Take the line off the terminal."""
         if self._terminal:
             say("\r\033[K", self._stream, end="")
 
 
 class Ticking:
-    """Shows what is being done, and for how long, each second while it is entered, also where nothing new is told."""
+    """Shows the status and its age each second while it is entered."""
 
     def __init__(self, status: Status, words: str) -> None:
         self._status, self._words, self._began, self._over = status, words, time.monotonic(), threading.Event()
@@ -65,7 +64,7 @@ class Ticking:
 
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows with the same keys, which head the columns; nothing of none."""
+    """Print rows with the same keys, which head the columns."""
     for line in aligned([{name: str(cell).replace("\n", "\\n") for name, cell in row.items()} for row in rows]):
         print(line)
 
@@ -80,7 +79,7 @@ def print_json(text: str) -> None:
 
 
 def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
-    """Print texts below each other behind a label; of those beyond `most`, how many there are."""
+    """Print up to `most` texts below each other behind a label, and the number of further ones."""
     if most is not None and len(texts) > most:
         texts = (*texts[:most], f"and {len(texts) - most} more")
     for number, text in enumerate(texts):
@@ -88,9 +87,7 @@ def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
 
 
 def command(*words: str, **flags: Any) -> str:
-    """Return a command line of a shell. Of the flags, those of one letter are short; trees are JSON; None is left out,
-    and so is an empty tree.
-    """
+    """Return a command line of a shell. Flags of one letter are short, dicts are JSON, None and {} are left out."""
     line = list(words)
     for name, value in flags.items():
         if value is not None and value != {}:

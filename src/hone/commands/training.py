@@ -1,4 +1,4 @@
-"""`hone sft`, `hone orchestrator`, and `hone rl` in one process: what they attach to a run, and what they print."""
+"""`hone sft`, `hone orchestrator`, and `hone rl` in one process: observers of a run, and its first and last lines."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ PACE = "as fast as hone's own from 100M parameters on, in up to twice the time b
 
 
 def sft(config: SFTConfig) -> int:
-    """Train; return the exit code: 0, or 130/143 when a signal ended the run (its state is saved then).
-
-    Under torchrun every rank comes here. Rank 0 does all there is to do; the others take their part in its steps.
-    """
+    """Train; return the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
     from hone.loops.sft import SFT, follow
 
     with joined(device_of(config.model.device)) as ranks:
@@ -51,17 +48,13 @@ def sft(config: SFTConfig) -> int:
 
 
 def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> SFT:
-    """Train to the end, watched as a command is; on `dataset`, if that is not the config's."""
     from hone.loops.sft import SFT
 
     return train(SFT(config, dataset=dataset, observers=attached(config, "sft"), ranks=ranks))
 
 
 def train_rl(config: RLConfig, by_program: bool = False, **task: Any) -> RL:
-    """Train in this process to the end, watched as a command is.
-
-    `task` is what `RL` takes besides: `dataset`, `reward_funcs`, …
-    """
+    """Train in this process with a command's observers. `RL` gets `task`: `dataset`, `reward_funcs`, …"""
     from hone.loops.rl import RL
 
     return train(RL(config, observers=attached(config, "rl", by_program), **task))
@@ -76,9 +69,7 @@ def train(training: Any) -> Any:
 
 
 def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) -> list[Observer]:
-    """Return what watches a run of a command, or of a program that calls `hone.rl`: the core's own observers, and those
-    of extensions.
-    """
+    """Return the observers of a run, of the core and of extensions; `by_program` from `hone.rl`."""
     display = make_display(config.display, Progress(kind, config.max_steps))
     own = [(0, display), (30, Introduction()), (70, HandOver())]
     more = [
@@ -88,7 +79,7 @@ def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) 
 
 
 class Introduction(Observer):
-    """Says what a run is about to do, when it begins; not when it is resumed."""
+    """Prints the plan of a run when it begins, but not when it is resumed."""
 
     def check(self, training: Any) -> None:
         self._training = training
@@ -101,14 +92,14 @@ class Introduction(Observer):
 
 
 class HandOver(Observer):
-    """Lets the terminal go that has started the run with --detach."""
+    """Frees the terminal of a run with --detach."""
 
     def before_start(self, run: RunWriter) -> None:
         hand_over(run.folder, run.info["kind"])
 
 
 def introduction(training: Any) -> Iterator[str]:
-    """Yield what is about to run, where, and the plan in short; `hello` is the trainer's in mode split."""
+    """Yield the run's plan. In mode split, `hello` is from the trainer."""
     config, sft, others = training.config, training.kind == "sft", getattr(training, "processes", training)
     hello = getattr(others, "hello", None)
     ranks = hello.ranks if hello else training.ranks.world if sft else 1
@@ -149,7 +140,6 @@ def introduction(training: Any) -> Iterator[str]:
 
 
 def lora_in_words(lora: LoraConfig, shape: DecoderConfig) -> str:
-    """Return what is trained, where it begins, and how the rest is kept."""
     weights = f"{thousands(trained(shape, lora))} of {thousands(shape.parameters)} weights"
     base = f", base in {lora.base.removesuffix('bit')} bits" if lora.base else ""
     begin = f", from the adapter in {lora.path}" if lora.path else ""
@@ -157,13 +147,11 @@ def lora_in_words(lora: LoraConfig, shape: DecoderConfig) -> str:
 
 
 def headline(config: Any, parameters: int, device: str, threads: int, ranks: int = 1) -> str:
-    """Format the policy in one line: name, size, precision, device, threads, and how many ranks share it."""
     place = f"{device}, {threads} thread{'s' if threads > 1 else ''}" + (f" each, {ranks} ranks" if ranks > 1 else "")
     return f"{config.model.name} ({parameters / 1e6:.2f}M parameters, {config.precision}, {place})"
 
 
 def report(training: Any) -> str:
-    """Format the last lines: what happened, where it lies, what to do next."""
     config, run, version, sft = training.config, training.run, training.version, training.kind == "sft"
     text, figures = training.observed(), ""
     if sft:

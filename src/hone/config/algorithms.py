@@ -1,8 +1,7 @@
-"""What is learned from rewards: loss, off-policy correction, advantages; and the published algorithms, as the keys in
-which each differs from hone's defaults. `docs/algorithms.md` compares them.
+"""Loss, off-policy correction and advantages, and the keys of published algorithms (`docs/algorithms.md`).
 
-hone's own defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; each token counts the same;
-groups without a signal count nothing; no KL.
+Defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; each token counts the same; groups
+without a signal count nothing; no KL.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ class LossConfig(BaseConfig):
     type: Annotated[LossType, Meta("training")] = "clip"
     """PPO's clipped surrogate as in GRPO and DAPO, `gspo`, `cispo`, `sapo`, `dppo` (prime-rl's), or `reinforce`."""
     function: str | None = None
-    """A loss of your own, `MODULE:FUNCTION`, in place of `type`."""
+    """A custom loss, `MODULE:FUNCTION`, instead of `type`."""
     old_policy: Literal["sampler", "trainer"] = "sampler"
-    """The ratio is to the probability with which a token was sampled, so it corrects for older weights and other
-    kernels; or to the trainer's own before the step's first update, as always with a correction."""
+    """The ratio's old policy: the sampler, which corrects for older weights and other kernels; or the trainer before
+    the step's first update, as always with a correction."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
     """The ratio is clipped below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: a fall in probability."""
     eps_high: float | None = Field(default=None, ge=0)
@@ -40,10 +39,10 @@ class LossConfig(BaseConfig):
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of the squared log ratio in dppo."""
     aggregation: Annotated[Literal["token", "sequence", "prompt", "constant"], Meta("training")] = "token"
-    """What counts the same in the step's loss: each token, completion or prompt; or divide by the longest completion
-    possible (`constant`)."""
+    """Weigh each token, completion or prompt the same in the step's loss; or divide by the longest possible completion
+    (`constant`)."""
     count_filtered: bool = False
-    """Count groups whose rewards are all equal, too, in the tokens, completions or prompts that are divided by."""
+    """Divide also by the tokens, completions or prompts of groups with equal rewards."""
     kl_coef: Annotated[float, Meta("training")] = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference policy, the initial one; 0 keeps none."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -55,23 +54,21 @@ class LossConfig(BaseConfig):
     """Multiply the divergence in the loss by the ratio: the gradient of `k1` and `k3` is then the gradient of
     KL(policy || reference), as with `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""
     reference_interval: int | None = Field(default=None, ge=1)
-    """Steps after which the reference becomes the current policy; without it, it stays the initial one."""
+    """Steps between updates of the reference to the current policy; without it, it stays the initial one."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus, which keeps the policy from narrowing."""
 
     @property
     def regularized(self) -> bool:
-        """True if the loss has a term that does not depend on advantages, or the reward has the KL in it."""
+        """True if the loss has a term without advantages, or the reward has the KL in it."""
         return self.kl_coef > 0 or self.entropy_coef > 0
 
     @property
     def kl_in_reward(self) -> bool:
-        """True if the KL is taken off the rewards."""
         return self.kl_coef > 0 and self.kl_in == "reward"
 
     @property
     def range(self) -> tuple[float, float]:
-        """eps_low and eps_high, by default those of the type."""
         low, high = CLIPS.get(self.type, (0.0, 0.0))
         return low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high
 
@@ -97,7 +94,7 @@ class CorrectionConfig(BaseConfig):
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
     """Weigh by ρ up to `cap`, of a token or of a completion (truncated importance sampling); by ρ between `low` and
-    `high`, else 0 (IcePop); or leave out completions whose geometric mean of ρ is not between them."""
+    `high`, else 0 (IcePop); or leave out completions with a geometric mean of ρ outside of them."""
     cap: float = Field(default=2.0, gt=0)
     """The most that ρ weighs a token."""
     low: float | None = Field(default=None, ge=0)
@@ -107,7 +104,6 @@ class CorrectionConfig(BaseConfig):
 
     @property
     def range(self) -> tuple[float, float]:
-        """low and high, by default those of the type."""
         low, high = {"band": (0.5, 5.0), "geometric": (0.99, 1.01)}.get(self.type, (0.0, 1.0))
         return low if self.low is None else self.low, high if self.high is None else self.high
 
@@ -123,7 +119,7 @@ class AdvantageConfig(BaseConfig):
     """Advantage of a completion: its reward minus a baseline, divided by a scale."""
 
     function: str | None = None
-    """Advantages of your own, `MODULE:FUNCTION`, in place of the keys below."""
+    """Custom advantages, `MODULE:FUNCTION`, instead of the keys below."""
     baseline: Annotated[Literal["group", "leave_one_out", "batch"], Meta("training")] = "group"
     """Mean of the prompt's rewards, of the prompt's other rewards (RLOO), or of all rewards of the step."""
     scale: Annotated[Literal["none", "group_std", "batch_std", "token_std", "group_mean"], Meta("training")] = "none"
@@ -135,7 +131,7 @@ class AdvantageConfig(BaseConfig):
     """Added to the standard deviation."""
     components: Literal["sum", "normalize"] = "sum"
     """A reward of several components: their sum; or normalise each in its group, sum, and normalise over the step
-    (GDPO), in place of `baseline` and `scale`."""
+    (GDPO), instead of `baseline` and `scale`."""
 
     @property
     def divides_by_mean(self) -> bool:
@@ -201,14 +197,14 @@ _DEFAULTS: dict[str, Any] = {
     "trainer.loss.kl_bias_correction": False,
     "trainer.loss.ratio_penalty": 1e-3,
 }
-"""Of the keys that only some set: all set them, so that one algorithm after another leaves nothing of the first."""
+"""Keys that only some algorithms change, but all set, so that a second algorithm leaves nothing of a first."""
 ALGORITHMS = {name: _DEFAULTS | keys for name, keys in _OWN.items()}
 SUMMARIES = {name: ", ".join(f"{key} = {value}" for key, value in keys.items()) for name, keys in _OWN.items()}
 assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for keys in ALGORITHMS.values()}) == 1
 
 
 def by_algorithm(config: Any) -> str:
-    """Return "by NAME", with the keys that are set otherwise than the algorithm sets them; "" without one."""
+    """Return "by NAME", with the keys that differ from the algorithm's; "" without one."""
     if config.algorithm is None:
         return ""
     values = {key: value_of(config, key) for key in ALGORITHMS[config.algorithm]}

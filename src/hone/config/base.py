@@ -1,4 +1,4 @@
-"""The base of every config, and the keys of a config class: found by path, or by a similar name."""
+"""The base of every config, and the keys of a config class, by path or by a similar name."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ CLOSE = 0.8
 
 @dataclass(frozen=True)
 class Meta:
-    """What a field says of itself beside its type, default and docstring: `seed: Annotated[int, Meta("run")] = 0`.
+    """Properties of a field beside its type, default and docstring: `seed: Annotated[int, Meta("run")] = 0`.
 
-    Without it a key is rare, decides the bytes of a run, and a resume refuses to change it. The docstring has the unit.
+    Without it a key is rare, decides the bytes of a run, and a resume refuses to change it.
     """
 
     common: str | None = ""
-    """Kinds of common keys that it belongs to (`BaseConfig.headings`). None: no key of this section is common."""
+    """Its kinds of common keys (`BaseConfig.headings`). None: no key of this section is common."""
     place: int = 0
     """Place under its heading: keys of -1 come first, keys of 1 last. Holds for the keys of a section."""
     decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
-    """What of a run it decides; holds for the keys of a section. All but the first two are free on resume.
+    """The part of a run that it decides; holds for the keys of a section. All but the first two are free on resume.
 
-    `bytes`: what is computed. `digest`: the same, but what it names is compared, by its digest. `rounding`: only how
-    numbers are rounded. `nothing`: no number. `start`: how a process starts; config.toml does not have it.
+    `bytes`: the results. `digest`: the results, compared by the digest of the named file. `rounding`: only the rounding
+    of numbers. `nothing`: no number. `start`: the start of a process; config.toml does not have it.
     """
     from_machine: bool = False
-    """The machine decides it, where it is None."""
+    """The machine decides it if it is None."""
     shared: int = 0
-    """Its place among the keys of the top that each role's section takes; 0: no section takes it."""
+    """Its place among the top's keys that each role's section takes; 0: no section takes it."""
     agreed: Literal["", "always", "tiny"] = ""
     """Orchestrator and trainer must have it equal: `always`, or only for `hone/tiny`, which is made from the seed."""
     listed: bool = True
@@ -64,22 +64,22 @@ class Meta:
 
     @property
     def is_free(self) -> bool:
-        """Return True if a resume may change it, and two runs that differ in it alone are compared as equal."""
+        """Return True if a resume may change it, and a comparison of runs ignores it."""
         return self.decides not in ("bytes", "digest")
 
     def within(self, section: Meta) -> Meta:
-        """Return what holds for the field in a section that says `section`."""
+        """Return the field's properties inside a section with these."""
         common = None if section.common is None else self.common
         decides = section.decides if section.decides != "bytes" else self.decides
         return replace(self, common=common, place=self.place or section.place, decides=decides)
 
 
 _KINDS = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list[str]}
-"""Of an extension's key, besides sections."""
+"""Kinds of an extension's key, besides sections."""
 
 
 def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
-    """Decorate a config's class: add the keys, and the values of keys, that extensions have for this place."""
+    """Decorate a config's class: add the extensions' keys, and values of keys, for this place."""
 
     def extended(cls: type[Model]) -> type[Model]:
         fields: dict[str, Any] = {}
@@ -106,7 +106,6 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
 
 
 def _with_choices(field: FieldInfo, values: Mapping[str, str]) -> tuple[Any, Any]:
-    """Return a field with more values, each with its words in the description."""
     core, optional = unwrap(field.annotation)
     kind: Any = Literal[*get_args(core), *values]
     words = " ".join([field.description or "", *(f"`{value}`: {text}" for value, text in values.items())])
@@ -114,7 +113,6 @@ def _with_choices(field: FieldInfo, values: Mapping[str, str]) -> tuple[Any, Any
 
 
 PLAIN = Meta()
-"""What most fields say."""
 
 
 class BaseConfig(pydantic_config.BaseConfig):
@@ -130,21 +128,19 @@ class BaseConfig(pydantic_config.BaseConfig):
     bare: ClassVar[str] = ""
     """Field of a section that a bare value of it sets: with `id`, `--env countdown` is `--env.id countdown`."""
     section: ClassVar[str] = ""
-    """Section that files without one are read as, and flags that the top does not know."""
+    """Section of files without one, and of flags that the top does not know."""
     is_role: ClassVar[bool] = False
     """True for a section that takes the shared keys of the top too."""
     headings: ClassVar[str] = ""
-    """Headings of `--help`, and kinds of common keys under them: `Run: run below; Training`, where the second has its
-    own name as kind. Without any, it shows all keys."""
+    """Headings of `--help`, and kinds of common keys under them: `Run: run below; Training` (the kind is the heading if
+    none is named). Without any, it shows all keys."""
     choices: ClassVar[dict[str, dict[str, str]]] = {}
-    """What each value of a key stands for: `--help KEY` shows it."""
-
+    """Meaning of each value of a key, for `--help KEY`."""
     partial: ClassVar[bool] = False
     """Files get only the keys that were set: another section has the others."""
 
     @classmethod
     def kinds(cls) -> dict[str, set[str]]:
-        """Return the kinds of common keys under each heading."""
         split = (one.partition(":") for one in cls.headings.split(";") if one)
         return {heading.strip(): {*(kinds or heading).lower().split()} for heading, _, kinds in split}
 
@@ -155,7 +151,7 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return what the config.toml of a run of `hone KIND` says for this command: by default all that it holds."""
+        """Return the part for this command of the config.toml of a run of `hone KIND`, by default all."""
         return table
 
     @classmethod
@@ -179,7 +175,7 @@ def _with_nulls(value: Any) -> Any:
 
 
 class Setting(NamedTuple):
-    """A value as it was given by `source`: a file, a flag, or "" for a program."""
+    """A value given by `source`: a file, a flag, or "" for a program."""
 
     value: Any
     source: str = ""
@@ -197,7 +193,7 @@ class Settings(dict[Path, Setting]):
     """Sections that were given as `--SECTION @ FILE`."""
 
     def put(self, path: Path, setting: Setting) -> None:
-        """Set a leaf. It replaces what lies below or above it; an empty section only switches on what is off."""
+        """Set a leaf, and drop leaves below or above it; an empty section only switches on a section that is off."""
         below = [known for known in self if known[: len(path)] == path]
         if setting.value == {} and any(not self[known].is_off for known in below):
             return
@@ -206,7 +202,7 @@ class Settings(dict[Path, Setting]):
         self[path] = setting
 
     def put_tree(self, tree: Any, path: Path = (), source: str = "", is_flag: bool = False) -> Settings:
-        """Set all leaves of a tree, in which a config object stands for what was set in it."""
+        """Set all leaves of a tree, in which a config object stands for its keys that were set."""
         tree = tree.model_dump(exclude_unset=True) if isinstance(tree, BaseModel) else tree
         if isinstance(tree, dict) and (tree or not path):
             for name, value in tree.items():
@@ -216,7 +212,6 @@ class Settings(dict[Path, Setting]):
         return self
 
     def tree(self) -> dict[str, Any]:
-        """Return the settings as the nested dicts that pydantic reads."""
         result: dict[str, Any] = {}
         for path, setting in self.items():
             holder = result
@@ -226,7 +221,7 @@ class Settings(dict[Path, Setting]):
         return result
 
     def origin(self, path: Path) -> str:
-        """Return ` (file or flag)` to put behind a key in a message: its own source, else its section's, else ""."""
+        """Return ` (SOURCE)` for a message: the source of the key, else of its section, else ""."""
         at = [known for known in self if path[: len(known)] == known or known[: len(path)] == path]
         source = self[max(at, key=len)].source if at else ""
         return f" ({source})" if source else ""
@@ -244,7 +239,6 @@ class Key:
 
     @classmethod
     def of(cls, path: Path, field: FieldInfo, section: Meta) -> Key:
-        """Return the key of a field in a section that says `section`."""
         return cls(path, *unwrap(field.annotation), meta=meta_of(field).within(section))
 
     @property
@@ -253,7 +247,6 @@ class Key:
 
     @property
     def bare(self) -> str:
-        """The field that a bare value for this section sets, "" if there is none."""
         return getattr(self.section, "bare", "")
 
 
@@ -266,7 +259,6 @@ def flag(path: Path) -> str:
 
 
 def is_dict(annotation: Any) -> bool:
-    """Return True for `dict` and `dict[str, Any]`: keys without a schema."""
     return annotation is dict or get_origin(annotation) is dict
 
 
@@ -280,19 +272,18 @@ def unwrap(annotation: Any) -> tuple[Any, bool]:
 
 
 def names_of(name: str, field: FieldInfo) -> list[str]:
-    """Return a field's name and its aliases; those of one letter are short flags."""
+    """Return a field's name and its aliases; one letter is a short flag."""
     alias = field.validation_alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
     return [name, *(choice for choice in choices if isinstance(choice, str) and choice != name)]
 
 
 def value_of(config: Any, name: str) -> Any:
-    """Return the value of a key by its dotted name."""
     return reduce(getattr, name.split("."), config)
 
 
 def changed(config: Model, values: Mapping[str, Any]) -> Model:
-    """Return the config with other values, which are not validated, of keys by dotted name."""
+    """Return the config with other values of keys by dotted name, which are not validated."""
     for name, value in values.items():
         section, dot, key = name.partition(".")
         config = config.model_copy(update={section: changed(getattr(config, section), {key: value}) if dot else value})
@@ -300,13 +291,12 @@ def changed(config: Model, values: Mapping[str, Any]) -> Model:
 
 
 def meta_of(field: FieldInfo) -> Meta:
-    """Return what a field says of itself."""
     return next((one for one in field.metadata if isinstance(one, Meta)), PLAIN)
 
 
 @cache
 def shared_keys(cls: type[BaseModel]) -> list[str]:
-    """Return the keys of the top that each role's section takes, in their order."""
+    """Return the top's keys that each role's section takes, in their order."""
     places = {name: meta_of(field).shared for name, field in cls.model_fields.items()}
     return sorted(filter(places.get, places), key=places.__getitem__)
 
@@ -341,10 +331,7 @@ def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterato
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
-    """Return the key of `cls` that is most like `unknown`, or None if none is much like it.
-
-    Of keys with the same name, one in a like section is nearer; if both have sections, one of them must be alike.
-    """
+    """Return the key of `cls` that is most like `unknown` by name, then by section, or None if none is CLOSE."""
     from hone.config.trl import TRL
 
     of_trl = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key}

@@ -1,4 +1,4 @@
-"""A resolved config as TOML that `@ file` reads back to an equal config, and what in such a table is special."""
+"""A resolved config as TOML that `@ file` reads back to an equal config, and comparisons of such a table."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from hone.errors import UserError
 
 
 def to_toml(config: BaseModel) -> str:
-    """Return `config` with every field and default written out, as TOML text.
-
-    A field that is None is left out where None is its default, and is `"None"` elsewhere, for TOML has no null.
-    """
+    """Return `config` with every field as TOML. Null is left out if it is the default, else written as `"None"`."""
     return tomli_w.dumps(plain(config))
 
 
 def plain(value: Any) -> Any:
-    """Return `value` in the types that TOML knows."""
     if isinstance(value, BaseModel):
         fields = {name: (getattr(value, name), field.default) for name, field in type(value).model_fields.items()}
         if getattr(value, "partial", False):
@@ -38,10 +34,9 @@ def plain(value: Any) -> Any:
 def non_defaults(
     cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None = None, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return the leaves of `table` (a config as `to_toml` wrote it) that aren't as in `default`, by dotted name.
+    """Return the leaves of `table` (from `to_toml`) that differ from `default`, or the defaults of `cls`, by name.
 
-    Without a `default` they are compared with the defaults of `cls`. An optional section is measured against its own
-    defaults; one that has nothing but those is given as "on". Keys that `cls` doesn't know are kept.
+    An optional section is compared with its defaults, and is "on" if it equals them. Unknown keys are included.
     """
     found = {}
     for name, value in table.items():
@@ -60,9 +55,7 @@ def non_defaults(
 
 
 def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:
-    """Remove from `table`, a config as `to_toml` wrote it, what is of another type than the field of `cls` has; return
-    the dotted names. Values of the right type that `cls` would refuse stay, and so do keys that it doesn't know.
-    """
+    """Remove values of a wrong type from `table`, and return their dotted names; other faults and unknown keys stay."""
     try:
         cls.model_validate_json(json.dumps(table, default=str), strict=True)
         return []

@@ -18,9 +18,9 @@ MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
 NEEDS_SERVER = {"api_key_var", "concurrency", "timeout", "max_retries"}
 NEEDS_PROCESS = {"precision", "threads", "kv_gib", "chat_template", "special_tokens"}
-"""Fields that mean something with `base_url` alone, and without it alone."""
+"""Fields for `base_url` alone, and for a model in this process alone."""
 SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
-"""Sampling arguments that have flags of their own."""
+"""Sampling arguments with separate flags."""
 
 
 @with_keys("eval")
@@ -31,7 +31,7 @@ class EvalConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the task of a run that trains, set up as it is there, and how evaluations of RL sample there."""
+        """Return a training run's task with its arguments, and the sampling of its evaluations if it is of RL."""
         sampling = sampling_of_run(table) if kind == "rl" else {}
         return task_of_run(kind, table, "env_args", "template") | sampling
 
@@ -40,13 +40,13 @@ class EvalConfig(BaseConfig):
     env_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("env_args", "a"))
     """Keyword arguments of the environment, as JSON."""
     template: dict[str, Any] | None = None
-    """How the columns that the environment reads are made of those of its data set, as in training."""
+    """Columns for the environment, made from columns of its data set, as in training."""
     model: str = Field(default="hone/tiny", validation_alias=AliasChoices("model", "m"))
     """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it, or its only one."""
     base_url: str | None = Field(default=None, validation_alias=AliasChoices("base_url", "b", "api_base_url"))
     """Server that speaks OpenAI's chat protocol, such as http://localhost:8000/v1; without it the model runs here."""
     api_key_var: KeyVariable = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))
-    """Environment variable that holds the server's API key; without it none is sent."""
+    """Environment variable that holds the server's API key."""
     num_examples: int = Field(default=5, ge=1, validation_alias=AliasChoices("num_examples", "n"))
     """Held-out examples."""
     rollouts_per_example: int = Field(default=3, ge=1, validation_alias=AliasChoices("rollouts_per_example", "r"))
@@ -63,7 +63,7 @@ class EvalConfig(BaseConfig):
     """More sampling arguments, as JSON, such as '{"top_k": 20}', which a server gets as they are; null omits one. A
     model here takes `seq_len`, the most tokens of prompt and completion, unless `max_tokens` is more."""
     profile: Path | None = None
-    """Measure training examples in place of held-out ones, and write each one's pass rate to this Parquet file."""
+    """Measure training examples instead of held-out ones, and write each one's pass rate to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
     """Save samples and results (`--no-save` to skip)."""
     seed: int = Field(default=0, ge=0)
@@ -73,15 +73,15 @@ class EvalConfig(BaseConfig):
     max_retries: int = Field(default=6, ge=0)
     """Tries after a first one, for statuses 429 and 5xx and lost connections; 6 take about a minute."""
     output_dir: Path | None = None
-    """Where to save; by default `outputs/evals/<env>--<model>/<id>`."""
+    """Folder to save in; by default `outputs/evals/<env>--<model>/<id>`."""
     precision: Precision = "bf16_linear"
     """As in training."""
     threads: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory for keys and values, in GiB; by default 4, and half of what is free on a GPU."""
+    """Memory for keys and values, in GiB; by default 4, and half of the free memory on a GPU."""
     grading: GradingConfig = GradingConfig()
-    """How reward functions are run."""
+    """Execution of reward functions."""
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False
@@ -94,8 +94,7 @@ class EvalConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check_flags(self) -> EvalConfig:
-        """Refuse flags that the chosen way of sampling would ignore, and sampling arguments that are given twice."""
-        # A saved config.toml has all fields: only what differs from its default was meant.
+        # A saved config.toml has all fields: only values that differ from the default were meant.
         meant = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
         for name in meant & NEEDS_SERVER if self.base_url is None and machines_of(self) is None else ():
             raise UserError(f"{flag((name,))} is for a server: give its URL with -b")
@@ -110,11 +109,10 @@ class EvalConfig(BaseConfig):
 
     @property
     def split_name(self) -> Literal["train", "eval"]:
-        """The split that is evaluated."""
         return "train" if self.profile else "eval"
 
     def sampling(self) -> dict[str, Any]:
-        """Return all sampling arguments: those of the flags, overridden by `sampling_args`."""
+        """Return all sampling arguments: the flags, overridden by `sampling_args`."""
         flags = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
         flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
         # Servers refuse two names of one limit, and know what `seq_len` leaves.
@@ -131,7 +129,7 @@ class EvalConfig(BaseConfig):
 
 
 def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a run of RL samples in its evaluations, by its config.toml: the limits are training's unless set."""
+    """Return the sampling of an RL run's evaluations, from its config.toml: the limits are training's unless set."""
     orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
     training, own = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
     if len(tasks := orch.get("envs", [])) == 1:

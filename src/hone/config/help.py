@@ -1,4 +1,4 @@
-"""`--help`: the keys of a config with their docstrings, types and defaults; first those that most people set."""
+"""`--help`: the keys of a config with their docstrings, types and defaults; common keys first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INDENT = 34
 
 
 class Row(NamedTuple):
-    """A key: its flag with the type, and its text. Those of a section are its heading."""
+    """A key: its flag with the type, and its text. For a section they make the heading."""
 
     path: Path
     left: str
@@ -38,13 +38,13 @@ class Row(NamedTuple):
     is_section: bool = False
     meta: Meta = PLAIN
     order: tuple[tuple[bool, int], ...] = ()
-    """Its place and those of the sections around it, where a section comes after all keys beside it."""
+    """The places of its sections and of itself; a section comes after all keys beside it."""
 
 
 def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
-    """Return the help page of a command, wrapped to the terminal; of `topic`: a section, a key, or `all`.
+    """Return the help page of a command, wrapped to the terminal, with the common keys if the config has headings.
 
-    Without a topic it has the keys that most people set, where the config has headings for them.
+    `topic` is a section, a key, or `all`.
     """
     width = min(shutil.get_terminal_size().columns, 120)
     nested = list(_rows(cls, Row((), "", "")))

@@ -1,8 +1,7 @@
 """Keys that stand for others: `reward` and `data` for the task, `algorithm` for many, and keys that sections share.
 
-Shared keys (`model`, `max_steps`, `ckpt`, …) live at the top of the RL config. So each role's file stands alone, and
-the three together still mean one thing: what the sections say moves to the top, and files that disagree are an error. A
-flag at the top (`--max-steps 5`) overrides them all.
+Shared keys (`model`, `max_steps`, `ckpt`, …) live at the top of the RL config, but each role's file may set them, so
+that it stands alone. Files that disagree are an error. A flag at the top (`--max-steps 5`) overrides them all.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hone.config.base import Path, Setting, Settings, dotted, flag, shared_keys
 from hone.errors import UserError
 
 SERVER_THAT_IS_UP = "http://localhost:8000/v1"
-"""Where the sampler is, if files of sections are given, and none for inference."""
+"""URL of the sampler if files of sections are given, but none for inference."""
 TASK_KEYS = {
     "reward": "rewards",
     "agent": "agent",
@@ -30,18 +29,18 @@ TASK_KEYS = {
     "system_prompt": "system_prompt",
     "reference": "reference",
 }
-"""Keys of the top that describe a task without a file, and the arguments of that task."""
+"""Top keys that describe a task without a file, and the arguments of that task."""
 NEEDED = ("reward", "agent", "agent_command", "data")
 """The keys that make a task; the other keys only add to it."""
 FUNCTIONS = "functions"
-"""Id of the task that is made of reward functions and a data set (hone.environments.functions)."""
+"""Id of the task of reward functions and a data set (hone.environments.functions)."""
 ENV = ("orchestrator", "env")
 EVAL = ("orchestrator", "eval")
 SECTIONS = ("trainer", "orchestrator", "inference")
 
 
 def task_label(env_id: str, args: Mapping[str, Any]) -> str:
-    """Return what people call a task: its id; without a task file, its first reward function, its agent or its file."""
+    """Return a task's name: its id, or without a task file its first reward function, its agent or its data file."""
     if env_id != FUNCTIONS:
         return env_id
     rewards = args.get("rewards") or args.get("agent") or ""
@@ -51,9 +50,9 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
 
 
 def task_of_run(kind: str, table: dict[str, Any], args: str, template: str) -> dict[str, Any]:
-    """Return the task in the config.toml of a run of `hone KIND`, as `env` and the keys `args` and `template`.
+    """Return the task in the config.toml of a run of `hone KIND`, or the whole table if it has none.
 
-    Returns the whole table if the run trains on no task. Raises UserError for several tasks.
+    `args` and `template` are the names of their keys. Raises UserError for several tasks.
     """
     section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
     if len(section.get("envs", [])) > 1:
@@ -64,10 +63,7 @@ def task_of_run(kind: str, table: dict[str, Any], args: str, template: str) -> d
 
 
 def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
-    """Make one tree of all settings, shared keys at the top.
-
-    Sections given as files of their own choose split mode; without one for inference, the server is one that is up.
-    """
+    """Make one tree. Files for sections choose split mode; without one for inference, a server is already up."""
     tree, files = hoist(settings, cls).tree(), settings.section_files
     if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
         client = tree.setdefault("orchestrator", {}).setdefault("client", {})
@@ -82,10 +78,7 @@ def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
-    """Return the settings with the sections' shared keys moved to the top of `cls`; null in a section says nothing.
-
-    Raises UserError if two places give one key different values.
-    """
+    """Move the sections' shared keys to the top; null in a section says nothing. UserError if two places disagree."""
     name_task(settings)
     name_algorithm(settings)
     shared = shared_keys(cls)
@@ -113,10 +106,7 @@ def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
 
 
 def name_algorithm(settings: Settings) -> None:
-    """Set the keys of the `algorithm` that is named, but for those that are set themselves.
-
-    A flag that names one wins over what files say of its keys.
-    """
+    """Set the keys of the named `algorithm` that are not set; a flag that names one wins over keys in files."""
     named = settings.get(("algorithm",))
     if named is None or named.is_off:
         return
@@ -133,10 +123,9 @@ def name_algorithm(settings: Settings) -> None:
 
 
 def name_task(settings: Settings) -> None:
-    """Put the task that `reward` and `data` describe in the place of the one that is named.
+    """Replace the named task by the one that `reward` and `data` describe, unless a flag names another one.
 
-    A flag that names another task goes before files that describe one. `eval_data` turns evaluation on. Raises
-    UserError if flags do both, or if a value is no name.
+    `eval_data` turns evaluation on. Raises UserError if flags do both, or if a value is no name.
     """
     given = {name: setting for name in TASK_KEYS if (setting := settings.pop((name,), None))}
     for name, kind, objects in (
@@ -183,7 +172,7 @@ def name_task(settings: Settings) -> None:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return the numbers of a flag, which come as words, or of a file. Raises UserError for anything else."""
+    """Return the numbers of a flag (as words) or of a file. Raises UserError for anything else."""
     try:
         return [float(one) for one in (value if isinstance(value, list) else [value])]
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What somebody who is new to hone runs first: `hone quickstart`, `examples`, `init-env NAME`, `init-model OUT`."""
+"""Commands for beginners: `hone quickstart`, `examples`, `init-env NAME`, `init-model OUT`, `fetch-model NAME OUT`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FetchModelConfig(BaseConfig):
     out: Path | None = None
     """New folder to write; also the second word, or with `--from` the first."""
     from_: Path | None = Field(default=None, validation_alias=AliasChoices("from_", "from"))
-    """A GGUF file of a Llama or Qwen, in place of a name."""
+    """A GGUF file of a Llama or Qwen, instead of a name."""
 
     @model_validator(mode="after")
     def _check(self) -> FetchModelConfig:
@@ -63,7 +63,7 @@ class QuickstartConfig(BaseConfig):
     """Make a tiny model from nothing, then SFT, RL and an evaluation: some minutes on one CPU core."""
 
     model: Literal["tiny", "smollm2-135m"] = "tiny"
-    """`smollm2-135m` trains a pretrained model in place of one made from nothing: half an hour on two cores."""
+    """`smollm2-135m` trains a pretrained model instead of one made from nothing: half an hour on two cores."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial weights, the data and the sampling."""
     output_dir: Path = Path("outputs/quickstart")

@@ -34,9 +34,9 @@ from hone.errors import KEYWORDS, UserError
 Config = TypeVar("Config", bound=BaseConfig)
 
 CONFIG_OF = "# The resolved config of a run of hone "
-"""How the config.toml of a run begins."""
+"""First words of a run's config.toml."""
 ROOT_FILE, SECTION_FILE, FLAG = range(3)
-"""Kinds of sources: what is later here wins."""
+"""Kinds of sources; later ones win."""
 
 
 def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
@@ -57,10 +57,7 @@ def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
 def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None, settings: Mapping[str, Any]) -> Config:
     """Return the config of a TOML file, or one that was made before, with `settings` on top, by name or dotted name.
 
-    from_settings(RLConfig, "rl.toml", {"model": "Qwen/Qwen3-0.6B", "trainer.optim.lr": 1e-6, "ckpt": True})
-
-    A section takes a dict, True for its defaults, or the value of its main key; False turns an optional one off. Raises
-    UserError as `parse` does.
+    A section takes a dict, True for its defaults, or the value of its main key; False turns an optional one off.
     """
     if isinstance(config, BaseConfig) and not settings:
         return config
@@ -88,7 +85,7 @@ def _command(cls: type[BaseConfig]) -> str:
 
 
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
-    """Return a hint: the key that was meant, or what `TRL` says of an argument of TRL; `other` if no key is like it."""
+    """Return a hint: the key that was meant, or the note in `TRL`; `other` if no key is like it."""
     from hone.config.trl import KEYS, TRL
 
     if why := lacks(_command(cls), unknown):
@@ -173,7 +170,7 @@ class _Reader:
             self.section_files.append(dotted(self.section))
 
     def leaves(self, tree: dict[str, Any], prefix: Path, file: str) -> Iterator[tuple[Path, Any]]:
-        """Yield the leaves of `tree`; refuses unknown keys, and true or false where a number belongs."""
+        """Yield the leaves of `tree`; refuse unknown keys, and true or false where a number belongs."""
         for name, value in tree.items():
             key = lookup(self.cls, (*prefix, name))
             if key is None and is_dropped(_command(self.cls), (*prefix, name), value, file):
@@ -200,7 +197,6 @@ class _Reader:
         return f"unknown key {dotted(path)} in {file}{hint}"
 
     def _read_flag(self, token: str) -> None:
-        """Set what one flag says, or remember the section that an `@ file` after it belongs to."""
         word, equals, text = token.partition("=")
         name, short = word.lstrip("-"), not word.startswith("--")
         path = tuple(name.split("."))
@@ -230,11 +226,10 @@ class _Reader:
         self.given[FLAG].put_tree(value, path, word, is_flag=True)
 
     def _following(self) -> str | None:
-        """Return the next word if it may be a value."""
         return self.tokens[0] if self.tokens and not self.tokens[0].startswith(("--", "@")) else None
 
     def _section(self, key: Key, word: str, text: str) -> dict[str, Any] | None:
-        """Return what a section's own flag says: nothing but that it is on, None, or the value of its main key."""
+        """Return the value of a section's flag: {} for on, None, or a table with its main key."""
         following = self._following()
         if not text and following is not None and (key.bare or following == "None"):
             text = self.tokens.popleft()
@@ -249,7 +244,7 @@ class _Reader:
         return {}
 
     def _value(self, key: Key, word: str, value: str | None) -> Any:
-        """Return the value of a key, from behind its equals sign (None: there is none) or from the words after it."""
+        """Return the value of a key: `value` from behind an equals sign, or the next words."""
         if value is None:
             following = self._following()
             if key.type is bool and (following or "").lower() not in ("true", "false", "1", "0"):

@@ -1,6 +1,4 @@
-"""Keys that hone has no more, or that an extension brought which is gone, for configs that still name them: config.toml
-of a run holds all defaults of its time.
-"""
+"""Keys of older versions, or of missing extensions, in configs: a run's config.toml holds all defaults of its time."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ RETIRED: dict[str, Retired] = {
     "study.x": Retired(("None",), "a study fits no curve any more: leave it out"),
     "regrade.check": Retired((256,), "the run's own task always grades a part again: leave it out"),
 }
-"""By dotted key: of a run; of another command behind the command's name. A section stands for its keys too."""
+"""By dotted key of a run, or behind another command's name. A section stands for its keys too."""
 _GONE = "it comes with the extension {} of hone, which is not there: leave it out"
 _ALARMS = "02395552f2895dca9470ffb4793d49665fd319fa7e75e8854df25e22db1e4a2c"
 OF_EXTENSIONS: dict[str, Retired] = {
@@ -63,11 +61,10 @@ OF_EXTENSIONS: dict[str, Retired] = {
     "inference.dtype": Retired(("auto",), _GONE.format("vllm")),
     "inference.tensor_parallel": Retired((1,), _GONE.format("vllm")),
 }
-"""Keys of extensions that hone brings, looked for where hone has no such key. A section is given by its SHA-256."""
+"""Keys of hone's extensions, for when they are missing. A harmless section is given by its SHA-256."""
 
 
 def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
-    """Raise UserError if a key of `command` that `source` sets is retired."""
     if (old := retired(command, path)) and not lacks(command, path):
         raise UserError(f"{source or '.'.join(path)}: {old.instead}")
 
@@ -81,17 +78,15 @@ def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bo
 
 
 def digest(section: Any) -> str:
-    """Return the SHA-256 of a section as a file gives it."""
     return sha256(json.dumps(section, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def lacks(command: str, path: tuple[str, ...]) -> str:
-    """Return why a key of an extension that is there is not: it needs another one. "" if none has it."""
+    """Return a sentence if an extension would add this key, but needs another one that is missing; else ""."""
     return next(filter(None, (lacking("KEYS", f"{at}.{path[0].replace('-', '_')}") for at in ("run", command))), "")
 
 
 def retired(command: str, path: tuple[str, ...]) -> Retired | None:
-    """Return what is known of a key of a run, or of another `command`, that may be gone; None if nothing is."""
     names = [part.replace("-", "_") for part in path]
     keys = [".".join(names[:end]) for end in range(len(names), 0, -1)]
     old = RETIRED | OF_EXTENSIONS

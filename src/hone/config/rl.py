@@ -28,7 +28,7 @@ from hone.errors import UserError
 from hone.extension import sampler_name
 
 GREEDY_BELOW = 1e-5
-"""That of `hone.types`, which loads numpy; parsing does without."""
+"""As in `hone.types`, which loads numpy; parsing does without."""
 
 
 class TrainerConfig(MemoryConfig):
@@ -45,9 +45,9 @@ class TrainerConfig(MemoryConfig):
     correction: CorrectionConfig = CorrectionConfig()
     """Off-policy correction."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Passes over a step's batch, each with updates of its own (PPO's epochs)."""
+    """Passes over a step's batch, each with separate updates (PPO's epochs)."""
     minibatches: int = Field(default=1, ge=1)
-    """Parts of a batch, by prompts, each of which gets an update in a pass."""
+    """Parts of a batch, by prompts, with an update for each in a pass."""
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
     ranks: Annotated[int, Meta("ranks", -2, decides="rounding")] = Field(default=1, ge=1)
@@ -57,17 +57,17 @@ class TrainerConfig(MemoryConfig):
 
     @property
     def keeps_old(self) -> bool:
-        """True if the old policy of the ratio is the trainer's before a step's first update, not the sampler's."""
+        """True if the ratio's old policy is the trainer before a step's first update, not the sampler."""
         return self.loss.old_policy == "trainer" or self.correction.type != "none"
 
 
 class PoolConfig(BaseConfig):
-    """Leaves out prompts that are nearly always or never solved: a completion whose outcome is `correct` solves."""
+    """Leaves out prompts that are nearly always or never solved, by a completion with the outcome `correct`."""
 
     retire_at: float = Field(default=0.9, ge=0, le=1)
-    """A prompt whose pass rate is this or more is retired; 0 retires none."""
+    """Retire prompts with this pass rate or more; 0 retires none."""
     park_after: int = Field(default=2, ge=0)
-    """A prompt of which this many draws in a row had no solved completion is parked; 0 parks none."""
+    """Park a prompt after this many draws in a row without a solved completion; 0 parks none."""
     retry_parked: int = Field(default=4, ge=0)
     """A parked prompt is drawn again this many epochs after its last draw; 0 leaves it out."""
 
@@ -76,31 +76,30 @@ class CurriculumConfig(BaseConfig):
     """Which prompt comes when. Each prompt of the pool comes once per epoch."""
 
     order: Literal["shuffled", "sequential", "difficulty"] = "shuffled"
-    """Shuffled anew for each epoch; as in the data; or those first whose pass rate is nearest to 50 %."""
+    """Shuffled anew for each epoch; as in the data; or first the prompts with a pass rate nearest to 50 %."""
     window: int = Field(default=1, ge=1)
-    """The pass rate of a prompt is that of its last this many draws."""
+    """Last draws of a prompt that count in its pass rate."""
     pool: PoolConfig | None = None
     """Retires and parks prompts."""
 
     @property
     def measures(self) -> bool:
-        """True if what is drawn depends on how draws before went: then the ledger keeps what was solved."""
+        """True if draws depend on the results of earlier draws, so that the ledger records solved ones."""
         return self.pool is not None or self.order == "difficulty"
 
 
 class RefillConfig(BaseConfig):
     """Draws further prompts in a step until its batch is full of groups that teach something (DAPO's dynamic sampling).
 
-    A group does if its rewards differ. Those enter the batch in the order of their draws; the others are ignored.
+    A group does if its rewards differ. Such groups enter the batch in the order of their draws; others are ignored.
     """
 
     max_rounds: int = Field(default=10, ge=1)
-    """Rounds of sampling in a step, at most; the batch is trained on without what is missing then."""
+    """Most rounds of sampling in a step; then it trains on the groups that it has."""
     oversample: float = Field(default=1.0, ge=1, le=100)
-    """A round draws this many times the groups that are missing; those that find the batch full are `surplus`."""
+    """A round draws this many times the missing groups; the rest of a full batch is `surplus`."""
 
     def drawn(self, missing: int) -> int:
-        """Return the groups that a round draws where so many are missing."""
         return math.ceil(round(missing * self.oversample, 6))
 
 
@@ -114,9 +113,9 @@ class OnlineEvalConfig(BaseConfig):
     rollouts_per_example: int = Field(default=1, ge=1)
     """Completions per example."""
     sampling: Annotated[SamplingConfig, Meta(common=None)] = SamplingConfig()
-    """How evaluation samples; `max_tokens` and `stop` default to training's."""
+    """Sampling in evaluations; `max_tokens` and `stop` default to training's."""
     envs: list[MixedEnvConfig] = []
-    """Tasks to evaluate on, in place of those that are trained on."""
+    """Tasks to evaluate on, instead of the trained ones."""
     overlap: Literal["warn", "drop", "refuse"] = "warn"
     """If training prompts are held-out ones too: warn, take them out of training, or don't start."""
 
@@ -141,22 +140,22 @@ class OrchestratorConfig(BaseConfig):
     curriculum: CurriculumConfig = CurriculumConfig()
     """Which prompt comes when."""
     refill: RefillConfig | None = None
-    """Draws further prompts until the batch is full of groups whose rewards differ; off unless given."""
+    """Draws further prompts until the batch is full of groups with different rewards; off unless given."""
     truncated: Annotated[Literal["keep", "mask", "penalize"], Meta("rollouts", 1)] = "keep"
     """A completion stopped by length: train on it with its reward, leave it out of the loss only (`mask`), or take
     `overlong_penalty` off its reward."""
     overlong_buffer: int = Field(default=0, ge=0)
-    """With `penalize`: tokens before the length limit from which the penalty grows, linearly (DAPO)."""
+    """With `penalize`: tokens before the length limit over which the penalty grows, linearly (DAPO)."""
     overlong_penalty: float = Field(default=1.0, gt=0)
-    """With `penalize`: what is taken off at the limit."""
+    """With `penalize`: the penalty at the limit."""
     sampling: SamplingConfig = SamplingConfig()
-    """How rollouts are sampled."""
+    """Sampling of rollouts."""
     env: TaskConfig = TaskConfig()
     """The task."""
     envs: list[TrainEnvConfig] = []
-    """Several tasks, in place of `env`: `[[orchestrator.envs]]`, each with its `weight`."""
+    """Several tasks, instead of `env`: `[[orchestrator.envs]]`, each with its `weight`."""
     grading: Annotated[GradingConfig, Meta(decides="nothing")] = GradingConfig()
-    """How reward functions are run."""
+    """Execution of reward functions."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""
     eval: OnlineEvalConfig | None = None
@@ -164,11 +163,10 @@ class OrchestratorConfig(BaseConfig):
     client: ClientConfig = ClientConfig()
     """The server to sample from, if one is already up."""
     max_async_level: int = Field(default=0, ge=0)
-    """How many versions the sampler may lag behind the trainer; 0 is lock-step."""
+    """Most versions that the sampler may lag behind the trainer; 0 is lock-step."""
 
     @property
     def most_groups(self) -> int:
-        """Groups that a step samples, at most."""
         prompts = self.batch_size // self.rollouts_per_example
         return self.refill.max_rounds * self.refill.drawn(prompts) if self.refill else prompts
 
@@ -240,7 +238,6 @@ class InferenceConfig(EngineConfig):
     is_role = True
 
     def check(self, urls: list[str]) -> None:
-        """Raise UserError if there can't be so many servers beside those that are up at `urls`."""
         if urls and self.replicas > 1:
             raise UserError(
                 f"inference.replicas = {self.replicas} starts servers, orchestrator.client.base_url names those that "
@@ -253,22 +250,16 @@ class InferenceConfig(EngineConfig):
 
 
 SAMPLED_BY = "completions are sampled by "
-"""Begins the cause of inexactness of a run that sampled from a server: its records can be trained on all the same."""
-
-
 SCORED_BY = "tokens are scored by "
-"""Begins that of a run whose tokens have a column of an extension's: it is in the records."""
-
-
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
-"""Begins that of the run of an agent: its rollouts and rewards are in the records."""
+"""First words of causes of inexactness that still allow to train on a run's records again."""
 
 
 class GapConfig(BaseConfig):
-    """How far sampler and trainer may be apart, in nats a token; by default what suits backend and precision."""
+    """Bounds of the gap between sampler and trainer, in nats a token; by default they suit backend and precision."""
 
     action: Annotated[Literal["stop", "warn"], Meta(decides="nothing")] = "stop"
-    """What a gap beyond `stop` does: save and end the run, or warn."""
+    """After a gap beyond `stop`: save and end the run, or warn."""
     mean: float | None = Field(default=None, gt=0)
     """A larger mean of |sampler's logprob - trainer's| is a warning."""
     max: float | None = Field(default=None, gt=0)
@@ -287,7 +278,7 @@ class RLConfig(RunConfig):
     reward: Annotated[list[str] | None, Meta("task", 1)] = None
     """Reward functions of a task without a file, `MODULE:FUNCTION` (repeatable); the first decides what is correct."""
     agent: Annotated[str | None, Meta("task", 1)] = None
-    """A program in place of reward functions, `MODULE:ASYNC_FUNCTION`: it calls the model and gives the reward."""
+    """A program instead of reward functions, `MODULE:ASYNC_FUNCTION`: it calls the model and gives the reward."""
     agent_command: str | None = None
     """The same as a command line, such as "python my_agent.py" (docs/agents.md)."""
     algorithm: Annotated[Algorithm | None, Meta("training", -1)] = None
@@ -313,14 +304,14 @@ class RLConfig(RunConfig):
     inference: InferenceConfig = InferenceConfig()
     """The sampler."""
     gap: GapConfig = GapConfig()
-    """How far sampler and trainer may be apart."""
+    """Bounds of the gap between sampler and trainer."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
     """Where batches, weights and results go from one process to another, where each role has its own."""
     restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
-    """How often, where each role has its own process, those that died are started again, in all."""
+    """Most restarts of dead processes in a run in mode split."""
 
     def tasks(self) -> dict[str, RLConfig]:
-        """Return for each task the config of a run on that task alone, by name; the name of a single task is ""."""
+        """Return the config of a run on each task alone, by name; the name of a single task is ""."""
         orch = self.orchestrator
         if not orch.envs and not (orch.eval and orch.eval.envs):
             return {"": self}
@@ -333,7 +324,7 @@ class RLConfig(RunConfig):
         return found
 
     def eval_tasks(self) -> dict[str, RLConfig]:
-        """Return for each evaluated task the config of a run on that task alone, by name; empty without evaluation."""
+        """Return the config of a run on each evaluated task alone, by name; empty without evaluation."""
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
@@ -343,9 +334,7 @@ class RLConfig(RunConfig):
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
     def refuse_cuts(self, name: str) -> None:
-        """Raise UserError if rollouts by a server that is not hone's would be cut: it does not say which tokens it
-        sampled among.
-        """
+        """Raise UserError for top_k, top_p or min_p: only hone's server tells the candidates of each token."""
         if any(one.orchestrator.sampling.cuts for one in self.tasks().values()):
             raise UserError(
                 f"orchestrator.sampling has top_k, top_p or min_p, and {name} does not tell which tokens these leave, "
@@ -353,7 +342,7 @@ class RLConfig(RunConfig):
             )
 
     def check_kl_in_reward(self) -> None:
-        """Raise UserError if advantages are made of something else than one reward, which the KL is taken off."""
+        """Raise UserError if advantages are not made of one reward, which the KL is taken off."""
         advantage = self.orchestrator.advantage
         if not self.trainer.loss.kl_in_reward:
             return
@@ -381,13 +370,12 @@ class RLConfig(RunConfig):
 
     @property
     def task_name(self) -> str:
-        """The task, in words."""
         orch = self.orchestrator
         return " + ".join(env.name for env in orch.envs) or hoist.task_label(orch.env.id, orch.env.args)
 
     @property
     def sampled_by(self) -> str | None:
-        """What samples, in words, if it may give other tokens than the engine in one process would."""
+        """The sampler in words, if it may give other tokens than the engine in one process would."""
         if urls := self.orchestrator.client.urls:
             return f"the server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
         if self.inference.backend != "hone":
@@ -401,12 +389,11 @@ class RLConfig(RunConfig):
 
     @property
     def samples_here(self) -> bool:
-        """Return True if the trainer's process has the engine."""
         return self.mode != "split" and self.sampled_by is None
 
     @property
     def server_urls(self) -> list[str]:
-        """The servers to sample from in mode split: those that are up, or that `inference` starts."""
+        """The servers to sample from in mode split: already up, or started by `inference`."""
         own = self.inference
         ports = range(own.port, own.port + own.replicas)
         return self.orchestrator.client.urls or [f"http://127.0.0.1:{port}/v1" for port in ports]

@@ -28,7 +28,7 @@ class RunsShowConfig(OneRun):
     """One page on a run: what ran, how it stands, what it left behind, and what to do next."""
 
     events: int = Field(default=5, ge=0)
-    """How many of its last events; alarms have lines of their own."""
+    """Number of its last events; alarms have separate lines."""
 
 
 class RunsStopConfig(OneRun):
@@ -69,6 +69,6 @@ class RunsLedgerConfig(OneRun):
     step: int | None = Field(default=None, ge=0)
     """Only the draws of this step."""
     limit: int | None = Field(default=None, ge=0)
-    """At most so many rows, the last ones (default: 40; all with --jsonl); 0 prints the summary alone."""
+    """Most rows, the last ones (default: 40; all with --jsonl); 0 prints the summary alone."""
     jsonl: bool = False
     """A JSON object per draw and line, without a summary."""

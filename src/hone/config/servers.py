@@ -1,4 +1,4 @@
-"""How servers that are up already are asked, and those that an RL run samples from."""
+"""Settings for servers that are already up, also of those that an RL run samples from."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hone.errors import UserError
 
 
 class AskedConfig(BaseConfig):
-    """How a server that is already up is asked."""
+    """Requests to a server that is already up."""
 
     place: ClassVar[str]
-    """Where the section is."""
+    """Path of the section."""
 
     api_key_var: Annotated[KeyVariable, Meta(decides="nothing")] = None
     """Environment variable that holds the server's API key."""
@@ -49,5 +49,4 @@ class ClientConfig(AskedConfig):
 
     @property
     def urls(self) -> list[str]:
-        """All of `base_url`."""
         return self.base_url or []

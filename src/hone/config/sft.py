@@ -22,13 +22,13 @@ class SFTDataConfig(BaseConfig):
     split: Annotated[str, Meta("data")] = "train"
     """Split of the data set."""
     template: Annotated[dict[str, Any] | None, Meta("data")] = None
-    """How these columns (and `tools`) are made of others: `prompt = "{question}"`, `completion = "{answer}"`."""
+    """These columns (and `tools`) made from others: `prompt = "{question}"`, `completion = "{answer}"`."""
     env: EnvConfig | None = None
-    """Environment whose `demonstrate` is imitated; fresh demonstrations each step."""
+    """Environment with a `demonstrate` to imitate; fresh demonstrations each step."""
     run: Annotated[str | None, Meta("data")] = None
     """Directory or id of a run of RL, or of an evaluation: the best recorded completion of each example is imitated."""
     min_reward: Annotated[float, Meta("data")] = 1.0
-    """With `run`: an example whose best completion has less reward than this is left out."""
+    """With `run`: least reward of an example's best completion."""
     seq_len: Annotated[int, Meta("data")] = Field(default=4096, ge=2)
     """Row length in tokens when packing; the longest example otherwise."""
     batch_size: Annotated[int, Meta("data")] = Field(default=16, ge=1)

@@ -1,4 +1,4 @@
-"""Pieces that several commands share. Each field's docstring becomes its line in `--help`."""
+"""Sections that several commands share."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ def transport_weights(path: Path) -> Path:
 
 
 def server_url(url: str, key_flag: str) -> str:
-    """Return a server's URL without a slash at its end. Raises UserError if it is none, or holds a password or a query.
-
-    `key_flag` is where the key belongs.
-    """
+    """Return a server's URL without a slash at its end. Raises UserError for another text, a password or a query."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -102,7 +99,7 @@ class LoraConfig(BaseConfig):
     alpha: int = Field(default=32, ge=1)
     """B A is multiplied by alpha / rank."""
     base: Literal["8bit", "4bit"] | None = None
-    """Bits that a weight of the frozen matrices is kept in (4 bits: NF4, as QLoRA); by default the products' dtype."""
+    """Bits of a weight of the frozen matrices (4 bits: NF4, as QLoRA); by default the products' dtype."""
     path: str | None = None
     """Begin with the adapter in this folder, in PEFT's layout, and take its rank and alpha; by default B is 0."""
 
@@ -112,14 +109,11 @@ class LoraConfig(BaseConfig):
         """Take rank and alpha, where they are not set, from the adapter that is named."""
         if not isinstance(data, dict) or not isinstance(data.get("path"), str):
             return data
-        file = Path(data["path"]).expanduser() / "adapter_config.json"
-        if not file.is_file():  # what is wrong with the folder is said when it is loaded
-            return data
         try:
-            found = json.loads(file.read_bytes())
+            found = json.loads((Path(data["path"]).expanduser() / "adapter_config.json").read_bytes())
             return {"rank": found["r"], "alpha": found["lora_alpha"]} | data
         except (OSError, ValueError, KeyError, TypeError):
-            return data
+            return data  # loading the folder reports the fault
 
 
 class ModelConfig(BaseConfig):
@@ -138,8 +132,8 @@ class ModelConfig(BaseConfig):
     device: Annotated[str, Meta("machine")] = "auto"
     """`auto` (CUDA if there is one, else CPU), `cpu`, `cuda`, `cuda:1`."""
     implementation: Literal["auto", "hone", "transformers"] = "auto"
-    """Whose code computes the model: hone's own decoder, or transformers', which knows many more families; `auto` takes
-    hone's where it knows the model."""
+    """Code of the model: hone's decoder, or transformers', which knows many more families; `auto` takes hone's where it
+    knows the model."""
     compile: bool = False
     """torch.compile makes one kernel of each layer's norm, RoPE and SwiGLU; half a minute at the start."""
     init: Annotated[InitConfig, Meta(decides="digest", agreed="tiny")] = InitConfig()
@@ -147,7 +141,7 @@ class ModelConfig(BaseConfig):
 
 
 class PolicyConfig(ModelConfig):
-    """Which model, and what of it is trained."""
+    """Which model, and its trained part."""
 
     lora: Annotated[LoraConfig | None, Meta(agreed="always")] = None
     """LoRA; off unless given."""
@@ -184,7 +178,6 @@ class OptimConfig(BaseConfig):
         return self
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise UserError if several ranks ask for what one has."""
         if ranks > 1 and (self.offload or self.state == "8bit"):
             raise UserError('optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one')
         if ranks > 1 and self.type == "muon":
@@ -195,11 +188,11 @@ Checkpointing = Literal["none", "selective", "layer"]
 
 
 class MemoryConfig(BaseConfig):
-    """What a train step keeps for its backward pass."""
+    """Tensors that a train step saves for its backward pass."""
 
     checkpointing: Annotated[Checkpointing | None, Meta(decides="rounding", from_machine=True)] = None
-    """Activations kept: all (`none`), each layer's input (`layer`), or what products and attention gave (`selective`);
-    the rest is computed again. By default the fastest that fits the device's memory when the run starts."""
+    """Saved activations: all (`none`), each layer's input (`layer`), or outputs of products and attention
+    (`selective`); the rest is computed again. By default the fastest that fits the device's memory at the start."""
     head_cache_bytes: int = Field(default=512 * 2**20, ge=0)
     """Keep the softmax over the vocabulary for the backward pass if it takes at most this; else compute it again."""
 
@@ -215,7 +208,7 @@ class SchedulerConfig(BaseConfig):
     """Learning rate of the last step as a share of the peak (linear, cosine and wsd). With 0 the decay ends one step
     after the last, so the last step still trains."""
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
-    """Share of `max_steps` in which `wsd` falls."""
+    """Share of `max_steps` for the decay of `wsd`."""
 
 
 class CkptConfig(BaseConfig):
@@ -226,7 +219,7 @@ class CkptConfig(BaseConfig):
     keep_last: int | None = Field(default=None, ge=1)
     """Keep the newest this many, and their weights; without it, all."""
     keep_interval: int | None = Field(default=None, ge=1)
-    """Of those that `keep_last` would delete, keep the ones at multiples of this many steps."""
+    """Keep checkpoints at multiples of this many steps, too."""
     best: str | None = None
     """Never delete the checkpoint with the best value of this metric, such as eval/reverse-text/reward/mean."""
     background: bool = True
@@ -264,7 +257,6 @@ class StopConfig(BaseConfig):
         return f"<= {self.below:g}" if self.above is None else f">= {self.above:g}"
 
     def reached(self, value: float) -> bool:
-        """Return True if the metric's value is at the target."""
         return value >= self.above if self.above is not None else value <= (self.below or 0.0)
 
 
@@ -292,20 +284,20 @@ class BudgetConfig(BaseConfig):
 
 
 class SamplingConfig(BaseConfig):
-    """How completions are sampled."""
+    """Sampling of completions."""
 
     max_tokens: Annotated[int | None, Meta("rollouts")] = Field(default=None, ge=1)
-    """Most new tokens per completion; without it, what the sequence length leaves."""
+    """Most new tokens per completion; without it, the sequence length is the limit."""
     temperature: Annotated[float, Meta("rollouts")] = Field(default=1.0, ge=0)
     """Logits are divided by this; 0, or less than 1e-5, is greedy (evaluation only)."""
     top_k: int = Field(default=0, ge=0, lt=2**31)
     """Sample among the k likeliest tokens; 0 is off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Of those, among the smallest set that has this share of their probability (nucleus sampling); 1 is off."""
+    """Then among the smallest set with this share of their probability (nucleus sampling); 1 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Of those, among the ones at least this many times as likely as the likeliest; 0 is off."""
+    """Then among tokens at least this many times as likely as the likeliest; 0 is off."""
     stop: list[str] = []
-    """Texts that end a completion (repeatable): its text ends before them, their tokens are kept and trained on."""
+    """Texts that end a completion (repeatable): its text ends before them, but their tokens are trained on."""
 
     @field_validator("stop")
     @classmethod
@@ -330,7 +322,7 @@ class EnvConfig(BaseConfig):
     args: Annotated[dict[str, Any], Meta("task data")] = {}
     """Keyword arguments of its `load_environment`, as JSON, or key by key (`--….env.args.max_len 16`)."""
     template: dict[str, Any] | None = None
-    """How the columns that the task reads are made of those of its data set: `question = "{problem}"`."""
+    """Columns for the task, made from columns of its data set: `question = "{problem}"`."""
 
     def same_task(self, other: EnvConfig) -> bool:
         """Return True if both are one task, however it is sampled."""
@@ -338,7 +330,7 @@ class EnvConfig(BaseConfig):
 
 
 class GradingConfig(BaseConfig):
-    """How reward functions are run: in processes of their own, but for those that are marked `@inline`."""
+    """Execution of reward functions: in separate processes, unless they are marked `@inline`."""
 
     workers: int | None = Field(default=None, ge=0)
     """Processes; by default one per core. 0: none, all runs in hone's own and without limits, for debugging."""
@@ -353,22 +345,20 @@ class GradingConfig(BaseConfig):
 
 @with_keys("engine")
 class EngineConfig(BaseConfig):
-    """What samples."""
+    """The sampler."""
 
     port: Annotated[int, Meta(decides="nothing")] = Field(default=8000, ge=1, le=65535)
-    """Port of the server; those of further replicas follow it."""
+    """Port of the server; further replicas take the next ones."""
     replicas: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=256)
-    """Servers that `rl` starts, each on GPUs of its own; a group goes to the one with the least to do. Several imply
-    mode split."""
+    """Servers that `rl` starts, each on separate GPUs; a group goes to the least busy one. Several imply mode split."""
     backend: Annotated[Literal["hone"], Meta("server")] = "hone"
-    """`hone`: the own engine."""
+    """`hone`: hone's engine."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory for keys and values, in GiB: by default 4, on a GPU by what is free at the start; what does not fit
-    waits."""
+    """Memory for keys and values, in GiB: by default 4, on a GPU by the free memory; completions wait for room."""
     batch_invariant: bool = False
-    """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
+    """hone's engine: a sample is the same to the bit whatever is sampled beside it; slower."""
     cuda_graphs: Annotated[bool | None, Meta(from_machine=True)] = None
-    """Own engine on a GPU: decode with recorded graphs; by default true, but not with `batch_invariant`."""
+    """hone's engine on a GPU: decode with recorded graphs; by default true, but not with `batch_invariant`."""
 
     @property
     def gpus(self) -> int:
@@ -381,7 +371,7 @@ class EngineConfig(BaseConfig):
         return False
 
     def server_settings(self, run: Any, on_gpu: bool) -> dict[str, Any]:
-        """Return what `hone inference` is told beside the keys of this section by a run that starts it."""
+        """Return further settings for the `hone inference` that a run starts."""
         return {}
 
     def decodes_with_graphs(self, device: str) -> bool:
@@ -400,7 +390,7 @@ class TransportConfig(BaseConfig):
 
 @with_keys("run")
 class RunConfig(BaseConfig):
-    """What every training command has."""
+    """Keys of every training command."""
 
     model: Annotated[PolicyConfig, Meta(shared=1)] = PolicyConfig()
     """Which model."""
@@ -434,6 +424,5 @@ class RunConfig(BaseConfig):
     """`auto`: live table on a terminal, plain lines elsewhere."""
 
     def check_lora(self, optim: OptimConfig) -> None:
-        """Raise UserError if `model.lora` meets what only training all weights has."""
         if self.model.lora and optim.type == "muon":
             raise UserError('model.lora does not work with optim.type = "muon": leave out one of them')

@@ -1,4 +1,4 @@
-"""Which task RL trains on, or which several, each with its share and its sampling."""
+"""The tasks of RL, with their shares and sampling."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TaskConfig(EnvConfig):
 
 
 class OwnSamplingConfig(SamplingConfig):
-    """How one of several tasks is sampled, where it differs from the others."""
+    """Sampling of one of several tasks, where it differs from the others."""
 
     partial = True
 
@@ -50,9 +50,9 @@ class MixedEnvConfig(EnvConfig):
     """One of several tasks."""
 
     name: str = Field(default="", pattern=r"^[^/\s]*$")
-    """What metrics and ledger call it; by default its id."""
+    """Its name in metrics and ledger; by default its id."""
     sampling: OwnSamplingConfig = OwnSamplingConfig()
-    """Keys in which it is sampled otherwise than the section beside says; training has one `temperature`."""
+    """Keys that differ from the section beside; training has one `temperature`."""
 
     @model_validator(mode="after")
     def _settle_name(self) -> Self:
@@ -60,7 +60,6 @@ class MixedEnvConfig(EnvConfig):
         return self
 
     def sampled(self, common: SamplingConfig) -> SamplingConfig:
-        """Return how it is sampled where all others are as `common` says."""
         return changed(common, {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set})
 
 
@@ -72,7 +71,6 @@ class TrainEnvConfig(MixedEnvConfig, TaskConfig):
 
 
 def check_names(envs: Sequence[MixedEnvConfig], key: str) -> None:
-    """Raise UserError if two have the same name."""
     names = [env.name for env in envs]
     if clash := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'two of {key} are called "{clash}": give one of them another `name`')

@@ -55,10 +55,7 @@ TRL = {
     "importance_sampling_level": ("algorithm", '`"sequence"` is `algorithm="gspo"`'),
     "scale_rewards": ("orchestrator.advantage.scale", '`"group"` is `"group_std"`'),
     "reward_weights": ("reward_weights", ""),
-    "multi_objective_aggregation": (
-        "orchestrator.advantage.components",
-        '`"normalize_then_sum"` is `"normalize"`',
-    ),
+    "multi_objective_aggregation": ("orchestrator.advantage.components", '`"normalize_then_sum"` is `"normalize"`'),
     "mask_truncated_completions": ("orchestrator.truncated", '`True` is `"mask"`'),
     "sync_ref_model": ("trainer.loss.reference_interval", ""),
     "ref_model_sync_steps": ("trainer.loss.reference_interval", ""),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MODULES: dict[str, str] = dict.fromkeys(("LastNumberParser", "NumberParser", "read_number", "same_number"), "numbers")
 _MODULES |= dict.fromkeys(("ToolEnv", "arguments_of", "calls_of"), "tools")
-"""What few tasks need, by its module, which is imported when it is used."""
+"""Names that few tasks need, by module. They are imported at first use."""
 __all__ = [
     "AnswerParser",
     "Environment",

@@ -28,7 +28,7 @@ U = TypeVar("U")
 Row = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
-"""Of demonstrations: 0 is clean; 1 spoils 30 % of them in each way that the task names."""
+"""Share of spoiled demonstrations: 0 for none, 1 for 30 % in each way that the task names."""
 HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -59,11 +59,10 @@ class Rows(Sequence[T]):
         return self._make(self._rows[int(index)])
 
     def take(self, indices: Sequence[int]) -> Rows[T]:
-        """Return the rows at `indices`, which keep their places."""
         return Rows(indices, lambda i: self.where(indices[i]), self.ragged, self.generated, self.__getitem__)
 
     def map(self, change: Callable[[T, str], U]) -> Rows[U]:
-        """Return what `change` makes of each row and its place, when it is asked for."""
+        """Return `change` of each row and its place, computed when it is asked for."""
 
         def make(i: int) -> U:
             return change(self[i], self.where(i))
@@ -83,10 +82,7 @@ def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
 
 @dataclass
 class DataSource:
-    """Gives the rows of a split when it is called: `read` reads them and applies `change`, such as a template.
-
-    `reads`: the rows come from a data set and are not generated, so there is something to change.
-    """
+    """Reads the rows of a split and applies `change`, such as a template. `reads`: they come from a data set."""
 
     read: Callable[[Callable[[Rows], Rows]], Rows]
     reads: bool
@@ -119,11 +115,7 @@ def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
 
 
 def given_rows(dataset: Any, name: str) -> str | Rows | None:
-    """Return the rows that a program gives as `name`, as JSON has them, or the path or hub id to read them from.
-
-    A list of dicts, a table of pandas, or anything with `to_list`, such as `datasets.Dataset`; else UserError. A value
-    is read as `load_rows` reads it from a file.
-    """
+    """Return a program's rows as JSON has them, or the path or hub id to read. Raises UserError for other values."""
     if dataset is None or isinstance(dataset, str | Path | Rows):
         return str(dataset) if isinstance(dataset, Path) else dataset
     rows = dataset.to_list() if hasattr(dataset, "to_list") else dataset
@@ -142,7 +134,6 @@ def given_rows(dataset: Any, name: str) -> str | Rows | None:
 
 
 def _as_json(row: Row, where: str) -> Row:
-    """Return the row as it comes back from a JSON file. Raises UserError if it can't be put into one."""
     try:
         text = json.dumps(_plain(row), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -166,15 +157,13 @@ def _plain(value: Any) -> Any:
 
 
 def to_jsonl(rows: Rows) -> str:
-    """Return the text of the file that holds these rows."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
-    """Return (train, eval): held out is the `fraction` of distinct `key(row)` with the smallest hashes, at least one.
+    """Return (train, eval). Eval gets the `fraction` of distinct `key(row)` with the smallest hashes, at least one.
 
-    Equal keys stay on one side, and neither order nor seed matter. The eval part is empty if there is one key only. A
-    KeyError of `key` is reported as the missing column.
+    So order and seed don't matter. Eval is empty if there is only one key. A KeyError of `key` is a missing column.
     """
     digests = []
     for i, row in enumerate(rows):
@@ -199,9 +188,8 @@ def train_and_eval(
 ) -> dict[str, DataSource]:
     """Return the arguments `dataset` and `eval_dataset` of an Environment, as functions that read.
 
-    Each names a file, a folder or a hub id, or is the rows. `halve` divides a `dataset` that comes without an
-    `eval_dataset`; `own` makes the rows of "train" or "eval" that neither names. Templates change rows before they
-    are halved.
+    `halve` divides a `dataset` without an `eval_dataset`, after templates. `own` makes rows of "train" or "eval" if
+    neither names a source.
     """
 
     @functools.cache
@@ -229,10 +217,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class Draws:
-    """Maps the d-th draw of a run to the index of an example: each of the `n` comes once per epoch, in a new order.
-
-    A pure function of (seed, draw), so a resumed run draws the same.
-    """
+    """Maps draw d of a run to an example, as a function of (seed, d). Each epoch has all `n` once, in a new order."""
 
     def __init__(self, n: int, seed: int) -> None:
         assert n > 0
@@ -240,7 +225,6 @@ class Draws:
         self._order = functools.lru_cache(maxsize=1)(functools.partial(epoch_order, n, seed))
 
     def index(self, draw: int) -> int:
-        """Return the example of draw 0, 1, 2, …"""
         epoch, position = divmod(draw, self.n)
         return int(self._order(epoch)[position])
 
@@ -285,8 +269,8 @@ def find_overlap(
 ) -> Overlap:
     """Find the training examples, of these indices, with the same prompt as a held-out one, with any answer.
 
-    If most prompts are alike (a game that always begins with the same words), whole examples are compared. Rows that
-    make no example are skipped. `advance` is called with the number of examples done.
+    If most prompts are alike (a game that always begins with the same words), whole examples are compared. `advance`
+    gets the number of examples done.
     """
     others = list(_examples(held_out, held_out_indices))
     ids = {example.id: index for index, example in reversed(others)}
@@ -316,7 +300,7 @@ def _examples(split: Sequence[Example], indices: Sequence[int]) -> Iterator[tupl
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:
-    """Return the error for a row whose first column of `names` is unusable, or that has none of them."""
+    """Return the error for a row with an unusable column: the first of `names` that it has, or none of them."""
     for name in names:
         if name in row:
             return UserError(f"{where}: {name!r} must be non-empty text, not {brief(row[name])}")
@@ -325,7 +309,6 @@ def bad_column(where: str, row: Row, *names: str) -> UserError:
 
 
 def brief(value: Any) -> str:
-    """Return a value's repr for an error, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"
 
@@ -357,9 +340,9 @@ def _read_files(files: list[Path], source: Path) -> Rows:
 
 
 def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
-    """Yield the place and the row of each line that is not blank; of a `.json` file, of each element of its one array.
+    """Yield the place and the row of each line, or of each element of a `.json` file's array.
 
-    Read here and not through `datasets`, which would give every row the union of all rows' `info` keys.
+    Not through `datasets`, which would give every row the union of all rows' `info` keys.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")  # with a byte order mark or without

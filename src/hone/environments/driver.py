@@ -1,10 +1,10 @@
-"""The driver of rollouts: they run on an event loop with a thread of its own, while the caller's thread samples.
+"""The driver of rollouts: they run on an event loop in a separate thread, while the caller's thread samples.
 
     rollouts = Driver(env, sample).run(models)
 
-A rollout waits for a turn of the model or for an answer of the environment. Once every rollout that has begun waits,
-the caller's thread answers: first all that the environment is asked, else all turns at once, in the order of the
-rollouts. So the time that an answer takes does not change what is sampled with what.
+A rollout waits for a turn of the model or for an answer of the environment. Once every active rollout waits, the
+caller's thread answers: first all that the environment is asked, else all turns at once, in the order of the
+rollouts. So the time that an answer takes does not change which turns are sampled together.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from hone.environments.multi_turn import Answer
 
 CLEANUP_SECONDS = 5.0
-"""Time that what rollouts left behind gets to end, once it is cancelled."""
+"""Time for cancelled leftovers of rollouts to end."""
 TAIL = 4096
 """Characters of a failure that are stored, from its end."""
 BLOCKED_AFTER_SECONDS = 600.0
-"""Time after which an event loop that does not run counts as blocked."""
+"""An event loop that does not run for so long counts as blocked."""
 Tools = list[dict[str, Any]] | None
 
 
@@ -44,19 +44,19 @@ class NoRoom(UserError):
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model wrote, and how it ended: "stop" or "length"."""
+    """A message of the model, and how it ended: "stop" or "length"."""
 
     message: Message
     stop_reason: str
 
 
 class Model:
-    """The model as one rollout sees it. It keeps what was said, and makes the record of it."""
+    """The model as one rollout sees it. It records the conversation."""
 
     def __init__(self, driver: Driver, index: int, example: Example, sample_id: str) -> None:
         self.driver, self.index, self.example, self.sample_id = driver, index, example, sample_id
         self.asked = 0
-        """Calls of the model that have begun."""
+        """Calls of the model, finished or not."""
 
     def key(self, *purpose: str | int) -> int:
         """Return the key (64 bits) of a random choice of this rollout."""
@@ -65,17 +65,17 @@ class Model:
     async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
         """Return the model's next message. Raises NoRoom.
 
-        Messages that begin with those of an earlier call and its reply go on from the very tokens of that one. With a
-        list of `tools`, be it empty, calls in the reply are read; without one it is text.
+        Messages that begin with an earlier call's and its reply continue from the same tokens. With `tools`, even an
+        empty list, calls in the reply are read; without, the reply is text.
         """
         raise NotImplementedError
 
     async def respond(self, messages: list[Message], state: dict[str, Any]) -> Answer:
-        """Return the environment's answer to a conversation; those of a batch are asked for together."""
+        """Return the environment's answer to a conversation. A batch of them is answered together."""
         return await self.driver.ask_answer(self.index, (messages, state))
 
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
-        """Return the record of what was said so far; `turn_rewards` are those of its calls, in their order."""
+        """Return the record so far; `turn_rewards` are the rewards of its calls, in order."""
         raise NotImplementedError
 
 
@@ -98,7 +98,7 @@ async def rolled_out(env: Environment, model: Model, passed: type[Exception] = U
 
 
 class Waiting(NamedTuple):
-    """What a rollout waits for. `order` comes before the number of the rollout."""
+    """A rollout's request. `order` comes before the number of the rollout."""
 
     rollout: int
     item: Any
@@ -107,11 +107,10 @@ class Waiting(NamedTuple):
 
 
 class Driver:
-    """Runs a batch of rollouts of `env`.
+    """Runs a batch of rollouts of `env`, at most min(`concurrency`, `env.concurrency`) at a time.
 
-    `sample` gets the items of `ask_turn`, and a function that gives turns before it returns: (index, turn). `alone`:
-    each rollout goes on by itself, and samples elsewhere. At most min(`concurrency`, `env.concurrency`) rollouts run
-    at a time. With `env.patience` those that wait are answered after so many seconds without news.
+    `sample` gets the items of `ask_turn`, and a function that gives turns before it returns: (index, turn). Waiting
+    rollouts are answered after `env.patience` seconds without news, or at once if they run `alone`.
     """
 
     def __init__(
@@ -128,18 +127,18 @@ class Driver:
         self._asked: list[Waiting] = []
         self._called: list[Waiting] = []
         self._tasks: dict[int, asyncio.Task[Any]] = {}
-        """The rollouts that have begun and not ended."""
+        """The active rollouts."""
         self._results: dict[int, Any] = {}
         self._told: set[int] = set()
-        """The rollouts that have ended, and of those the ones that the caller's thread has been told of."""
+        """Finished rollouts that `finished` has got."""
         self._busy = self._checking = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="rollouts", daemon=True)
         self.stack = contextlib.AsyncExitStack()
-        """What is closed on the loop, once all rollouts have ended."""
+        """Resources that are closed on the loop, once all rollouts have ended."""
         self.endpoint: Any = None
-        """The endpoint that programs call, if there are some."""
+        """The endpoint for programs, if there are some."""
 
     # On the caller's thread.
 
@@ -151,8 +150,8 @@ class Driver:
     ) -> list[Any]:
         """Return the rollouts with these models, in order; by default `env.rollout` makes them.
 
-        `finished` gets each, on this thread, once it has ended; after Ctrl-C those that have ended by then. Raises what
-        one of them raises, and Halt if one keeps the loop from running.
+        `finished` gets each on this thread once it has ended, also after Ctrl-C. Raises the error of a rollout, and
+        Halt if one keeps the loop from running.
         """
         self._make = make or (lambda model: rolled_out(self.env, model))
         self._left, self._finished = deque(enumerate(models)), finished
@@ -170,12 +169,11 @@ class Driver:
         return [self._results[index] for index in range(len(models))]
 
     def _close(self) -> None:
-        """End the loop, but for one that a rollout keeps from ending: it goes with the process."""
+        """End the loop. If a rollout blocks it, it ends with the process."""
         self._soon(lambda: self._main.cancel())
         self._thread.join(3 * CLEANUP_SECONDS)
 
     def _next(self) -> Callable[[], None]:
-        """Wait for work."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._work.get(timeout=1.0)
@@ -196,11 +194,9 @@ class Driver:
         self._soon(lambda: self._give(zip(waiting, results, strict=True)))
 
     def respond(self, conversations: list[Any]) -> Sequence[Any]:
-        """Return the environment's answers."""
         return self.env.respond_many(conversations)
 
     def _give_early(self, one: Waiting, turn: Any) -> None:
-        """Give a turn while others are sampled, and hear which rollouts have ended meanwhile."""
         self._soon(lambda: _settle(one, turn))
         with contextlib.suppress(queue.Empty):
             while True:
@@ -222,11 +218,9 @@ class Driver:
         return self._wait(self._called, rollout, call, order)
 
     def ask_answer(self, rollout: int, conversation: Any) -> asyncio.Future[Any]:
-        """Have the environment answer a conversation."""
         return self._wait(self._asked, rollout, conversation)
 
     def fail(self, error: BaseException) -> None:
-        """End all with this error."""
         self._work.put(lambda: _raise(error))
 
     def _wait(self, waiting: list[Waiting], rollout: int, item: Any, order: Sequence[str] = ()) -> asyncio.Future[Any]:
@@ -278,7 +272,7 @@ class Driver:
             self._news()
 
     def _news(self) -> None:
-        """Look who waits, after all that can go on now have done so."""
+        """Check who waits, once all that can go on have done so."""
         if not self._checking:
             self._checking = True
             self._loop.call_soon(self._check)
@@ -296,12 +290,10 @@ class Driver:
                 self._timer = self._loop.call_later(self._patience, self._hand_over)
 
     def _drop_left(self) -> None:
-        """Drop what a rollout no longer waits for."""
         for waiting in (self._asked, self._called):
             waiting[:] = [one for one in waiting if not one.future.done()]
 
     def _hand_over(self) -> None:
-        """Have the caller's thread answer what is asked of the environment, else sample what waits."""
         self._drop_left()
         waiting, samples = (self._called, True) if not self._asked else (self._asked, False)
         if not waiting:

@@ -1,4 +1,4 @@
-"""What a task is: examples, how completions are graded, and what a good one looks like."""
+"""A task: its examples, the grading of completions, and right answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
 """Called with what worker processes do, in words; "" when they are done."""
 Split = Rows[Example]
-"""The examples of one split. Example i is made from row i each time it is asked for; nothing is kept."""
+"""The examples of one split. Example i is made from row i at each access and not stored."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class Limits:
     """The number of processes, and the limits of a sample.
 
     `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, with `backstop` times as
-    much by the clock; else time of the clock, which counts no waiting for a core. `hash_seed` is PYTHONHASHSEED, which
-    decides the order of sets.
+    much by the clock; else time by the clock without waits for a core. `hash_seed` decides the order of sets.
     """
 
     workers: int | None = None
@@ -67,7 +66,7 @@ class Limits:
     hash_seed: int = 0
 
     def seconds(self, waits: int) -> tuple[float | None, float]:
-        """Return (processor time, time by the clock) of a question whose functions may wait so many times."""
+        """Return (processor time, time by the clock) of a question with functions that may wait `waits` times."""
         clock = self.timeout * (waits + 1)
         return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
 
@@ -106,15 +105,15 @@ class Environment:
     max_turns = 1
     """The most completions of one rollout."""
     patience: float | None = None
-    """Seconds without news after which the sampler no longer waits for rollouts that ask for no turn; None: it does."""
+    """Seconds without news until the sampler stops waiting for rollouts that ask for no turn; None: it always waits."""
     concurrency: int | None = None
     """The most rollouts that run at the same time; None: all of a batch."""
     keeps_state = False
     """True if a rollout has a state, which reward functions may read and no record has."""
     has_own_process = False
-    """True if `inline` functions ask a process of the task's own, as a library's graders do."""
+    """True if `inline` functions ask a separate process of the task, as a library's graders do."""
     why_not_graded = ""
-    """Why a completion has no reward but the one that came with its rollout; "" if it can be graded by itself."""
+    """Why only a rollout can bring a reward; "" if completions can be graded."""
     answer_is_exact = False
     """True if every character of an answer counts, case and punctuation too: an audit then changes none."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
@@ -142,7 +141,7 @@ class Environment:
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._choices: dict[str, list[Callable[[Split], Sequence[int]]]] = {}
         self.left_out = ""
-        """What a pass-rate profile leaves out of training, in words."""
+        """A pass-rate profile's effect on the training examples, in words."""
         self._rows: dict[str, Rows] = {}
         self._template: Template | None = None
         self.limits = Limits()
@@ -165,12 +164,12 @@ class Environment:
         self._loaded = origin, self.rubric, self.parser
 
     def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
-        """Set how many processes run this task's functions, and what they may take; `deterministic` as in Limits."""
+        """Set the number and limits of this task's processes; `deterministic` as in Limits."""
         patience = [func.patience for func in self.rubric.funcs.values() if isinstance(func, Service)]
         self.limits = Limits(config.workers, max(config.timeout, *patience, 0.0), config.memory_gib, deterministic)
 
     def start_workers(self, samples: int) -> None:
-        """Start as many processes as so many samples need, without waiting for them."""
+        """Start as many processes as `samples` need, without waiting for them."""
         if workers := self._workers_for(self.all_inline):
             workers.pool.start(samples)
 
@@ -186,9 +185,9 @@ class Environment:
             self._workers = None
 
     def apart(self) -> Environment | None:
-        """Return a copy of this task that grades in one new process of its own, beside this one, also inline functions.
+        """Return a copy of this task that grades in a new process, also inline functions. Close its workers in the end.
 
-        None if no process can load this task, or it has its own. Close its workers in the end.
+        None if no process can load this task, or it has its own.
         """
         made = copy.copy(self)
         made.limits = replace(self.limits, workers=0 if self.limits.workers == 0 else 1)
@@ -198,10 +197,9 @@ class Environment:
 
     @contextmanager
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
-        """Run all functions of this task in one new process with this PYTHONHASHSEED in the block, also inline ones.
+        """Run all functions of this task, also inline ones, in a new process with this PYTHONHASHSEED in the block.
 
-        Yields False without one: no process can load this environment, or it has its own. Afterwards limits
-        and processes are as before.
+        Yields False if no process can load this environment, or it has its own. Limits and processes are restored.
         """
         kept = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
@@ -282,7 +280,7 @@ class Environment:
         return None
 
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
-        """Return the environment's answer to each conversation (messages, state) for which `rollout` asks one."""
+        """Return the environment's answers to conversations (messages, state), in order."""
         raise NotImplementedError
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
@@ -370,11 +368,11 @@ class Environment:
         """Grade each (example, completion); return the scores in order.
 
         Completions of one example with the same key in `groups` are one group: a reward function of `completions` gets
-        them together, in their order, without rollouts that failed. By default each is a group of its own.
+        them together, in their order, without rollouts that failed. By default each is a separate group.
 
-        They are graded side by side in worker processes, or here if the rubric is `inline` or no worker can load this
-        environment. Async reward functions of different samples wait at the same time; functions of one sample run one
-        after another, for they share `state`.
+        Functions run in worker processes, or here if the rubric is `inline` or no worker can load this environment.
+        Async functions of different samples wait at the same time; functions of one sample share `state`, so they run
+        in order.
         """
         scores: list[Score | None] = []
         samples: list[Sample] = []
@@ -393,7 +391,6 @@ class Environment:
         return [next(graded) if score is None else score for score in scores]
 
     def _measure(self, samples: Sequence[Sample], members: Sequence[Sequence[int]]) -> list[Measured]:
-        """Run the functions of one completion on the samples, and the functions of a group on its `members`."""
         groups = [[samples[i] for i in group] for group in members]
         workers = self._workers_for(self.rubric.inline)
         if workers is None:
@@ -406,11 +403,10 @@ class Environment:
 
     @contextmanager
     def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
-        """Yield an EarlyGrading, which grades each rollout in a worker process from when it is added, and each group of
-        `size` once it is there; nothing else is graded until the block ends.
+        """Yield an EarlyGrading: it grades a rollout, or a group of `size`, in a worker process as soon as it is there.
 
-        Yields None where completions are graded together, after sampling: in this process, by async functions, which
-        wait together, and where a task has a `rollout` of its own.
+        No other grading runs until the block ends. Yields None where completions are graded after sampling: in this
+        process, by async functions, which wait together, and in a task that overrides `rollout`.
         """
         late = type(self).rollout is not Environment.rollout or any(map(is_async, self.rubric.funcs.values()))
         workers = None if late else self._workers_for(self.rubric.inline)
@@ -434,7 +430,6 @@ class Environment:
         return self.rubric.inline
 
     def _workers_for(self, inline: bool) -> Workers | None:
-        """Return the workers that run functions which are `inline` or not; None: they run here."""
         return None if inline and (not self.isolated or self.has_own_process) else self._processes()
 
     def _processes(self) -> Workers | None:
@@ -513,7 +508,6 @@ class EarlyGrading:
         self._workers.put(self._round, kind, item)
 
     def scores(self) -> dict[str, Score]:
-        """Return the score of each rollout by its sample id, when all are there."""
         rubric, parser = self._env.rubric, self._env.parser
         ones, wholes = self._workers.answers(self._round, self._asked, rubric)
         place = {index: i for i, index in enumerate(self._samples)}
@@ -525,7 +519,7 @@ class EarlyGrading:
 def _joined(
     ones: Sequence[Measured], wholes: Sequence[Sequence[Measured]], members: Sequence[Sequence[int]]
 ) -> list[Measured]:
-    """Join the measurements of each sample with those of its group; `members` are the indices of its samples."""
+    """Add the measurements of groups to their samples'; `members` are the indices of the samples of each group."""
     made = list(ones)
     for group, indices in zip(wholes, members, strict=True):
         for one, i in zip(group, indices, strict=True):

@@ -1,11 +1,11 @@
-"""A task made of a data set and reward functions, without a file of its own: the environment `functions`.
+"""A task made of a data set and reward functions, without a task file: the environment `functions`.
 
     rl --reward rewards:exact --data problems.jsonl
 
     def exact(completion, answer):                      # as every reward function of hone: one completion
         return float(completion[-1]["content"].strip() == answer)
 
-    def short(completions, **columns):                  # as those of TRL: a group of them, and a list of each column
+    def short(completions, **columns):                  # as in TRL: a group of them, and a list of each column
         return [float(len(text) == min(map(len, completions))) for text in completions]
 
 Rows have `prompt` (text or messages) or `question`, perhaps `answer`, and any other columns, which functions may ask
@@ -80,11 +80,10 @@ def load_environment(
 ) -> Environment:
     """Return the task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data` (file, folder, hub id).
 
-    Without `eval_data` a tenth of the prompts is held out. `weights` are the functions', by default 1;
-    `correct` names the function that decides which answers are right, by default the first. A program makes rollouts
-    and rewards: the async function `agent`, or `agent_command`, within `agent_limits` and with the variables that
-    `agent_env` names. `reference` makes right answers for an audit: a template such as
-    "<answer>{answer}</answer>", or a function's place.
+    Without `eval_data` a tenth of the prompts is held out. `weights` default to 1. `correct` names the function that
+    decides which answers are right, by default the first. Instead of functions a program may make rollouts and
+    rewards: the async function `agent`, or `agent_command`, within `agent_limits`, with the variables of `agent_env`.
+    `reference` makes right answers for an audit: a template ("<answer>{answer}</answer>"), or a function's place.
     """
     places, where = _as_list(rewards), (data, eval_data, weights, correct, system_prompt, split, eval_split)
     source, has_agent = None, agent is not None or agent_command is not None
@@ -104,7 +103,6 @@ def load_environment(
 
 
 def _reference(reference: Any) -> Reference:
-    """Return the template, or the function that is given or named. Raises UserError for anything else."""
     if callable(reference):
         return checked_function(reference, "reference")
     if not isinstance(reference, str) or not ("{" in reference or ":" in reference):
@@ -237,7 +235,6 @@ class _Grader:
         return "answer" in self.names or (self.takes_all and "answer" in getattr(code, "co_consts", ()))
 
     def reward_func(self) -> RewardFunc:
-        """Return the function as a rubric calls it: for one completion, by the names in `OFFERED`, or for a group."""
         func = self.func
         if self.batched:
             return self._by_group()
@@ -275,7 +272,6 @@ class _Grader:
         return {name: value for name, value in offered.items() if name in self.names} | columns
 
     def _lists(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-        """Return the arguments of a function of a group: a list of each column, in the order of the samples."""
         rows = []
         for sample in samples:
             info, prompt, completion = dict(sample.example.info), sample.example.prompt, sample.completion
@@ -287,7 +283,6 @@ class _Grader:
         return {name: [row[name] for row in rows] for name in rows[0] if self.takes_all or name in self.names}
 
     def _values(self, values: Any, count: int) -> list[Any] | GraderFailure:
-        """Return what a function of a group returned, if it is a list of this length."""
         values = values.tolist() if hasattr(values, "tolist") else values
         if isinstance(values, list | tuple) and len(values) == count:
             return list(values)
@@ -298,14 +293,12 @@ class _Grader:
 
 
 def _of_program(*args: Any, **more: Any) -> Environment:
-    """Return the task of a program. Raises UserError where hone is without what runs one."""
     if (make := exported("environments.agent_task")) is None:
         raise UserError("this hone has nothing that runs a program: leave the agent out, or install hone whole")
     return make(*args, **more)
 
 
 def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
-    """Raise UserError unless exactly one program is given, and nothing else that rewards."""
     if agent is not None and command is not None:
         raise UserError("an agent is a function or a command: leave out one of agent and agent_command")
     if rewards:
@@ -314,11 +307,10 @@ def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """A task that a program gives.
+    """A task that a program gives; `load` makes it.
 
-    `args` are `load_environment`'s, which name the files that the run keeps; `files` are their texts by name.
-    `graded_here` names functions that no other process can import, so that all run in this one; `not_kept` is why
-    `rewards.py` can't be imported by itself, "" if it can. `load` makes the task.
+    `args` name the files of the run; `files` are their texts. `graded_here` names functions that no other process can
+    import, so all run here. `not_kept` is why `rewards.py` can't be imported alone, "" if it can.
     """
 
     args: dict[str, Any]
@@ -329,7 +321,6 @@ class Given:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Return the digest of each file of rows that is kept."""
         return {name: text_sha256(text) for name, text in self.files.items() if name != REWARDS}
 
 
@@ -344,10 +335,9 @@ def given_task(
     agent: Callable[..., Any] | str | None = None,
     reference: Reference | None = None,
 ) -> Given:
-    """Return the task of these functions on these rows; what is not given comes from `args`. `folder`: the run's.
+    """Return the task of these functions, or this `agent`, on these rows; what is missing comes from `args`.
 
-    `agent` is a program in place of reward functions. A data set is a path, a hub id, or rows for `given_rows`.
-    Raises UserError if these are no functions or rows.
+    A data set is a path, a hub id, or rows for `given_rows`. `folder` is the run's.
     """
     reward_funcs = reward_funcs or ()
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
@@ -403,7 +393,7 @@ def given_task(
 def place_of(func: Callable[..., Any]) -> str | None:
     """Return where a worker process finds the function; None if it is in a notebook, a script or another function.
 
-    An object, a bound method or a partial is found if it is a global variable of the module of its class or function.
+    An object, a bound method or a partial must be a global variable of the module of its class or function.
     """
     home, names = unwrapped(func).__module__, [component_name(func)]
     if not inspect.isfunction(inspect.unwrap(func)) and home in sys.modules:
@@ -417,10 +407,7 @@ def place_of(func: Callable[..., Any]) -> str | None:
 
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
-    """Return a named function; as a reward also a callable object, or a partial or bound method of a named function.
-
-    Raises UserError for anything else.
-    """
+    """Return a named function; for a reward also a callable object, a partial or a bound method. Else UserError."""
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
     inner = unwrapped(func) if where == "reward_funcs" else func

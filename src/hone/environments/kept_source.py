@@ -1,8 +1,7 @@
-"""The source of functions that a program gives, as a file that can be imported by itself.
+"""The source of functions that a program gives, as a file that can be imported alone.
 
-A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So the functions are
-written down with what they use: imports, constants as they are now, and the functions and classes of the same module,
-each before what uses it.
+A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So the file has the
+functions and all that they use: imports, constants as they are now, and functions and classes of the same module.
 """
 
 from __future__ import annotations
@@ -27,21 +26,17 @@ HEAD = '"""Functions of this run and what they use, as they were when it began."
 
 
 def kept_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function in the file that keeps it. A partial, a bound method or an object gets `reward_` in
-    front, because the file defines its function or class under that name.
-    """
+    """Return a function's name in the file. An object gets `reward_` in front: its class is defined under its name."""
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"
 
 
 def kept_source(functions: Sequence[Callable[..., Any]]) -> tuple[str, str]:
-    """Return the text of a file that defines these functions, and why it can't be imported by itself ("" if it can).
+    """Return the text of a file that defines these functions, and why it can't be imported alone ("" if it can).
 
-    Partials, bound methods and objects that can be called are written down too: an object by its class and attributes.
-
-    Parts that can't be written down are comments in it; then the file raises an error when it is imported, rather than
-    grade otherwise.
+    An object is written as its class and attributes. Parts that can't be written are comments in the file; then it
+    raises an error when it is imported, rather than grade otherwise.
     """
     writer = _Writer()
     text = writer.write(functions)
@@ -68,7 +63,6 @@ class _Writer:
         return "\n\n".join([head, *self._pieces]) + "\n"
 
     def _define(self, name: str, value: Any, module: Mapping[str, Any]) -> None:
-        """Add what gives `name` this value, once."""
         if name in self._defined:
             if self._defined[name] is not value:
                 self._give_up(f"{name} means two things in what the functions use: give one of them another name")
@@ -79,10 +73,7 @@ class _Writer:
         elif isinstance(value, Service):
             self._imports.add("import hone")
             self._pieces.append(f"{name} = {value.source}")
-        elif isinstance(value, functools.partial):
-            self._imports.add("import functools")
-            self._define_made(name, value, module)
-        elif isinstance(value, MethodType):
+        elif isinstance(value, functools.partial | MethodType):
             self._define_made(name, value, module)
         elif isinstance(value, re.Pattern):
             self._imports.add("import re")
@@ -103,8 +94,8 @@ class _Writer:
             self._give_up(f"{problem}, or put the reward function into a module")
 
     def _define_made(self, name: str, value: Any, module: Mapping[str, Any]) -> None:
-        """Add a partial, a bound method or an object, after its function or class, its arguments or attributes."""
         if isinstance(value, functools.partial):
+            self._imports.add("import functools")
             parts = [self._part(f"{name}_{i}", part, module) for i, part in enumerate((value.func, *value.args))]
             parts += [f"{key}={self._part(f'{name}_{key}', part, module)}" for key, part in value.keywords.items()]
             source = f"functools.partial({', '.join(parts)})"
@@ -127,7 +118,6 @@ class _Writer:
         return known
 
     def _define_code(self, name: str, value: Any, module: Mapping[str, Any]) -> None:
-        """Add a function or class of the module `module`, after what it uses."""
         function = inspect.unwrap(value)
         try:
             source = textwrap.dedent(inspect.getsource(value)).strip("\n")
@@ -152,7 +142,6 @@ class _Writer:
 
 
 def _globals_of_home(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the global names where a function is defined, or the class of an object."""
     if isinstance(function, Service):
         return {}
     function = unwrapped(function)
@@ -168,7 +157,6 @@ def _globals_of(scope: symtable.SymbolTable) -> set[str]:
 
 
 def _name_in(module: ModuleType | None, value: Any, name: str) -> str:
-    """Return the name by which a module has this value: its own or `name`; "" if it has it by neither."""
     names = (getattr(value, "__qualname__", None), name)
     return next((n for n in names if isinstance(n, str) and getattr(module, n, None) is value), "")
 
@@ -196,7 +184,7 @@ def _literal(value: Any) -> str | None:
 
 
 def _pickled(value: Any) -> bytes | None:
-    """Return a value of an installed type as pickle has it; None if it can't be pickled, or refers to the program."""
+    """Return None for a value that can't be pickled, or that refers to the program."""
     try:
         pickled = pickle.dumps(value, protocol=4)
     except Exception:

@@ -38,12 +38,11 @@ from hone.extension import Loader, gathered, lacking, load
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
     """Return the environment with this id, built by its module's `load_environment(**kwargs)`.
 
-    Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in that of hone's
-    source checkout and in the current directory, then for an installed package. Touches no data and no network.
-    `LIBRARY:TASK` is a task of a library that an extension can load.
+    Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in hone's
+    checkout and in the current directory, then for an installed package. Touches no data and no network. `LIBRARY:TASK`
+    is a task of a library that an extension can load.
 
-    Raises UserError for an unknown id, one that names a module of the standard library, a module without
-    `load_environment`, arguments that do not fit its signature and type hints, and code that `hone.trust` refuses.
+    Raises UserError for an unknown id, an invalid module, wrong arguments, and code that `hone.trust` refuses.
     """
     given = copy.deepcopy(kwargs)
     env = _adapted(env_id, kwargs) if ":" in env_id else _built(env_id, kwargs)
@@ -62,7 +61,6 @@ def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any]
 
 
 def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
-    """Build the environment of a module."""
     module = _find_module(env_id)
     build = getattr(module, "load_environment", None)
     if not callable(build):
@@ -90,7 +88,6 @@ def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
 
 
 def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
-    """Build the task of another library."""
     library, _, task = env_id.partition(":")
     loaders: dict[str, Loader] = gathered("LOADERS", {})
     loader = loaders.get(name := library.replace("_", "-"))
@@ -140,7 +137,6 @@ def _find_module(env_id: str) -> ModuleType:
 
 
 def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
-    """Raise UserError for an argument that `build` does not take, or that does not fit its type hint."""
     signature = inspect.signature(build)
     try:
         signature.bind(**kwargs)
@@ -162,7 +158,6 @@ def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _nearest(env_id: str) -> str:
-    """Return the remedy for an id that was not found: the nearest ids, or all."""
     places = {*folders(), Path(hone.__file__).resolve().parents[1]}  # installed, hone's tasks lie beside its package
     files = [file for folder in places for file in (*folder.glob("*.py"), *folder.glob("*/__init__.py"))]
     tasks = [

@@ -55,10 +55,7 @@ class MultiTurnEnv(Environment):
         return replace(model.rollout(), state=state, failure=failure, late=late, killed=killed)
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
-        """Raise UserError if the template cannot go on with a conversation of this task as it was sampled.
-
-        Tried with turns in which the model thought: some templates leave thoughts out of earlier turns.
-        """
+        """Raise UserError if the model's chat template can't continue a conversation, such as one with thoughts."""
         turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
         answer = {"role": "user", "content": "c"}
         if self.tool_schemas:  # Mistral's templates want ids of nine characters
@@ -71,9 +68,7 @@ class MultiTurnEnv(Environment):
                 raise UserError(f"{self.id} is a task of several turns, but {error}") from None
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
-        """Return the `state` of the first turn: prompt, answer, info and example_id of the example, and `seed`, a
-        number of this rollout's own, for environments that draw. It is JSON: dates in `info`, for instance, are text.
-        """
+        """Return the first `state`: prompt, answer, info, example_id, and `seed` for draws. Dates in it are text."""
         return {
             "prompt": [dict(message) for message in example.prompt],
             "answer": example.answer,
@@ -85,8 +80,8 @@ class MultiTurnEnv(Environment):
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
         """Return the messages that follow the model's; none if the conversation is over. May be async.
 
-        It is called after each message of the model. After the last one (of `max_turns`, or cut by a limit of tokens)
-        nobody sees what it returns, but reward functions see the state that it leaves.
+        Runs after each message of the model. After the last one (of `max_turns`, or cut by a limit of tokens) nobody
+        sees what it returns, but reward functions see the state that it leaves.
         """
         raise NotImplementedError
 
@@ -96,7 +91,7 @@ class MultiTurnEnv(Environment):
         return True
 
     def has_turn(self, turns: int, stop_reason: str) -> bool:
-        """Return True if the model may write again after `turns` messages, the last of which ended by `stop_reason`."""
+        """Return True if the model may write again after `turns` messages, with this end of the last one."""
         return stop_reason == "stop" and turns < self.max_turns
 
     @property
@@ -114,15 +109,14 @@ class MultiTurnEnv(Environment):
         return is_async(self.env_response)
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        """Return the messages in place of an `env_response` that failed; None: the sample fails."""
+        """Return the messages that replace a failed `env_response`; None: the sample fails."""
         return None
 
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
         """Return the environment's messages to each conversation (messages, state), and its state then; in order.
 
-        `env_response` runs in worker processes, as reward functions do, unless it is marked `inline` or no worker can
-        load this environment. An exception in it, or a deadline, is a failure. Neither messages nor state are changed;
-        a state that goes to workers must be JSON.
+        `env_response` runs in workers (then state must be JSON), unless it is marked `inline` or no worker can load
+        this environment. An exception in it, or a deadline, is a failure. Arguments are not changed.
         """
         workers = self._workers_for(self.responds_inline)
         if workers is None:
@@ -150,11 +144,7 @@ Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
 def settled(
     answer: Answer, env: MultiTurnEnv, messages: list[Message], state: dict[str, Any]
 ) -> tuple[list[Message], dict[str, Any], tuple[Outcome, str] | None]:
-    """Return the environment's messages, the state then, and why the conversation failed, if it did.
-
-    Messages are copied as JSON that every file and tokenizer takes. Other values than messages of the environment are a
-    failure.
-    """
+    """Return the environment's messages as plain JSON, the state then, and why the conversation failed, if it did."""
     if isinstance(answer, GraderFailure):
         response = env.failed_response(messages, answer)
         if response is None:
@@ -168,7 +158,6 @@ def settled(
 
 
 def _copied(message: Any) -> Message:
-    """Return the message as JSON. Raises ValueError, with the reason, if an environment can't send it."""
     texts = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
     if texts and message["role"] != "assistant":
         try:

@@ -32,7 +32,7 @@ _SPACED = re.compile(rf"(?<![\w.,^/])[0-9]{{1,3}}(?:[\s~][0-9]{{3}})+(?![0-9]|[\
 _ENCLOSED = re.compile(r"\s*(?:<([^<>]*)>|\(([^()]*)\)|\[([^][]*)\])[\s.]*")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
 _DOLLAR = re.compile(r"-\s?\\?\$\s?(?=[0-9.])")
-# What LaTeX and Markdown wrap around a number becomes a space, so that digits never grow together: 4**2 is not 42.
+# LaTeX and Markdown around a number become a space, so that digits never grow together: 4**2 is not 42.
 _WRAPPING = re.compile(
     r"\\(?:boxed|underline|emph|text|text(?:bf|it)|math(?:rm|bf)|displaystyle|left|right|q?quad|implies|therefore"
     r"|[Rr]ightarrow)(?![A-Za-z])"
@@ -80,18 +80,13 @@ _BEFORE_REMARK = re.compile(r"\s*(?:[A-Za-z%°/²³]+\s*){0,3}")
 
 
 def read_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Return the one number that `text` states, perhaps with a unit or a remark in brackets; None if there
-    is none, or it may mean two. `42%` reads 42, or with `percent` 42/100.
-    """
+    """Return the number that `text` states; None if it has none or may mean two. With `percent` `42%` is 42/100."""
     stated = _stated(text)
     return stated and stated.read(percent)
 
 
 def same_number(given: str | None, gold: str) -> bool:
-    """Return True if `given` and `gold` state the same number by the rule of `hone.grading.decimals`.
-
-    Percent signs count if `gold` has one.
-    """
+    """Compare two numbers by the rule of `hone.grading.decimals`. Percent signs count if `gold` has one."""
     one, other = _stated(given or ""), _stated(gold)
     if one is None or other is None:
         return False
@@ -147,7 +142,6 @@ class LastNumberParser(Parser):
     expects = "a number"
 
     def parse(self, text: str) -> str | None:
-        """Return the numeral, with its percent sign, so that `read_number` reads it."""
         text = _clean(visible_text(text))
         numerals = _numerals(text)
         try:
@@ -177,7 +171,7 @@ class _Numeral:
 
     @property
     def decimal(self) -> str:
-        """The digits with their point, if it is a decimal; else empty."""
+        """Return the digits with their point, if it is a decimal; else ""."""
         written = DECIMAL.search(self.text)
         return written[0] if written else ""
 
@@ -186,7 +180,6 @@ class _Numeral:
 
 
 def _clean(text: str) -> str:
-    """Return `text` without end-of-turn markers, LaTeX's and Markdown's wrapping, and currency signs."""
     text = visible_text(text).translate(_CHARACTERS)
     text = _DOLLAR.sub("-", _THOUSANDS.sub(",", text))
     text = _FRACTION.sub(r" \1\2/\3 ", text)

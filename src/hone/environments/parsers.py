@@ -22,7 +22,7 @@ MAX_CHARS = 4096
 """Longer text between two tags is no answer."""
 
 LONGEST_LINE = 512
-"""Characters of a line after `ANSWER:` that are read; what goes on for longer must be a remark."""
+"""Characters of a line after `ANSWER:` that are read; the rest of a longer line must be a remark."""
 _PROSE = "every step was checked, so I am sure of it."
 
 _TAG = re.compile(r"<(/?)answer>")
@@ -227,8 +227,6 @@ def _boxes(text: str) -> Iterator[Span]:
 
 
 def _after(mark: re.Pattern[str]) -> Callable[[str], Iterator[Span]]:
-    """Return what finds the text after each match of `mark`: up to the end of the line, or to the next match in it."""
-
     def spans(text: str) -> Iterator[Span]:
         marks = list(mark.finditer(text))
         ends = [match.start() for match in marks[1:]] + [len(text)]
@@ -241,10 +239,7 @@ def _after(mark: re.Pattern[str]) -> Callable[[str], Iterator[Span]]:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """Yield what of a line may be the answer: all of it, then what stands before a remark.
-
-    Raises Ambiguous for a remark that takes the answer back or offers another: `42. No, 43.`
-    """
+    """Yield the line, then the part before a remark. Raises Ambiguous for a remark that takes it back: `42. No, 43.`"""
     line = " ".join(line[: LONGEST_LINE + 1].split())
     line = _FRAME.sub("", line)
     if len(line) <= LONGEST_LINE:
@@ -258,7 +253,6 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _first(read: Callable[[str], T | None], parts: Iterable[str]) -> tuple[str, T] | None:
-    """Return the first part that `read` takes, and its value. Raises Ambiguous if one may mean two things."""
     doubt = None
     for part in parts:
         try:

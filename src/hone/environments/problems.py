@@ -26,7 +26,7 @@ PROBLEMS = (
     (r"How many divisors has 360?", "24"),
     (r"What is $\log_2 32$?", "5"),
 )
-"""Problems of our own: two of three for training, the others for evaluation."""
+"""Built-in problems: two of three for training, the others for evaluation."""
 MATH_HINT = r"Reason step by step, and put your final answer within \boxed{}."
 _LATEX = re.compile(r"\\(?:text\w*|mathrm|mathbf|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _SYMBOL = re.compile(r"[\d\\+=<>^|π∞√]|\A\W*[^\W\d_]{1,3}\W*\Z")
@@ -41,7 +41,7 @@ QUESTION = ("problem", "question", "prompt")
 
 
 def question_of(row: Row) -> str:
-    """Return the text of the question: of a `prompt` of messages, what the user says last. KeyError without one."""
+    """Return the question: of a `prompt` of messages, the user's last text. KeyError without one."""
     given = next((row[name] for name in QUESTION if row.get(name)), None)
     if isinstance(given, list):
         asked = [m for m in given if isinstance(m, dict) and m.get("role") == "user"]
@@ -62,7 +62,7 @@ def answer_of(row: Row) -> str:
 
 
 def prompt_of(row: Row, hint: str) -> str | list[Message]:
-    """Return the prompt: messages as the row has them, or the question and, in a line of its own, the hint."""
+    """Return the prompt: messages as the row has them, or the question with the hint in the next line."""
     messages = row.get("prompt")
     return messages if isinstance(messages, list) else f"{question_of(row)}\n{hint}".strip()
 
@@ -70,10 +70,7 @@ def prompt_of(row: Row, hint: str) -> str | list[Message]:
 def splits(
     dataset: str | None, eval_dataset: str | None, dataset_split: str, eval_split: str, own: Callable[[str], Rows]
 ) -> dict[str, DataSource | None]:
-    """Return what `train_and_eval` does, with a tenth of the questions held out.
-
-    But `eval_dataset` alone leaves nothing to train on.
-    """
+    """Return the arguments of `train_and_eval` with a tenth of the questions held out, or only an eval data set."""
     made = train_and_eval(
         dataset, eval_dataset, dataset_split, eval_split, lambda rows: hold_out(rows, question_of), own
     )
@@ -81,7 +78,6 @@ def splits(
 
 
 def own_problems(split: str) -> Rows:
-    """Return the problems of our own of a split."""
     rows = [{"problem": problem, "answer": answer} for problem, answer in PROBLEMS]
     chosen = [i for i in range(len(rows)) if (i % 3 == 2) == (split == "eval")]
     return Rows(rows, lambda i: f"problem {i} of hone's own").take(chosen)
@@ -90,8 +86,7 @@ def own_problems(split: str) -> Rows:
 class MathParser(AnswerParser[str]):
     r"""The answer is the last `\boxed{…}`, `<answer>` pair or `ANSWER:` that math-verify may be able to read.
 
-    After `ANSWER:` mathematics is expected: prose there is read only if there is no other answer, and so is mathematics
-    after `the answer is`.
+    Prose after `ANSWER:`, and mathematics after `the answer is`, is read only if there is no other answer.
     """
 
     def __init__(self) -> None:
@@ -99,7 +94,6 @@ class MathParser(AnswerParser[str]):
         super().__init__(_readable, forms, r"a \boxed{…} answer", _formula)
 
     def parse(self, text: str) -> str | None:
-        """Return the answer as `value` has it: of a line without the Markdown around it."""
         return self.value(text)
 
 
@@ -108,10 +102,7 @@ def _readable(text: str) -> str | None:
 
 
 def _formula(line: str) -> str | None:
-    """Return the line if it is a number, with a unit or without, or a formula; a box in it is read instead.
-
-    Raises Ambiguous for `3 or 4 apples`.
-    """
+    """Return the line if it is a number, with or without a unit, or a formula. Raises Ambiguous for `3 or 4 apples`."""
     line = re.sub(r"(?:\*\*|__|`|\$\$|\\\])+(?=[.\s]*\Z)", "", line).strip()
     if r"\boxed" in line:
         return None
@@ -129,10 +120,7 @@ def _is_formula(text: str) -> bool:
 
 
 def correctness(completion: list[Message], answer: str, parser: MathParser) -> float | GraderFailure:
-    """Return 1 if the given answer is equal to the right one, else 0; a number may have a unit or a remark.
-
-    A comparison that takes too long gives no reward.
-    """
+    """Return 1 for an answer equal to the right one, else 0; a failure if the comparison takes too long."""
     given = parser.parse_answer(completion)
     bare = not re.search(r"[^\W\d_]", re.sub(r"\\[A-Za-z]+", "", answer))
     if bare and same_number(given, answer):

@@ -25,11 +25,7 @@ _THOUGHTS = ("think", "thinking", "reasoning", "scratchpad")
 
 
 def reference_of(example: Example, reference: Reference) -> Any:
-    """Return the completion that a template or a function makes of an example.
-
-    Columns are `answer`, `prompt`, `info`, `example` and the keys of `info`. Raises UserError for a column that is not
-    there.
-    """
+    """Return the completion that a template or a function makes of an example. UserError for an unknown column."""
     columns = {**example.info, "answer": example.info.get("answer", example.answer), "prompt": example.prompt}
     if isinstance(reference, str):
         return str(Template({"reference": reference}, "reference").row(columns, f"example {example.id}")["reference"])

@@ -1,4 +1,4 @@
-"""Rubric: which reward functions make up the reward, with which weights, and which of them decides correctness."""
+"""Rubric: reward functions with their weights; one of them decides correctness."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hone.rng import stream
 from hone.types import BOUND, LARGEST_REWARD, TOO_LARGE, Example, Message, Outcome, Score
 
 RewardFunc = Callable[..., float | GraderFailure | Awaitable[float | GraderFailure | None] | None]
-"""Gets one completion. One that is marked by `of_group` gets the samples of a group, and returns a list."""
+"""Gets one completion; if marked by `of_group`, gets the samples of a group and returns a list."""
 T = TypeVar("T")
 Func = TypeVar("Func", bound=Callable[..., Any])
 OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
 
 
 def inline(func: Func) -> Func:
-    """Mark a function as cheap and pure: it runs in hone's own process, where nothing limits it.
+    """Mark a function as cheap and pure: it runs in hone's process, without limits.
 
     Use it for a reward function that cannot hang on any completion; `env_response` of a task of several turns can be
     marked too. A rubric runs here if all its functions are marked.
@@ -36,10 +36,10 @@ def inline(func: Func) -> Func:
 
 
 def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
-    """Mark a function as one of a group: it is called once for the `Sample`s of one prompt that are graded together,
-    and returns a list with a value for each, or a GraderFailure.
+    """Mark a function as one of a group: one call gets the `Sample`s of a prompt that are graded together.
 
-    `ids`: it takes the samples' `completion_ids`; `needs_ids`: it fails without them.
+    It returns a list with a value for each, or a GraderFailure. `ids`: it takes the samples' `completion_ids`;
+    `needs_ids`: it fails without them.
     """
     func.of_group, func.takes_ids, func.needs_ids = True, ids, needs_ids  # type: ignore[attr-defined]
     return func
@@ -58,10 +58,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Sample:
-    """A reward function's input: a completion of an example, and the environment's state of it.
-
-    `completion_ids` are its sampled tokens, if a function of a group takes them, and they are known.
-    """
+    """A completion of an example, and its state. `completion_ids` are sampled tokens, if a function needs them."""
 
     example: Example
     completion: list[Message]
@@ -74,10 +71,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of the task's code for a completion.
-
-    `answer` is what its parser found, as text to show (None: nothing); `seconds` is wall time.
-    """
+    """Results of the task's code. `answer` is the parser's, as text to show (None: nothing); `seconds` is wall time."""
 
     components: dict[str, float]
     answer: str | None
@@ -85,7 +79,6 @@ class Measured:
     seconds: float
 
     def joined(self, group: Measured) -> Measured:
-        """Return this with the components and the failure of its group."""
         components, failure = self.components | group.components, self.failure or group.failure
         return Measured(components, self.answer, failure, self.seconds + group.seconds)
 
@@ -93,12 +86,12 @@ class Measured:
 class Rubric:
     """Reward = sum of weight x value over the reward functions.
 
-    A reward function is plain or async, takes by name what it needs of `completion` (list of messages), `answer`
-    (str), `prompt` (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see
-    `measure`), `parser` and `rng` (a numpy generator of its own, for graders that draw), and returns a number, or None
-    to abstain. `weights` default to 1. `correctness` names the function, by itself or by its name, that decides whether
-    an answer is right (it returned ≥ 1.0): the first unless given. It may have the weight 0. `ranges` declares the
-    range of components by name. `parser` is used unless the environment has its own.
+    A reward function is plain or async, takes by name some of `completion` (list of messages), `answer` (str), `prompt`
+    (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see `measure`), `parser`
+    and `rng` (a numpy generator for graders that draw), and returns a number, or None to abstain. `weights` default to
+    1. `correctness` is the function (or its name) that decides if an answer is right (it returned ≥ 1.0): the first
+    unless given. It may have the weight 0. `ranges` declares the range of components by name. `parser` is used unless
+    the environment has its own.
     """
 
     def __init__(
@@ -141,16 +134,15 @@ class Rubric:
             )
         self.parser = parser
         self.group_funcs = {name: func for name, func in self.funcs.items() if getattr(func, "of_group", False)}
-        """Functions that are called once for a group; `sample_funcs` once for each completion."""
+        """One call for a group; `sample_funcs` have one for each completion."""
         self.sample_funcs = {name: func for name, func in self.funcs.items() if name not in self.group_funcs}
         self.takes_ids = any(func.takes_ids for func in self.group_funcs.values())  # type: ignore[attr-defined]
         self.needs_ids = next((n for n, func in self.group_funcs.items() if func.needs_ids), None)  # type: ignore[attr-defined]
-        """The name of a function that cannot do without the ids of sampled tokens; None if there is none."""
+        """The name of a function that requires the ids of sampled tokens; None if there is none."""
         self._accepts = {name: _accepted(name, func) for name, func in self.sample_funcs.items()}
         self._any_weight = any(self.weights.values())
 
     def _payments(self, name: str) -> list[float]:
-        """Return what a component pays at the ends of its range; a function without a range gives 0 to 1."""
         one = self.ranges.get(name)
         return [self.weights[name] * end for end in ((*one.right, *one.wrong) if one else (0.0, 1.0))]
 
@@ -165,11 +157,11 @@ class Rubric:
         return all(is_inline(func) for func in self.funcs.values())
 
     def num_async(self, of_groups: bool) -> int:
-        """Return the number of async functions that are called for groups, or for single completions."""
+        """Return the number of async functions of groups, or of single completions."""
         return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
 
     def needs(self, column: str, name: str = "") -> bool:
-        """Return True if a reward function, or the one of this name, asks for this argument."""
+        """Return True if a reward function, or the one named, asks for this argument."""
         return any(column in accepted for func, accepted in self._accepts.items() if name in ("", func))
 
     @property
@@ -183,9 +175,9 @@ class Rubric:
     def measure(self, sample: Sample, parser: Parser) -> Work[Measured]:
         """Run the functions of one completion, up to the first that fails; `hone.grading.together` drives it.
 
-        Each function gets copies of its arguments, but for `state`, which all share: it holds prompt, completion,
-        answer, info, example_id, stop_reason and is_truncated, what the environment kept of a conversation, and what
-        functions add. The `rng` of each is the stream (seed, "grader", example, sample_id, function).
+        Each function gets copies of its arguments, but all share `state`: prompt, completion, answer, info, example_id,
+        stop_reason and is_truncated, the conversation's state, and additions of functions. The `rng` of each is the
+        stream (seed, "grader", example, sample_id, function).
         """
         started = time.perf_counter()
         components: dict[str, float] = {}
@@ -207,10 +199,7 @@ class Rubric:
         return Measured(components, found, failure, time.perf_counter() - started)
 
     def measure_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
-        """Run the functions of a group on its completions, up to the first that fails as a whole.
-
-        Then each completion fails. A value that is not a finite number fails its own completion alone.
-        """
+        """Run the functions of a group on its completions. If one fails as a whole, all completions fail."""
         started = time.perf_counter()
         components: list[dict[str, float]] = [{} for _ in samples]
         failures: list[GraderFailure | None] = [None] * len(samples)
@@ -232,7 +221,7 @@ class Rubric:
         return [Measured(values, None, failure, seconds) for values, failure in both]
 
     def score(self, measured: Measured, sample: Sample, parser: Parser) -> Score:
-        """Return reward and outcome of what the functions returned. No code of the task runs here."""
+        """Return reward and outcome. No code of the task runs here."""
         components = {name: measured.components[name] for name in self.funcs if name in measured.components}
         reward = sum(self.weights[name] * value for name, value in components.items())
         failure = measured.failure
@@ -265,30 +254,27 @@ def answer_rubric(correctness: RewardFunc) -> Rubric:
 
 
 def component_name(func: RewardFunc) -> str:
-    """Return the name of a reward function: its own, its partial's function's, or its class's."""
     func = unwrapped(func)
     return getattr(func, "__name__", type(func).__name__)
 
 
 def is_inline(func: Callable[..., Any]) -> bool:
-    """Return True if a function, or that in a partial, is marked by `inline`."""
+    """Return True if a function, also in a partial, is marked by `inline`."""
     return getattr(unwrapped(func), "inline", False) is True
 
 
 def is_async(func: Callable[..., Any]) -> bool:
-    """Return True if a function, or that in a partial, or the `__call__` of an object is async."""
+    """Return True if a function, also in a partial, or the `__call__` of an object is async."""
     func = unwrapped(func)
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004
 
 
 def in_group(failure: GraderFailure, names: Iterable[str], size: int) -> GraderFailure:
-    """Return a failure with the words that it is one of a whole group: of its call of these functions."""
     call = f"{', '.join(names)} got the group of {size} completion{'s' * (size != 1)} in one call"
     return replace(failure, detail=f"{failure.detail} ({call})")
 
 
 def unwrapped(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function in a partial."""
     while isinstance(func, functools.partial):
         func = func.func
     return func
@@ -316,7 +302,6 @@ class _Offer:
         self._facts |= {"stop_reason": sample.stop_reason, "is_truncated": truncated}
 
     def arguments(self, func: str, names: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of the function of this name."""
         offered = self.copies()
         if "state" in names:
             self._state |= self._facts | offered
@@ -328,7 +313,6 @@ class _Offer:
 
 
 def _copier(value: T) -> Callable[[], T]:
-    """Return a function that makes a copy of the value as it is now."""
     try:
         return functools.partial(pickle.loads, pickle.dumps(value))
     except (pickle.PicklingError, TypeError, AttributeError):  # a function in `info`, where no worker grades
@@ -336,7 +320,6 @@ def _copier(value: T) -> Callable[[], T]:
 
 
 def _explain(sample: Sample, parser: Parser, answer: str | None, components: Mapping[str, float]) -> str:
-    """Explain the reward in one line: the expected and the given answer, then each component."""
     if answer is None:
         text = completion_text(sample.completion)
         found = f"no {parser.expects.removeprefix('an ').removeprefix('a ')} in {_short(text)}"

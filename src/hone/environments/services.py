@@ -1,7 +1,4 @@
-"""The replies of services that give rewards: a run records them, in `judgements.jsonl`, by what was asked.
-
-An extension brings the services.
-"""
+"""The replies of services that give rewards: a run records them in `judgements.jsonl`."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from hone.types import content_hash
 from hone.web import shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
-"""Names the file of this run's replies to all processes that grade, behind a mode and a colon; see `record_in`."""
+"""Mode and file of this run's replies, for all grading processes: "MODE:FILE", see `record_in`."""
 
 
 class Service:
-    """A reward function that asks a service: async, and inline, for it only waits."""
+    """A reward function that asks a service: async, and inline, since it only waits."""
 
     name: str
     api_key_env: str | None
@@ -58,7 +55,7 @@ class Service:
 
 
 async def recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -> dict[str, Any]:
-    """Return the reply to a question: that in the run's file, else that of the service, which is written there."""
+    """Return the recorded reply to a question; if there is none, ask the service and record it."""
     key, replies = content_hash([name, asked]), Replies.here()
     if (known := replies.find(key)) is not None:
         return known
@@ -71,7 +68,7 @@ async def recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -
 
 
 class _Gate:
-    """At most so many at a time, in whichever event loop: graders run in one of a thread of their own."""
+    """Limits concurrent requests per event loop: graders run in a loop of a separate thread."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -82,7 +79,7 @@ class _Gate:
         return self._of_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.most))
 
     def same(self, key: str) -> asyncio.Lock:
-        """Return the lock of a question: who asks the same waits for the reply."""
+        """Return the lock of a question, so that equal questions wait for one reply."""
         return self._same.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
 
 
@@ -98,7 +95,7 @@ class Replies:
 
     @classmethod
     def here(cls) -> Replies:
-        """Return those of the run that this process grades for."""
+        """Return the replies of the run that this process grades for."""
         named = os.environ.get(VARIABLE, ":")
         if named not in cls._known:
             mode, _, path = named.partition(":")
@@ -106,14 +103,13 @@ class Replies:
         return cls._known[named]
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """Return the reply to what has this key."""
         if key not in self._replies and self.path is not None and self.path.is_file():
             with self._lock, open(self.path, "rb") as file:
                 self._read_on(file)
         return self._replies.get(key)
 
     def add(self, key: str, name: str, reply: dict[str, Any]) -> dict[str, Any]:
-        """Write a reply down, unless another process has one to this; return the one that counts."""
+        """Record a reply, unless another process has one to this question; return the recorded one."""
         line = json.dumps({"key": key, "name": name, **reply}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
             if self.path is not None and self.writes:
@@ -127,7 +123,6 @@ class Replies:
             return self._replies.setdefault(key, reply)
 
     def _read_on(self, file: IO[bytes]) -> None:
-        """Read what was written since; what a kill has cut off is passed over."""
         file.seek(self._read)
         for line in file:
             if not line.endswith(b"\n"):
@@ -147,16 +142,16 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
-    """Have services' replies recorded in a run's folder, by this process and those that it starts; None: nowhere.
+    """Record services' replies in a run's folder, in this process and its children; None: nowhere.
 
-    Mode "read": what is there is used, and what is asked is not written down; "only": nothing else is asked.
+    Mode "read": use recorded replies, and record no others; "only": ask no service.
     """
     Replies._known.clear()
     os.environ[VARIABLE] = ":" if folder is None else f"{mode}:{folder.absolute() / JUDGEMENTS}"
 
 
 def usage(folder: Path) -> str | None:
-    """Return what the services of a run were asked, in words: replies, tokens, cost; None if nothing."""
+    """Return replies, tokens and cost of a run's services, in words; None if there are none."""
     path = folder / JUDGEMENTS
     if not path.is_file():
         return None

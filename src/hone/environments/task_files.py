@@ -45,7 +45,6 @@ def is_taken(name: str) -> str | None:
 
 
 def find_file(name: str) -> Path | None:
-    """Return the local file of the task with this module name, if there is one."""
     for folder in folders():
         for path in (folder / f"{name}.py", folder / name / "__init__.py", folder / name / f"{name}.py"):
             if path.is_file():
@@ -60,13 +59,12 @@ def folders() -> list[Path]:
 
 
 def _own_folders() -> list[Path]:
-    """Return the folder of hone's own tasks in a source checkout; installed, they are top-level modules."""
+    """Return the folder of hone's tasks in a source checkout; when installed, they are top-level modules."""
     checkout = Path(hone.__file__).resolve().parents[2]
     return [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
 
 
 def _installed_folders() -> list[Path]:
-    """Return the folders that installers write packages into."""
     paths = [*site.getsitepackages(), site.getusersitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))]
     return [Path(path).resolve() for path in paths]
 
@@ -100,9 +98,9 @@ def text_digest(source: bytes, beside: Sequence[Path]) -> str:
 
 
 def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
-    """Return the files in the folders `beside` that a source imports, itself or through them, sorted.
+    """Return the files in the folders `beside` that a source imports, directly or not, sorted.
 
-    An installed package goes before a file of the same name. Folders of installed tasks, or of hone's own, have none.
+    An installed package goes before a file of the same name. Folders of installed tasks, or of hone's, have none.
     """
     folders = [folder for folder in beside if folder not in _own_folders() and "site-packages" not in folder.parts]
     found: set[Path] = set()
@@ -127,7 +125,6 @@ def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
 
 
 def _imported(source: bytes) -> set[str]:
-    """Return the top-level names of the modules that a source imports."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
@@ -138,16 +135,15 @@ def _imported(source: bytes) -> set[str]:
 
 
 def _origin(name: str) -> Path | None:
-    """Return the file that an import of a top-level module finds; None if there is none."""
     spec = importlib.util.find_spec(name)
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """Import the module at `path`, once per file and process. It may import modules that lie beside it.
+    """Import the module at `path`, once per file and process. It may import modules beside it.
 
-    It goes into `sys.modules` under its own name, unless an installed package has that name already: a task file called
-    `datasets.py` must not stand in for the package. Nor must files beside it, so their folder comes last on the path.
+    If an installed package has its name, it gets another in `sys.modules`: a task file `datasets.py` must not replace
+    the package. Nor must files beside it, so their folder comes last on the path.
     """
     path = path.resolve()
     for alias in (name, f"hone_environment_{name}"):
@@ -182,7 +178,7 @@ def put_on_path(folder: Path) -> None:
 
 
 def mistake(path: Path, error: Exception) -> UserError:
-    """Return the error that says what went wrong in a task file, and in which of its lines."""
+    """Return the error for a task file, with the line at fault."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     what = str(error)
     if isinstance(error, SyntaxError) and error.filename == str(path):
@@ -192,10 +188,10 @@ def mistake(path: Path, error: Exception) -> UserError:
 
 
 def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
-    """Import the function that `MODULE:NAME` or `FILE.py:NAME` names; return it and its file, if that is known.
+    """Import the function of `MODULE:NAME` or `FILE.py:NAME`; return it and its file, if that is known.
 
-    A module is looked for in the current folder, then where Python finds it. Raises UserError if it is missing,
-    can't be imported, has no such function, or if `hone.trust` refuses it.
+    Looks for modules in the current folder first. Raises UserError if there is no such function, its module can't be
+    imported, or `hone.trust` refuses it.
     """
     trust.check_function(place)
     module_name, _, name = place.rpartition(":")

@@ -3,12 +3,11 @@
     {question = "{problem} Answer with a number.", answer = "{gold}", info = {level = "{meta.level}"}}
 
 Each key is a column of the new row, and the new row has no others. Text may hold placeholders: `{gold}` is the column
-`gold`; `{meta.level}` is the value of `level` in the column `meta`, `{choices.0}` the first of a list (unless a
-column has that name); `{{` and `}}` are braces. Lists and tables are made item by item, so `prompt` may be a list
-of messages. Text that is one placeholder and nothing else keeps the type of what it stands for: a number, a list, a
-list of messages; but a `prompt`, `question` or `completion` that is a number is written out, for these are text or
-messages. Anywhere else, and in a message's text, the value is written out as well: `true`, `false`, lists and tables
-as JSON.
+`gold`; `{meta.level}` is the value of `level` in the column `meta`, `{choices.0}` the first of a list (unless a column
+has that name); `{{` and `}}` are braces. Lists and tables are made item by item, so `prompt` may be a list of messages.
+Text that is a single placeholder keeps the value's type: a number, a list, a list of messages; but a `prompt`,
+`question` or `completion` that is a number is written out, for these are text or messages. Anywhere else, and in a
+message's text, the value is written out as well: `true`, `false`, lists and tables as JSON.
 
 A list of turns becomes messages by `each`, where the placeholders of `role` and `content` name parts of a turn:
 
@@ -31,7 +30,7 @@ from hone.environments.data import Row, Rows, brief
 from hone.errors import UserError
 
 MESSAGE = {"role", "content"}
-"""Keys of a message, whose values are always text."""
+"""Keys of a message with text values."""
 _EACH = {"each", "roles", "name", *MESSAGE}
 """Keys of a table that makes messages of turns."""
 _TEXTS = {"prompt", "question", "completion"}
@@ -47,9 +46,7 @@ class Template:
         self._columns = {str(column): (value, f"{name}.{column}") for column, value in columns.items()}
 
     def row(self, row: Row, where: str) -> Row:
-        """Return the new row. Raises UserError, naming the row by `where`, if it lacks a column that the template
-        wants, and for a bad placeholder: Python's conversions and formats (`{a!r}`, `{a:>5}`), brackets.
-        """
+        """Return the new row. Raises UserError for a missing column or a bad placeholder; `where` names the row."""
         made = {column: _fill(value, name, row, where) for column, (value, name) in self._columns.items()}
         for column in _TEXTS & made.keys():
             if isinstance(made[column], numbers.Number) and not isinstance(made[column], bool):
@@ -57,7 +54,6 @@ class Template:
         return made
 
     def rows(self, rows: Rows) -> Rows:
-        """Return the same for all rows, each when it is asked for."""
         return rows.map(self.row)
 
 
@@ -87,7 +83,6 @@ def _is_each(value: Any) -> bool:
 
 
 def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list[Any]:
-    """Return a message for each turn of a list; `roles` maps the turns' words for roles."""
     if lacking := MESSAGE - value.keys():
         raise UserError(f'{name} has each, but no {min(lacking)}: say what is in a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
@@ -104,7 +99,7 @@ def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list
 
 @functools.lru_cache(maxsize=1024)
 def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
-    """Return (text before it, what is in it) of each placeholder, and what follows the last one."""
+    """Return (text before it, its content) of each placeholder, then the text after the last one."""
     try:
         parsed = list(Formatter().parse(text))
         for _, field, form, conversion in parsed:
@@ -119,7 +114,6 @@ def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
 
 
 def _look_up(field: str, name: str, row: Row, where: str) -> Any:
-    """Return what `field` stands for in a row, by keys and positions only: no attribute is reached."""
     if field in row:
         return row[field]
     value: Any = row

@@ -1,13 +1,12 @@
 """Tasks with tools: typed Python functions that the model may call, run in turns between its messages.
 
-def multiply(a: int, b: int) -> int:
-    \"\"\"Multiplies two numbers.\"\"\"
-    return a * b
+    def multiply(a: int, b: int) -> int:
+        \"\"\"Multiplies two numbers.\"\"\"
+        return a * b
 
-ToolEnv(tools=[multiply], max_turns=5, rubric=..., dataset=...)
+    ToolEnv(tools=[multiply], max_turns=5, rubric=..., dataset=...)
 
-The schema of a tool comes from its type hints and docstring. pydantic makes it and checks the arguments, so that both
-say the same.
+pydantic makes a tool's schema from its type hints and docstring, and checks the arguments by it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from hone.types import Message, Outcome, content_hash
 ERROR = "error:"
 """The beginning of the answer to a failed call."""
 STATE = "state"
-"""A parameter of this name is not the model's to give: it gets the conversation's state."""
+"""A parameter of this name gets the conversation's state; the model can't set it."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -85,10 +84,7 @@ class ToolEnv(MultiTurnEnv):
 
     @property
     def hears_last(self) -> bool:
-        """True if a tool, or an `env_response` of a subclass, may leave something in the state.
-
-        Otherwise the calls of a last message are not run, for nobody would see their answers.
-        """
+        """True if a last message's calls must run: a tool, or a subclass's `env_response`, may change the state."""
         return type(self).env_response is not ToolEnv.env_response or any(t.takes_state for t in self.tools.values())
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message] | Awaitable[list[Message]]:
@@ -112,10 +108,7 @@ class ToolEnv(MultiTurnEnv):
         return [message, *answer[0]]
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        """Return an error for the model if a tool was killed at its deadline or ended its process.
-
-        Returns None for other failures, such as an exception that left `env_response`: the sample fails.
-        """
+        """Return an error for the model if a tool was killed or ended its process; else None: the sample fails."""
         calls = calls_of(messages[-1])
         late = failure.outcome is Outcome.GRADER_TIMEOUT
         if not calls or not (late or failure.lost):
@@ -124,7 +117,7 @@ class ToolEnv(MultiTurnEnv):
         return [_message(call, text) for call in calls]
 
     def _answer(self, call: dict[str, Any], state: dict[str, Any]) -> str | Awaitable[Any]:
-        """Run a call and return its answer; the caller awaits an async tool's."""
+        """Run a call and return its answer. The caller awaits an async tool."""
         try:
             function, arguments = self._read(call)
         except ValueError as error:
@@ -146,7 +139,6 @@ class ToolEnv(MultiTurnEnv):
         return [_message(*pair) for pair in zip(calls, texts, strict=True)]
 
     def _read(self, call: dict[str, Any]) -> tuple[ToolFunction, dict[str, Any]]:
-        """Return the tool that a call names, and its arguments. Raises ValueError with the fault."""
         name, given = arguments_of(call)
         if not name:
             raise ValueError(f"the call cannot be read: {_raw(call)!r}")
@@ -171,9 +163,8 @@ class ToolEnv(MultiTurnEnv):
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """Return the tool calls of a message of the assistant, in OpenAI's form. A malformed one has the name "".
-
-    They are its `tool_calls`; of a message without these, the calls in its text (`<tool_call>{…}</tool_call>`).
+    """Return an assistant message's `tool_calls`, or the calls in its text, in OpenAI's form. A malformed one has no
+    name.
     """
     if message.get("role") != "assistant":
         return []
@@ -194,7 +185,6 @@ def arguments_of(call: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
 
 
 def _raw(call: dict[str, Any]) -> str:
-    """Return the beginning of a call's arguments as they were written."""
     function = call.get("function")
     return str(function.get("arguments") if isinstance(function, dict) else "")[:200]
 
@@ -246,7 +236,6 @@ class ToolFunction:
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the description, and what the Args section says of each argument."""
     parts = re.split(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):[ \t]*$", text, flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     arguments = next((sections[name] for name in ("Args", "Arguments", "Parameters") if name in sections), "")
@@ -266,7 +255,6 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 def _arguments(
     name: str, func: Callable[..., Any], parameters: dict[str, inspect.Parameter], described: dict[str, str]
 ) -> Any:
-    """Return a pydantic adapter of the table of arguments."""
     try:
         target = inspect.unwrap(func.func if isinstance(func, functools.partial) else func)
         hints = get_type_hints(target if inspect.isroutine(target) else type(target).__call__, include_extras=True)
@@ -291,7 +279,6 @@ def _arguments(
 
 
 def _schema(arguments: Any, parameters: dict[str, inspect.Parameter]) -> dict[str, Any]:
-    """Return the JSON schema of the arguments, with their defaults and without titles."""
     schema = arguments.json_schema(schema_generator=_Untitled)
     first = ("type", "description")
     properties = {

@@ -1,4 +1,4 @@
-"""What the grading processes of an environment run: they load it, and answer what `hone.environments.workers` asks."""
+"""Code of the grading processes: they load an environment, and answer questions of `hone.environments.workers`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hone.types import Outcome
 def start(
     env_id: str, kwargs: dict[str, Any], folder: str, path: list[str], sources: dict[str, str], timeout: float
 ) -> Callable[[list[Any]], list[Any]]:
-    """Load the environment in a process of `hone.grading.pool` as hone's process loaded it, without its data.
+    """Load the environment as hone's process loaded it, without its data.
 
-    Return the function that answers `["grade", "group" or "respond", items]`, where the items are packed samples,
-    groups of samples, or (messages, state). Raises UserError if a task file has changed since hone loaded it.
+    Return the function that answers `["grade", "group" or "respond", items]`. Raises UserError if a task file has
+    changed since hone loaded it.
     """
     os.chdir(folder)
     sys.path[:] = path
@@ -41,10 +41,9 @@ def start(
 
 
 def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
-    """Return of each item a `Measured` as a dict (of a group a list of them), [what the environment says, its state
-    then], or its failure.
+    """Return for each item a `Measured` as a dict (for a group a list of them), [messages, state], or its failure.
 
-    Raises RuntimeError if one held up others past their deadline, so that each is asked about by itself.
+    Raises RuntimeError if one delayed others past their deadline: then each is asked about alone.
     """
     items = pickle.loads(base64.b64decode(packed))
     late: list[bool] = []
@@ -75,7 +74,7 @@ def _as_json(result: Any) -> Any:
 
 
 def _check_keys(value: Any) -> None:
-    """Raise TypeError for a key that is not text: JSON would turn it into text, and it would not be found any more."""
+    """Raise TypeError for a key that is not text: JSON would turn it into text."""
     for key in value if isinstance(value, dict) else ():
         if not isinstance(key, str):
             raise TypeError(f"the key {key!r} is no text")

@@ -1,7 +1,7 @@
-"""The processes that an environment's functions run in: each loads the environment by its id and arguments.
+"""The processes of an environment's functions: each loads the environment by its id and arguments.
 
-They run `start` of `hone.environments.worker_main`. Functions run in hone's own process if no worker can load this
-environment (it was made in a notebook, or changed after it was loaded) and if they are marked `inline`.
+Functions run in hone's process if they are marked `inline`, or if no worker can load this environment (it was made in a
+notebook, or changed after it was loaded).
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class Workers:
     def grade(
         self, samples: Sequence[Sample], groups: Sequence[Sequence[Sample]], rubric: Rubric
     ) -> tuple[list[Measured], list[list[Measured]]]:
-        """Run the functions of one completion on each sample, and the functions of a group on each group."""
         ones = self._ask("grade", samples, rubric.num_async(of_groups=False), "grading")
         wholes = self._ask("group", groups, rubric.num_async(of_groups=True), "grading") if groups else []
         return (
@@ -65,13 +64,11 @@ class Workers:
         )
 
     def put(self, round: Round, kind: str, item: Any) -> None:
-        """Ask a question of `grade`, about a sample ("grade") or a group ("group"), in a round of `open_round`."""
         round.put(question(kind, [item]), times=[times_of(kind, [item])])
 
     def answers(
         self, round: Round, asked: Sequence[tuple[str, Any]], rubric: Rubric
     ) -> tuple[list[Measured], list[list[Measured]]]:
-        """Return the results of `grade` for the questions `asked` in a round, in their order."""
         found = self._ask_chunks([(kind, [item]) for kind, item in asked], 0, "grading", round)
         ones, wholes = [], []
         for answer, (kind, item) in zip(found, asked, strict=True):
@@ -83,19 +80,18 @@ class Workers:
         return ones, wholes
 
     def open_round(self) -> AbstractContextManager[Round]:
-        """Return a round for questions about samples and groups, none of whose functions is async: see `put`."""
+        """Return a round for questions about samples and groups, without async functions: see `put`."""
         return self.pool.open_round(*self.limits.seconds(0), "grading")
 
     def respond(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]], waits: bool
     ) -> list[tuple[list[Message], dict[str, Any]] | GraderFailure]:
-        """Return the environment's answer to each conversation, and its state."""
         return [_responded(answer) for answer in self._ask("respond", turns, int(waits), "answering the model")]
 
     def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str) -> list[Any]:
-        """Return the answers about the items: one question each, or many in one where functions wait.
+        """Return the answers about the items. If async functions wait, one question has many.
 
-        Each item of a chunk without an answer is asked about once more by itself, so that only the guilty one fails.
+        If a chunk gets no answer, each of its items is asked about alone, so that only the guilty one fails.
         """
         size = max(1, min(CHUNK, math.ceil(len(items) / self.pool.workers))) if waits else 1
         chunks = [(kind, items[start : start + size]) for start in range(0, len(items), size)]
@@ -113,8 +109,7 @@ class Workers:
     def _ask_chunks(
         self, chunks: Sequence[tuple[str, Sequence[Any]]], waits: int, doing: str, round: Round | None = None
     ) -> list[Any]:
-        """Return the list of answers about each chunk of (kind, items), or why there is none; a timeout names the
-        setting. `round` has the questions about them already."""
+        """Return a list of answers for each chunk of (kind, items), or its failure. `round` has the questions."""
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
         times = [times_of(*chunk) for chunk in chunks]
@@ -139,17 +134,16 @@ class Workers:
 
 
 def times_of(kind: str, items: Sequence[Any]) -> int:
-    """Return by how much a question multiplies the seconds of one completion: a group has them for each of its own."""
+    """Return the factor of a question's time limit: a group has the seconds of each completion."""
     return max(map(len, items)) if kind == "group" else 1
 
 
 def cores() -> int:
-    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def question(kind: str, items: Sequence[Any]) -> list[str]:
-    """Return a question about these items, pickled: `info` may hold what JSON does not (dates, bytes, tuples)."""
+    """Return a question about these items, pickled: `info` may hold dates, bytes and tuples, which JSON can't."""
     try:
         return [kind, base64.b64encode(pickle.dumps(list(items))).decode()]
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -170,7 +164,6 @@ def _measured(answer: Any, names: Collection[str]) -> Measured:
 
 
 def _group_measured(answer: Any, group: Sequence[Sample], rubric: Rubric) -> list[Measured]:
-    """Read a worker's answer about a group."""
     if isinstance(answer, list) and len(answer) == len(group):
         return [_measured(one, rubric.group_funcs) for one in answer]
     failure = in_group(_failure(answer) or _NO_ANSWER, rubric.group_funcs, len(group))
@@ -178,7 +171,6 @@ def _group_measured(answer: Any, group: Sequence[Sample], rubric: Rubric) -> lis
 
 
 def _responded(answer: Any) -> tuple[list[Message], dict[str, Any]] | GraderFailure:
-    """Read a worker's answer about one conversation."""
     match answer:
         case [list(messages), dict(state)]:
             return messages, state
@@ -186,7 +178,6 @@ def _responded(answer: Any) -> tuple[list[Message], dict[str, Any]] | GraderFail
 
 
 def _failure(answer: Any) -> GraderFailure | None:
-    """Return the failure that an answer about one item is or reports, if any."""
     match answer:
         case GraderFailure():
             return answer

@@ -3,9 +3,8 @@
     async with ChatClient(Endpoint("http://localhost:8000/v1")) as client:
         reply = await client.complete(model, messages, {"max_tokens": 100}, sample_id)
 
-What may pass is tried again, as `hone.client` says. What is refused otherwise, or once too often, is a
-`Failure`. A key that is wrong, or a model that is not there, ends all (UserError) as long as nothing has succeeded. A
-server that has gone for good is not waited for again with each request.
+Temporary errors are retried, as `hone.client` says. Other errors are a `Failure`. A wrong key or a missing model ends
+all (UserError) as long as nothing has succeeded. Once a server has gone for good, later requests fail at once.
 """
 
 from __future__ import annotations
@@ -28,15 +27,13 @@ LISTING = 10.0
 
 
 class Failure(Exception):
-    """A request that came to nothing, and why."""
-
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
 class ChatClient(Client):
-    """A client of a server that speaks OpenAI's chat protocol; `succeeded` counts the requests that were answered."""
+    """A client of a server that speaks OpenAI's chat protocol; `succeeded` counts the answered requests."""
 
     def __init__(self, endpoint: Endpoint, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         super().__init__(endpoint, LARGEST_ANSWER, sleep)
@@ -44,10 +41,7 @@ class ChatClient(Client):
         self._root = endpoint.url.rstrip("/")
 
     async def served(self, model: str | None) -> dict[str, str]:
-        """Return the owners of the models that the server lists, by their ids; empty if it has no list.
-
-        Raises UserError if none answers or it wants a key.
-        """
+        """Return {model id: owner}; empty without a list. Raises UserError if none answers or it wants a key."""
         try:
             return {entry["id"]: entry.get("owned_by") or "" for entry in (await self._list()).json()["data"]}
         except Refused as error:
@@ -68,10 +62,7 @@ class ChatClient(Client):
     async def complete(
         self, model: str, messages: list[Message], body: dict[str, Any], sample_id: str
     ) -> Rollout | Failure:
-        """Return the completion, after as many tries as it takes. UserError: see the top of this module.
-
-        `body` holds everything but model and messages: `max_tokens`, `temperature`, …
-        """
+        """Return the completion, after retries. `body` holds everything but model and messages."""
         before, whole = self.succeeded, {"messages": messages, "model": model, **body}
         try:
             answer = await self.request("POST", f"{self._root}/chat/completions", whole, sample_id)
@@ -158,7 +149,7 @@ class ChatClient(Client):
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool call as OpenAI has it; some servers give the arguments as an object, or leave them out."""
+    """Return a tool call in OpenAI's form. Some servers give the arguments as an object, or leave them out."""
     function = call.get("function") or {}
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)

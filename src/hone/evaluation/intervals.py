@@ -48,7 +48,7 @@ def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
 def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> Interval | None:
     """Compute the interval, within [low, high], of the mean of such values; None with fewer than two examples.
 
-    Of values that are all `low` or `high` (a reward of 0 or 1) it is that of the share of `high`. Of others it is
+    If all values are `low` or `high` (a reward of 0 or 1), it comes from the share of `high`; otherwise it is
     `mean_interval`, cut at the two, which covers the mean as often. It has no width if all values agree.
     """
     interval = mean_interval(values)

@@ -1,10 +1,10 @@
-"""Evaluation: sample completions of held-out examples, grade them, and say how sure the averages are.
+"""Evaluation: sample completions of held-out examples, grade them, and compute averages with intervals.
 
     result = evaluate(policy, env, num_examples=100, rollouts_per_example=4, ...)
     result.metrics()["eval/reverse-text/reward/mean"]
 
-The examples are the first of the eval split, so that every model and seed meets the same ones and results can be
-compared in pairs. Completions whose grading failed leave the averages and are counted.
+The examples are the first of the eval split, so every model and seed gets the same ones and results can be compared in
+pairs. Completions that could not be graded leave the averages and are counted.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     keeps_ended: bool = False,
 ) -> EvalResult:
-    """Evaluate on the first `num_examples` of the eval split, or of another one (all of it, if it has fewer).
+    """Evaluate on the first `num_examples` of a split (all of it, if it has fewer).
 
-    A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens; its randomness is keyed by
-    (seed, "eval", policy version, example, rollout). `progress(done, total)` counts examples, after each batch. With
-    `keeps_ended` Ctrl-C leaves a result of what has ended, if anything has. Raises UserError if the environment has no
-    such split, or a prompt leaves no room.
+    A completion gets min(`max_tokens`, `seq_len` minus its prompt) tokens; its randomness is keyed by (seed, "eval",
+    policy version, example, rollout). `progress(done, total)` counts examples, after each batch. With `keeps_ended`
+    Ctrl-C leaves a result of the rollouts that have ended. Raises UserError without such a split, or room for a prompt.
     """
     split = env.split(split_name)
     count, stopped = min(num_examples, len(split)), False
@@ -102,10 +101,7 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 def graded(
     env: Environment, examples: Mapping[int, Example], places: Sequence[Place], ended: Mapping[int, Any], seed: int
 ) -> list[EvalSample]:
-    """Grade the rollouts that have ended; return their samples in the order of `places`.
-
-    `ended` is keyed by the position in `places`.
-    """
+    """Grade the finished rollouts, `ended` by position in `places`; return their samples in the order of `places`."""
     done = {places[n]: one for n, one in sorted(ended.items()) if isinstance(one, Rollout)}
     pairs = [(examples[index], one) for (index, _), one in done.items()]
     scores = env.grade_many(pairs, seed, [index for index, _ in done])
@@ -113,7 +109,7 @@ def graded(
 
 
 def shortage(env: Environment, split_name: str, asked: int) -> str:
-    """Say that a split has fewer examples than are asked for; "" if it has enough."""
+    """Return a warning if a split has fewer examples than asked for; else ""."""
     available, what = len(env.split(split_name)), "training" if split_name == "train" else "held-out"
     words = f"{env.label} has {available} {what} examples: all are used ({asked} asked for)"
     return "" if available >= asked else words

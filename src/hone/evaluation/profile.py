@@ -1,10 +1,10 @@
-"""Pass-rate profile: how often a model solves each training example, to train on those from which it can learn.
+"""Pass-rate profile: how often a model solves each training example, to train on useful ones only.
 
     hone eval gsm8k -m MODEL --profile gsm8k.parquet -n 2000 -r 8
     hone rl ... --orchestrator.env.profile gsm8k.parquet --orchestrator.env.pass-rate '[0.1, 0.9]'
 
 A row per example: `example_id`, `graded` and `correct` completions, `pass_rate`, and `low` and `high`, the ends of its
-95 % interval (Wilson's). A group whose completions all pass, or all fail, has no gradient.
+95 % interval (Wilson's). A group in which all completions pass, or all fail, has no gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from hone.types import Outcome
 
 
 def pass_rates(result: EvalResult) -> list[dict[str, Any]]:
-    """Return a row for each example that has a graded completion."""
     rows = []
     for samples in filter(None, result.by_example):
         graded, correct = len(samples), sum(sample.score.outcome is Outcome.CORRECT for sample in samples)
@@ -35,7 +34,6 @@ def pass_rates(result: EvalResult) -> list[dict[str, Any]]:
 
 
 def write_profile(path: Path, result: EvalResult) -> None:
-    """Write the pass rates; the file appears whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -45,9 +43,9 @@ def write_profile(path: Path, result: EvalResult) -> None:
 
 
 def train_within(env: Environment, task: TaskConfig) -> None:
-    """Keep the training examples of `env` whose pass rate in `task.profile` is within `task.pass_rate`.
+    """Keep the training examples of `env` with a pass rate in `task.profile` within `task.pass_rate`.
 
-    `env.left_out` counts the others, once the split was used. UserError, then, if the profile can't be read, is of
+    When the split is used, `env.left_out` counts the others. Raises UserError then if the profile can't be read, is of
     another task, or leaves no example.
     """
     assert task.profile and task.pass_rate
@@ -78,7 +76,6 @@ def train_within(env: Environment, task: TaskConfig) -> None:
 
 
 def _read(path: Path) -> dict[str, float]:
-    """Return the pass rates in a profile by example id."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -47,12 +47,11 @@ def evaluate_url(
 ) -> EvalResult:
     """Evaluate as `evaluate` does, on the same examples, with the completions of `model` behind `endpoint`.
 
-    Each rollout is a request of its own, with `body` and a `seed` of its own (31 bits, of (`seed`, "eval", 0, example,
-    rollout)); a conversation is a request for each turn, whose number is in the seeds of later turns too. A key that is
-    None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits as `key` in place of a seed:
-    hone's server makes the very completions of it that `evaluate` makes of the same weights. `progress(done, total)`
-    counts rollouts. Raises UserError if the environment has no such split, or no request can succeed; a rollout that
-    fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone, if anything has ended by then.
+    Each turn is a request with `body` and a `seed` (31 bits, of (`seed`, "eval", 0, example, rollout) and the number of
+    a later turn). A key that is None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits
+    as `key` instead of a seed: then hone's server makes the same completions as `evaluate` with the same weights.
+    `progress(done, total)` counts rollouts. Raises UserError without such a split, or if no request can succeed.
+    `EvalResult.failed` has rollouts that fail alone, or that Ctrl-C leaves undone.
     """
     check_body(body)
     if (name := env.rubric.needs_ids) is not None:
@@ -98,10 +97,7 @@ def evaluate_url(
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
-    """Return the model to ask for, and True if hone's own server serves it. Raises UserError if nothing answers.
-
-    Without a name it is the only one that the server lists.
-    """
+    """Return the model, by default the only one listed, and True if hone serves it. UserError if nothing answers."""
 
     async def ask() -> dict[str, str]:
         async with ChatClient(endpoint) as client:
@@ -119,7 +115,6 @@ def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
 
 
 def check_body(body: dict[str, Any]) -> None:
-    """Raise UserError if a key is not a sampling argument."""
     for name in RESERVED:
         if name in body:
             raise UserError(f"{name!r} is no sampling argument: {RESERVED[name]}")
@@ -128,7 +123,7 @@ def check_body(body: dict[str, Any]) -> None:
 def request_body(
     body: dict[str, Any], seed: int, index: int, rollout: int, exact_keys: bool = False, turn: int = 0
 ) -> dict[str, Any]:
-    """Return what is sent for one turn of a rollout beside model, messages and tools."""
+    """Return the body of one turn's request, without model, messages and tools."""
     key = rng.key(seed, "eval", 0, index, rollout, *([turn] if turn else []))
     # 31 bits are what every server takes for a seed, and no JSON reader rounds.
     own = {} if "seed" in body else {"key": key} if exact_keys else {"seed": key >> 33}

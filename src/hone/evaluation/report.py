@@ -32,16 +32,15 @@ _MESSAGES = 8
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:
-    """Show one completion with its prompt, and how its reward came about."""
+    """Show one completion with its prompt, and its reward's parts."""
     _title(console, f"One completion (example {sample.index})")
     messages, score = sample.trajectory.messages, sample.score
     left = len(messages) - 2 * _MESSAGES
-    for message in messages if left <= 0 else messages[:_MESSAGES]:
-        console.print(Padding(_message(message), (0, 0, 0, 2), expand=False))
+    shown: list[Padding | Text] = [Padding(_message(one), (0, 0, 0, 2), expand=False) for one in messages]
     if left > 0:
-        console.print(Text(f"  … {left} more messages", "dim"))
-        for message in messages[-_MESSAGES:]:
-            console.print(Padding(_message(message), (0, 0, 0, 2), expand=False))
+        shown[_MESSAGES:-_MESSAGES] = [Text(f"  … {left} more messages", "dim")]
+    for part in shown:
+        console.print(part)
     outcome = Text(str(score.outcome), OUTCOME_STYLES[score.outcome])
     if score.outcome.is_failure:  # why grading failed is shown once, below the result
         console.print(Text("  reward: none, ").append(outcome))
@@ -52,7 +51,6 @@ def show_sample(console: Console, sample: EvalSample) -> None:
 
 
 def show_result(console: Console, result: EvalResult) -> None:
-    """Show averages with their intervals, components, outcomes, pass@k, tokens and time."""
     examples = len(result.by_example)
     _title(console, f"{result.label or result.env_id}: {examples} examples x {result.rollouts_per_example} completions")
     rewards = result.rewards
@@ -83,7 +81,6 @@ def show_result(console: Console, result: EvalResult) -> None:
 
 
 def _message(message: Message) -> Text:
-    """Return a message after its role; calls of tools that its text does not hold, in a line of their own."""
     text = message_text(message)
     lines = [text] if text else []
     for call in message.get("tool_calls") or []:

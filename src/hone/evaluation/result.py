@@ -1,4 +1,4 @@
-"""What an evaluation found: its graded completions, and what they amount to."""
+"""The result of an evaluation: its graded completions and their statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hone.runs.metrics import component_means, outcome_shares
 from hone.types import Example, Message, Outcome, Rollout, Score
 
 Place = tuple[int, int]
-"""Which example, and which of its rollouts."""
+"""(example, rollout)"""
 STOPPED = "stopped by Ctrl-C before it ended"
 
 
@@ -72,12 +72,10 @@ class FailedRollout:
     reason: str
 
     def row(self) -> dict[str, Any]:
-        """Return its line in `results.jsonl`: the keys of `EvalSample.row`, empty where there is nothing."""
         return _row(self, []) | {"outcome": "rollout_failed", "detail": self.reason, "seconds": None}
 
 
 def _row(one: EvalSample | FailedRollout, completion: list[Message]) -> dict[str, Any]:
-    """Return the keys of every line, in their order."""
     return {
         "example": one.index,
         "rollout": one.rollout,
@@ -98,14 +96,13 @@ def _row(one: EvalSample | FailedRollout, completion: list[Message]) -> dict[str
 
 @dataclass(frozen=True)
 class RequestStats:
-    """The requests to a server: seconds of each that was answered, tries after a first one, most at one time."""
+    """The requests to a server: seconds of each answered one, retries, and the most at one time."""
 
     seconds: list[float]
     retries: int
     concurrency: int
 
     def summary(self) -> dict[str, float]:
-        """Return mean, median, 95th percentile and maximum in seconds; empty without an answer."""
         if not self.seconds:
             return {}
         median, p95 = (float(value) for value in np.quantile(self.seconds, (0.5, 0.95)))
@@ -114,10 +111,9 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The samples of one evaluation, example by example, and what they amount to. `seconds` by phase: sample, grade.
+    """The samples of one evaluation, example by example. `seconds` by phase: sample, grade.
 
-    `failed` holds the rollouts that a server did not deliver, or Ctrl-C has `stopped`, which are in no average;
-    `requests` how a server did.
+    `failed` holds the rollouts that a server did not deliver, or that Ctrl-C has `stopped`; they are in no average.
     """
 
     env_id: str
@@ -142,7 +138,6 @@ class EvalResult:
         return f"<EvalResult {self.label or self.env_id}: {reward}{correct}, {len(self.samples)} completions>"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the lines of `results.jsonl`, by example and rollout."""
         return [r.row() for r in sorted([*self.samples, *self.failed], key=lambda r: (r.index, r.rollout))]
 
     def tokens(self) -> tuple[list[int], list[int]] | None:
@@ -168,12 +163,10 @@ class EvalResult:
 
     @cached_property
     def rewards(self) -> np.ndarray:
-        """The rewards of the graded samples, float64."""
         return np.array([s.score.reward for s in self.samples if s.graded], dtype=np.float64)
 
     @property
     def failures(self) -> list[EvalSample]:
-        """The samples whose grading failed."""
         return [s for s in self.samples if not s.graded]
 
     @cached_property
@@ -184,9 +177,7 @@ class EvalResult:
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the largest reward there can be: a component is from 0 to 1, unless another range is declared,
-        or further where it was seen there.
-        """
+        """The least and the largest possible reward: of a component 0 to 1, its declared range, or its seen values."""
         scores = [s.score for s in self.samples if s.graded]
         low = high = 0.0
         for name, weight in (scores[0].weights if scores else {}).items():
@@ -210,7 +201,6 @@ class EvalResult:
 
     @cached_property
     def pass_at(self) -> dict[int, float]:
-        """Compute pass@k for k = 1, 2, 4, … up to the completions per example."""
         return pass_at_ks([(len(hits), int(hits.sum())) for hits in self._hits()], self.rollouts_per_example)
 
     def _hits(self) -> list[np.ndarray]:
@@ -218,7 +208,7 @@ class EvalResult:
         return [np.array([s.score.outcome is Outcome.CORRECT for s in g], dtype=np.float64) for g in self.by_example]
 
     def metrics(self) -> dict[str, float]:
-        """Return all as `eval/<env>/…`. What is undefined, such as the mean if all gradings failed, is absent."""
+        """Return all as `eval/<env>/…`. An undefined one is absent, such as the mean if all gradings failed."""
         metrics: dict[str, float] = {}
         if len(self.rewards):
             metrics |= {"reward/mean": float(self.rewards.mean()), "reward/std": float(self.rewards.std())}

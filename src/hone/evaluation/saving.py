@@ -21,7 +21,7 @@ from hone.runs.signals import disk_sentence
 
 
 def results_folder(config: EvalConfig) -> Path:
-    """Return where the evaluation goes; writes nothing. Raises UserError if that folder holds other files."""
+    """Return the folder of results; writes nothing. Raises UserError if that folder holds other files."""
     if config.output_dir is None:
         model = "--".join(part for part in Path(config.model).parts[-2:] if part.strip("./"))
         return Path("outputs/evals") / f"{config.env}--{model}" / provenance.new_id()
@@ -37,10 +37,7 @@ def results_folder(config: EvalConfig) -> Path:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create the folder of results; returns what it made, the innermost first.
-
-    Raises UserError if nothing can be written there: call it before sampling for hours.
-    """
+    """Create the folder of results; return the folders made, the innermost first. UserError if it can't be written."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,8 +54,8 @@ def save_results(
 ) -> None:
     """Write the four files, run.json last; all appear, or none. An evaluation in `folder` is replaced.
 
-    `sources` are digests of the task and its examples. If the disk does not take the files, they are written into a
-    folder for temporary files, and UserError says where they are.
+    `sources` are digests of the task and its examples. If the disk does not take the files, they go into a temporary
+    folder, which the UserError names.
     """
     files = {view.RESULTS: "".join(to_lines(result.rows())), view.CONFIG: to_toml(config)}
     tokens = result.tokens()

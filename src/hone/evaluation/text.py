@@ -1,10 +1,10 @@
-"""Rollouts with a model behind a URL that speaks text: each goes on by itself, as fast as its answers come.
+"""Rollouts with a model behind a URL that speaks text. They don't wait for each other.
 
     server = TextServer(client, "Qwen/Qwen3-0.6B", seed=0, body_of=body_of)
     rollout = await attempt(env, TextModel(driver, 0, example, (0, 0), server))
 
-Tokens are the server's to count: a conversation that has outgrown its context is truncated there. Calls of tools are
-those that the server reports; where it reports none they are read from the text. What a program asks is passed on.
+The server counts tokens: a conversation that exceeds its context is truncated. Tool calls are those that the server
+reports, or else read from the text. A program's requests are passed on.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from hone.types import Example, Message, Rollout, Usage
 
 @dataclass
 class TextServer:
-    """The model `name` behind `client`.
+    """The model `name` behind `client`; `seed` keys the draws of environments.
 
-    `seed` keys what environments draw. `body_of` says what a request has beside model, messages and tools, by the
-    number of the call in its rollout.
+    `body_of(place, number)` is a request without model, messages and tools; `number` counts a rollout's calls.
     """
 
     client: ChatClient
@@ -37,11 +36,10 @@ class TextServer:
     seed: int
     body_of: Callable[[Place, int], dict[str, Any]]
     more: dict[str, Any] = field(default_factory=dict)
-    """What requests with tools say besides."""
+    """Further keys of requests with tools."""
 
 
 async def attempt(env: Environment, model: TextModel) -> Rollout | Failure:
-    """Return the rollout, or why a request of it came to nothing."""
     try:
         rollout = await rolled_out(env, model, Failure)
     except Failure as failure:
@@ -57,7 +55,7 @@ class TextModel(Model):
         super().__init__(driver, index, example, "0-{}-{}".format(*place))
         self.place, self.server, self.lost = place, server, ""
         self.replies: list[tuple[str, Rollout]] = []
-        """Who asked, and the conversation with its answer."""
+        """The session that asked, and the conversation with its answer."""
         self._has_room = True
         self._told: list[Message] = []
         """The last conversation as the server has it: without the calls that were read from its text."""
@@ -80,7 +78,7 @@ class TextModel(Model):
         return Turn(message, reply.stop_reason)
 
     async def _complete(self, messages: list[Message], tools: Tools, body: dict[str, Any]) -> Rollout | Failure:
-        """Complete them. A server that offers tools but reads no calls (one without a parser) is asked not to."""
+        """Request an answer. A server that refuses tools because it reads no calls gets tool_choice "none" later."""
         server = self.server
         offered = {"tools": tools, **server.more} if tools else {}
         reply = await server.client.complete(server.name, messages, offered | body, self.sample_id)
@@ -91,7 +89,7 @@ class TextModel(Model):
         return await self._complete(messages, tools, body)
 
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
-        """Return the first conversation, as far as it went."""
+        """Return the first conversation."""
         replies, prompt = [reply for _, reply in self.replies], self.example.prompt
         first = replies[0] if replies else Rollout(self.sample_id, prompt, "stop")
         for reply in replies[1:]:
@@ -104,17 +102,15 @@ class TextModel(Model):
 
 
 def _with_calls(message: Message, tools: Tools) -> Message:
-    """Return the message with the calls in its text, if the server has not read them."""
     if "tool_calls" in message or not tools:
         return message
-    # Whose model it is, the server does not tell: the form in which a call can be read is the right one.
+    # The server does not tell the model's form of calls: the right one is the form that can be read.
     read = [tool_calls(message["content"], form, tools) for form in (HERMES, *FORMATS)]
     calls = next((calls for calls in read if any(call["function"]["name"] for call in calls)), read[0])
     return message | {"tool_calls": calls} if calls else message
 
 
 def _usage(replies: Sequence[Rollout]) -> Usage:
-    """Return the usage of a rollout that these answers are of."""
     counts, seconds = [reply.completion_tokens for reply in replies], [r.usage.seconds for r in replies if r.usage]
     total = None if None in counts else sum(count or 0 for count in counts)
     return Usage(replies[0].prompt_tokens if replies else None, total, max(1, len(replies)), sum(seconds))

@@ -1,4 +1,4 @@
-"""When two rational numbers count as equal, for all graders of numbers and of mathematics.
+"""Equality of rational numbers, for all graders of numbers and of mathematics.
 
 Equal is exactly equal. Only a decimal of six significant digits or more also stands for a number without a finite
 decimal that rounds to it: `0.333333` for 1/3, but neither `0.33333` nor `0.333334`.
@@ -15,10 +15,7 @@ DECIMAL = re.compile(r"[0-9,]*\.[0-9]+")
 
 
 def same_rational(one: Fraction, other: Fraction, one_numeral: str = "", other_numeral: str = "") -> bool:
-    """Return True if two rational numbers are equal, or one is the other rounded.
-
-    A numeral is how a number was written if that is a decimal, without sign, exponent and percent sign; else "".
-    """
+    """Return True if the numbers are equal, or one is the other rounded. A numeral is a decimal's digits; else ""."""
     return (
         one == other
         or (not _is_finite(other) and is_rounded(one_numeral, one, other))

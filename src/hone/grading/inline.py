@@ -1,6 +1,6 @@
 """Running reward functions in this process. A failure is a value here, never an exception and never a reward of 0.
 
-What may have to wait for an async function is written as `Work`, a generator that yields each awaitable and is sent its
+Code that may wait for an async function is written as `Work`, a generator that yields each awaitable and is sent its
 result; `together` runs many. So plain functions never meet an event loop, and async ones wait at the same time.
 
     [right, wrong] = together([run_reward(func, {"answer": "4"}), run_reward(func, {"answer": "5"})])
@@ -30,11 +30,11 @@ from hone.types import Outcome
 
 T = TypeVar("T")
 Work = Generator[Awaitable[Any], Any, T]
-"""Something to be run by `together`; what it returns is its result."""
+"""A generator for `together`."""
 
 _NUMBERS = {bool, int, float}
 _NUMBERS |= {np.dtype(code).type for code in ("?", *np.typecodes["AllInteger"], *np.typecodes["Float"])}
-"""What a reward may be, to the very type: float() of any other class is whatever that class says."""
+"""Exact types of a reward: float() of any other class may return anything."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 MAX_DETAIL = 4000
 _LATE_SECONDS = 0.1
@@ -45,8 +45,8 @@ _of_thread = threading.local()
 class GraderFailure:
     """A reward function gave no usable value. `detail` says why: the traceback, or what it returned.
 
-    `lost`: the process that ran it gave no answer, because it ended, was ended, or wrote something else. `killed`: a
-    signal from outside ended it, and the one that was asked after it, so another time there may be a value.
+    `lost`: its process gave no answer, because it ended, was killed, or wrote something else. `killed`: a signal from
+    outside ended it and its successor, so another attempt may succeed.
     """
 
     outcome: Outcome
@@ -61,16 +61,12 @@ class GraderFailure:
 
 
 def inside() -> bool:
-    """Return True if this code runs in a process of `hone.grading.pool`, so that it need not be protected once more."""
+    """Return True if this code runs in a process of `hone.grading.pool`, so it needs no second protection."""
     return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
 
 
 def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[str, ...]:
-    """Return which `offered` keyword arguments `func` takes: the names of its parameters, or all with `**kwargs`.
-
-    Raises ValueError naming a parameter without default that is not offered. Costs a signature inspection: once per
-    function.
-    """
+    """Return which `offered` arguments `func` takes, all with `**kwargs`. ValueError names one that is not offered."""
     names: list[str] = []
     for parameter in inspect.signature(func).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -83,7 +79,7 @@ def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[
 
 
 def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | GraderFailure]:
-    """Call the function; await it if async. Whatever it raises is a failure, `sys.exit` too; but not Ctrl-C."""
+    """Call the function; await it if async. An exception is a failure, `sys.exit` too; but not Ctrl-C."""
     try:
         value = func(*args, **kwargs)
     except KeyboardInterrupt:
@@ -94,10 +90,7 @@ def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | G
 
 
 def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[float | GraderFailure | None]:
-    """Call a reward function and return its number, or None if it abstains.
-
-    An exception, a value that is no bool, int, float or numpy number, NaN and infinity are failures.
-    """
+    """Return a reward function's number, None if it abstains, or a failure."""
     value = yield from attempt(func, **kwargs)
     if value is None or isinstance(value, GraderFailure):
         return value
@@ -107,11 +100,10 @@ def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[floa
 def together(
     works: Sequence[Work[T]], timeout: float | None = None, held_up: Callable[[], None] = lambda: None
 ) -> list[T]:
-    """Return the results, in the order of `works`. Whatever they wait for at one time, they wait for concurrently.
+    """Return the results, in the order of `works`. Their awaitables are awaited concurrently, up to `timeout` seconds.
 
-    What takes longer than `timeout` seconds by the clock is a failure. `held_up` is called if that came late: something
-    kept the event loop busy, so others may have missed their deadline. Between the waits they run one after another, in
-    order, so no result depends on which awaitable is done first.
+    `held_up` is called if a deadline was noticed late: something blocked the event loop, so others may have missed
+    theirs. Between the waits they run in order, so no result depends on which awaitable is done first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))
@@ -127,7 +119,7 @@ def together(
 
 
 def as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
-    """Return what a reward function returned as a number, or a failure if it is none that is finite."""
+    """Return the value as a number, or a failure if it is not a finite one."""
     try:
         number = float(value) if type(value) in _NUMBERS else None
     except OverflowError:
@@ -151,8 +143,7 @@ def describe_exception(error: BaseException) -> str:
 def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool) -> Outcome:
     """Return the outcome of a completion that could be graded; the first that applies, as `Outcome` lists them.
 
-    `correctness` is the value of the rubric's correctness function before its weight (None: it abstained);
-    `well_formed` says that the parser found an answer; `truncated` that sampling was stopped by the length limit.
+    `correctness` is the value of the rubric's correctness function before its weight (None: it abstained).
     """
     if correctness is not None and correctness >= 1.0:
         return Outcome.CORRECT
@@ -164,7 +155,7 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
 def _wait(
     awaitables: list[Awaitable[Any]], timeout: float | None, held_up: Callable[[], None]
 ) -> list[Any | GraderFailure]:
-    """Await all; on a thread of its own if an event loop is running already, as in a notebook."""
+    """Await all; on a separate thread if an event loop is running already, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
         results = await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
@@ -184,20 +175,19 @@ def _wait(
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run as asyncio.run does, but always in the same event loop of this thread: the clients and locks that a reward
-    function keeps belong to the loop in which they were first used."""
+    """Run in the same event loop of this thread each time: clients and locks of a reward function belong to it."""
     runners: dict[int, asyncio.Runner] = vars(_of_thread).setdefault("runners", {})
     runner = runners.setdefault(os.getpid(), asyncio.Runner())
     try:
         return runner.run(main())
     except BaseException:
-        runners.pop(os.getpid()).close()  # with what was left running
+        runners.pop(os.getpid()).close()  # with its leftovers
         raise
 
 
 @functools.cache
 def _beside(process: int) -> ThreadPoolExecutor:
-    """Return the thread for reward functions beside one whose event loop runs; a forked process has one of its own."""
+    """Return the thread for reward functions where an event loop runs already. A forked process gets another."""
     return ThreadPoolExecutor(1, "hone-reward")
 
 
@@ -218,7 +208,7 @@ async def _settle(awaitable: Awaitable[Any], timeout: float | None, held_up: Cal
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a failure's detail, which of a traceback says what happened; printable."""
+    """Return the last line of a failure's detail: in a traceback the exception. It is printable."""
     return (printable(text).strip().splitlines() or ["no reason was given"])[-1]
 
 
@@ -227,5 +217,5 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut a text to `limit` characters: its beginning, and its end, where a traceback says what happened."""
+    """Cut a text to `limit` characters: its beginning, and its end, where a traceback has the exception."""
     return text if len(text) <= limit else text[: limit // 4] + "\n…\n" + text[-3 * limit // 4 :]

@@ -1,9 +1,8 @@
 r"""Compare two pieces of mathematics: LaTeX, fractions, sets, intervals, matrices, words.
 
-math-verify reads them and `math_worker.py` compares them. math-verify limits its time by SIGALRM, which works on the
-main thread alone and stops no C code, and it turns a timeout into "different". So both work without limits of their own
-where the kernel holds one: in the process that grades, or else in a separate process, which dies alone of an expression
-such as \binom{999999999}{499999999}, after 5 seconds of processor time.
+math-verify reads them and `math_worker.py` compares them. math-verify limits its time by SIGALRM, which works only on
+the main thread and stops no C code, and a timeout means "different". So the kernel limits the time: in the process that
+grades, or in a separate one, which dies of \binom{999999999}{499999999} after 5 seconds of processor time.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from hone.types import Outcome
 LONGEST = 512
 """Characters of an answer; a longer one cannot be read."""
 CPU_SECONDS = 5
-"""Processor time for one comparison."""
 CLOCK_SECONDS = 60.0
 """The backstop by the clock, for a worker that waits instead of working."""
 
@@ -57,9 +55,8 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
     """Return True if `answer` equals `gold`; None if the answer cannot be read; a failure if that took too long.
 
     Equal text is equal. A comma is a decimal point where the other text has these digits with a point. Words
-    (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. A base (`12_{8}`) that the gold does not
-    have makes an answer different.
-    Raises UserError if math-verify is not installed.
+    (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. An answer with a base (`12_{8}`) that the
+    gold does not have is different. Raises UserError if math-verify is not installed.
     """
     answer, gold = tidy(answer), tidy(gold)
     if answer and answer == gold:
@@ -86,10 +83,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def _same_ratio(answer: str, gold: str) -> bool | None:
-    """Compare ratios by their quotients, and anything else as it is. A ratio equals only a ratio of as many terms.
-
-    But the quotient is right too if the gold answer is a ratio of two.
-    """
+    """Compare ratios by their quotients, other texts as they are. The quotient may stand for a gold ratio of two."""
     terms, gold_terms = (
         [] if match is None else match[1].split(":") for match in map(_RATIO.fullmatch, (answer, gold))
     )
@@ -104,8 +98,8 @@ def _same_ratio(answer: str, gold: str) -> bool | None:
 def readable(text: str) -> bool:
     """Return True if `text` may be mathematics.
 
-    It is not empty or too long, its braces are in pairs, no digits are parted by a space, but for thousands, and it has
-    no tower of powers that nobody can work out, and no string in quotes, which is code.
+    It is not empty, too long, or a quoted string, its braces are in pairs, a space between digits is one of thousands,
+    and it has no tower of powers that nobody can work out.
     """
     text = tidy(text)
     if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):
@@ -134,7 +128,6 @@ def _power(base: int, exponent: int) -> int:
 
 
 def balanced(text: str) -> bool:
-    """Return True if each unescaped brace of `text` has its partner."""
     depth = 0
     for brace in re.findall(r"\\.|[{}]", text):
         depth += {"{": 1, "}": -1}.get(brace, 0)
@@ -144,9 +137,7 @@ def balanced(text: str) -> bool:
 
 
 def tidy(text: str) -> str:
-    """Strip `text` of what says nothing: math delimiters, bold, spacing commands, white space (also between groups of
-    three digits), a trailing full stop.
-    """
+    """Strip `text` of delimiters, bold, spacing commands, spaces between words and in numbers, and a last full stop."""
     text = text.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])", "", text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
@@ -169,7 +160,7 @@ def _pointed(text: str, other: str) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """Write the mixed number `3 2/3` as one fraction; leave what is none, such as `3 3/2`."""
+    """Return the mixed number `3 2/3` as one fraction; leave others, such as `3 3/2`."""
     whole, above, below = (int(digits) for digits in match.groups() if digits)
     return f"\\frac{{{whole * below + above}}}{{{below}}}" if above < below else match[0]
 
@@ -194,7 +185,6 @@ def _is_prose(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Strip `text` of the commands and brackets around words."""
     return " ".join(_TEXT.sub(r"\1", text).strip(" ()").split())
 
 
@@ -229,4 +219,4 @@ def _check_installed() -> None:
 
 
 if inside():
-    _right_here()  # before the first question, whose time it would take
+    _right_here()  # the import must not cost the first question's time

@@ -1,4 +1,4 @@
-r"""Compare two pieces of mathematics, in a process of their own for `hone.grading.math`.
+r"""Compare two pieces of mathematics, in a separate process for `hone.grading.math`.
 
 math-verify's LaTeX grammar reads them; its reader of plain expressions goes through Python's `eval` and is left out.
 The comparison is hone's, because math-verify's rounds to six decimal places, which makes all tiny numbers equal:
@@ -30,7 +30,7 @@ from sympy.core.relational import Relational
 from hone.grading.decimals import DECIMAL, is_rounded, same_rational
 
 EXACT_DIGITS = 50
-"""Significant digits to which two equal irrational numbers agree."""
+"""Two irrational numbers are equal if so many significant digits agree."""
 _CALL_NAME = re.compile(r"\A\s*\\?[A-Za-z]+\s*\([^()]*=[^()]*\)\s*=")
 """A name such as `P(X=2)` and its equals sign, which the grammar cannot read."""
 _FORMS = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -86,7 +86,6 @@ class _Term:
 
 
 def _read(text: str) -> _Term:
-    """Read a piece of mathematics. Raises Exception if it cannot be read."""
     latex = normalize_latex(_CALL_NAME.sub("", text), _FORM)
     try:
         real = not should_treat_as_complex(latex)
@@ -101,7 +100,6 @@ def _read(text: str) -> _Term:
 
 
 def _same(gold: _Term, answer: _Term) -> bool:
-    """Return True if the answer equals the gold answer."""
     sides = _sides(gold.expr), _sides(answer.expr)
     if all(sides) and not any(map(_is_closed, sides)):
         return _same_equations(gold, answer, *sides)
@@ -136,12 +134,11 @@ def _sides(expr: Any) -> list[Any]:
 
 
 def _is_closed(sides: Sequence[Any]) -> bool:
-    """Return True if there are sides and none has a variable."""
     return bool(sides) and not any(side.free_symbols or side.atoms(AppliedUndef) for side in sides)
 
 
 def _stated(term: _Term, sides: list[Any], is_gold: bool = False) -> _Term | None:
-    """Return the value that an equation states, or None if it states none; what is no equation is its own value.
+    """Return the value of an equation, or None if it states none; another expression is its own value.
 
     The numbers of a chain must be equal: `x = 2 + 4 = 7` states nothing. A gold answer is not checked.
     """
@@ -184,7 +181,6 @@ def _same_equations(gold: _Term, answer: _Term, gold_sides: list[Any], sides: li
 
 
 def _same_relations(gold: _Term, answer: _Term) -> bool:
-    """Return True if two equations or inequalities, or two chains of them, have the same solutions."""
     chains = _links(gold.expr), _links(answer.expr)
     if len(chains[0]) != len(chains[1]):
         return False
@@ -216,7 +212,6 @@ def _as_difference(term: _Term) -> tuple[Any, Any]:
 
 
 def _matches(ones: Sequence[Any], others: Sequence[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Return True if `ones` and `others` are the same in another order."""
     left = list(others)
     for one in ones:
         found = next((i for i, other in enumerate(left) if same(one, other)), None)
@@ -258,7 +253,6 @@ def _members(expr: Any, ordered: bool) -> Sequence[Any] | None:
 
 
 def _same_values(gold: _Term, answer: _Term) -> bool:
-    """Compare two numbers, formulas or matrices."""
     values: list[Any] = [e.expr if isinstance(e.expr, sympy.MatrixBase) else e.exact() for e in (gold, answer)]
     right, given = values
     if all(isinstance(value, sympy.MatrixBase) for value in values):
@@ -276,7 +270,7 @@ def _same_values(gold: _Term, answer: _Term) -> bool:
 
 
 def _is_rounding(term: _Term, decimal: Any, value: Any) -> bool:
-    """Return True if `term`, worked out as `decimal`, is a decimal to which the irrational `value` rounds."""
+    """Return True if `term`, worked out as `decimal`, is the irrational `value` rounded."""
     numeral = term.numeral(_fraction(decimal)) if decimal.is_Rational and value.is_number else ""
     number = value.evalf(len(numeral) + EXACT_DIGITS) if numeral else None
     return isinstance(number, sympy.Float) and is_rounded(

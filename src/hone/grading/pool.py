@@ -3,11 +3,10 @@
     with Pool(script, arguments, "grading", workers=4) as pool:
         answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
 
-A question that hangs, crashes or takes too much costs itself alone: its process is replaced. If it was killed from
-outside, the question is asked again. The kernel ends the process when a question takes more processor time than it may.
-A busy machine changes no verdict: a limit by the clock leaves out the time in which the process waited for a core, up
-to ten times the limit. With it ends whatever was started there, also in a session of its own, also when hone is killed.
-What runs there is `process_main.py`.
+A question that hangs, crashes or takes too much fails alone: its process is replaced. If the process was killed from
+outside, the question is asked again. The kernel enforces the limit of processor time. A busy machine changes no
+verdict: the limit by the clock leaves out waits for a core, up to ten times the limit. All that was started in a
+process (`process_main.py`) ends with it, also in another session, also when hone is killed.
 
 Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves alive what a task had started, takes 4 seconds more
 for code that ignores signals, limits no memory or processor time, and is no faster.
@@ -42,33 +41,33 @@ from hone.types import Outcome
 
 MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 600.0
-"""How long a process may take until it is ready: what it loads may have to be downloaded."""
+"""Time for a process to get ready, perhaps with downloads."""
 OnAnswer = Callable[[int, Any], None]
 """Called with the number of questions answered, and the latest answer."""
 _MAIN = str(Path(__file__).with_name("process_main.py"))
 _LONGEST = 17 * 2**20
 """Bytes of an answer's line, which `process_main` keeps shorter."""
 _WORDS = 2**16
-"""Bytes of what a process wrote on stderr that are looked at."""
+"""Last bytes of a process's stderr that are read."""
 _CLOSING_SECONDS = 10.0
-"""How long a process that has closed its output may live on: one that is ending has closed it too."""
+"""Time for a process to end after it has closed its output."""
 _END_SECONDS = 10.0
-"""How long the keeper is given to end what it keeps, before it is ended itself."""
+"""Time for the keeper to end its processes, before it is killed."""
 _MOST_STARVED = 10
-"""For waits for a core a question gets at most this many times its seconds by the clock more: it may start so many
-processes that each of them waits nearly all the time."""
+"""Most extra time by the clock for waits for a core, in multiples of a question's limit. There is a bound because code
+may start so many processes that each of them waits nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
-"""How often a question is asked again whose process, or its keeper, was killed from outside; an earlier question's code
-may have killed the keeper."""
+"""Retries of a question after its process, or its keeper, was killed from outside. An earlier question's code may have
+killed the keeper."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
-"""One thread each, for there is a process per core, and threads take address space that is limited."""
+"""One thread each: there is a process per core, and threads take limited address space."""
 _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-"""Signals that a user or the system (short of memory) ends a process by; others come of what it does itself."""
+"""Signals of a user or the system (short of memory); the code itself causes others."""
 
 
 class StartFailure(Halt):
-    """A process could not be started; the last line says why. A run that had others before saves what it has."""
+    """A process could not be started; the last line says why. A run with earlier processes saves its state."""
 
 
 class NoVerdict(Exception):
@@ -80,7 +79,7 @@ class NoVerdict(Exception):
 
 
 class Garbled(Exception):
-    """What came is no answer: other code wrote to the pipe."""
+    """The answer is malformed: other code wrote to the pipe."""
 
 
 class Closed(Exception):
@@ -93,18 +92,18 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """What a process ended of: its exit code, or minus the signal; None if its keeper was killed."""
+    """The exit code of a process, or minus the signal; None if its keeper was killed."""
 
     code: int | None
     words: str
 
     @property
     def killed(self) -> bool:
-        """True for a signal from outside, which says nothing of the question that the process was at."""
+        """True for a signal from outside, which says nothing of the question."""
         return self.code is None or -self.code in _OUTSIDE
 
     def failure(self, doing: str, seconds: float | None) -> GraderFailure:
-        """Say in words how the process ended while `doing`, which may take `seconds` of processor time."""
+        """Return the failure of a question that ended a process while `doing`, with its limit of processor time."""
         if self.code in (-signal.SIGPROF, -signal.SIGXCPU):
             detail = f"{doing} took {seconds:g} seconds of processor time" if seconds else f"{doing} took too long"
             return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
@@ -116,12 +115,12 @@ class Ended:
 
 
 class Process:
-    """One process, started at once. It ends with this object, and takes what it started along."""
+    """One process, started at once. It ends with this object, with all that it started."""
 
     ahead: Any = None
-    """The next question and its seconds: a far process is sent it before it has answered the one that is asked."""
+    """The next question and its limits: a far process gets it before it has answered the current one."""
     is_far = False
-    """True if a question takes longer to come there than many a one to answer."""
+    """True if sending a question may take longer than answering it."""
 
     def __init__(
         self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
@@ -158,17 +157,16 @@ class Process:
         self._send(setting)
 
     def get_ready(self, stop: int) -> str | None:
-        """Wait until it can answer. Return what it raised, if it did; errors as in `ask`."""
+        """Wait until it can answer. Return the error of its start, if there was one; raises as `ask` does."""
         _, error, last = self._receive(self._late, stop)
         self.ready = not last
         return error
 
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
-        """Return the answer, what was raised instead, and True if the process ends after it.
+        """Return the answer, the exception instead of it, and True if the process ends after it.
 
-        Raises Garbled, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds plus the time
-        that its threads, and those of its descendants, waited for a core: of the thread that waited longest, and at
-        most `_MOST_STARVED` times `clock`.
+        Raises Garbled, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds. The longest
+        wait of one of its threads for a core does not count, up to `_MOST_STARVED` times `clock`.
         """
         self._number += 1
         self._send([self._number, cpu, question])
@@ -187,15 +185,13 @@ class Process:
 
     @property
     def is_idle(self) -> bool:
-        """True if it is there, and has nothing to say that nobody asked."""
+        """True if it is there and has written nothing unasked."""
         return not self._in and not readable(self._status, 0) and not readable(self._answers, 0)
 
     def ends(self, seconds: float) -> bool:
-        """Return True if it ends by itself within this time."""
         return readable(self._status, seconds)
 
     def finish(self) -> Ended:
-        """End it, and wait until nothing of it is left."""
         return self._end() or Ended(None, "")
 
     def _send(self, value: Any) -> None:
@@ -246,11 +242,10 @@ class Process:
 class Pool:
     """At most `workers` processes that answer with the function that `start(*arguments)` of the file `script` returns.
 
-    They run with the interpreter `python` (which needs nothing of hone), and may take `memory_bytes` beyond what they
-    have when they are ready. They are started when there are questions for them, and end with the pool. Questions,
-    answers and `arguments` are JSON. `environment` are variables that they get beside those of this process. `doing`
-    says in a failure what a process was at: "grading". Safe to use from several threads, one after another; a process
-    that is forked from this one has none of them and starts its own.
+    They run with the interpreter `python` (which needs nothing of hone), may take `memory_bytes` once they are ready,
+    start with the first questions, and end with the pool. Questions, answers and `arguments` are JSON. `environment`
+    adds variables. `doing` names the work in a failure: "grading". Several threads may use it, one after another; a
+    forked process starts other processes.
     """
 
     def __init__(
@@ -271,7 +266,6 @@ class Pool:
         _pools.add(self)
 
     def _forget(self) -> None:
-        """Have no processes, whatever there were."""
         self._lock, self._round_is_open = threading.RLock(), False
         self._processes: list[Process | None] = [None] * self.workers
 
@@ -283,7 +277,6 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the running processes."""
         return [process.pid for process in self._processes if process is not None]
 
     def start(self, count: int) -> None:
@@ -310,12 +303,11 @@ class Pool:
 
     @contextlib.contextmanager
     def open_round(self, cpu_seconds: float | None, clock_seconds: float, doing: str | None = None) -> Iterator[Round]:
-        """Yield a round of questions, each of which is asked as soon as a process is free, while the block goes on.
+        """Yield a round of questions. Each is asked as soon as a process is free, while the block goes on.
 
-        A question that raises, or takes more than these seconds, has a failure for its answer. `cpu_seconds` of
-        processor time (None: no limit) do not depend on how busy the machine is; `clock_seconds` are the backstop for a
-        process that waits for something else than a core. Whatever is raised in the block, as by Ctrl-C, ends all
-        processes. Until the block ends this thread opens no other round, and other threads wait for theirs.
+        A question that raises, or exceeds a limit, gets a failure as its answer. `cpu_seconds` of processor time (None:
+        no limit) ignore other load; `clock_seconds` are the backstop for waits. An exception in the block, as by
+        Ctrl-C, ends all processes. Other threads wait until the block ends.
         """
         with self._lock:
             assert not self._round_is_open, "two rounds would take each other's answers"
@@ -333,7 +325,7 @@ class Pool:
         """End the processes. The next question starts others."""
         with self._lock:
             processes = [process for process in self._processes if process is not None]
-            self._processes = [None] * self.workers  # none is known any more if this is interrupted
+            self._processes = [None] * self.workers  # first, in case this is interrupted
             for process in processes:
                 with contextlib.suppress(OSError):
                     process.let_go()
@@ -345,7 +337,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Forget the processes in a forked process: their answers are for the one that asked."""
+    """Forget the processes in a forked process: their answers are for its parent."""
     for pool in list(_pools):
         pool._forget()
 
@@ -373,10 +365,7 @@ class Round:
         self._stop, self._stopped = os.pipe()
 
     def put(self, *questions: Any, at_once: bool = True, times: Sequence[int] = ()) -> None:
-        """Ask these questions after those that wait: in threads, or else when their answers are wanted.
-
-        `times` says of each how many times the seconds of the round it may take; by default once.
-        """
+        """Ask these questions after the waiting ones: in threads, or else in `answers`. `times` multiplies limits."""
         timed = zip(questions, times or [1] * len(questions), strict=True)
         with self._changed:
             first = len(self._questions)
@@ -390,10 +379,7 @@ class Round:
             self._threads[-1].start()
 
     def answers(self, on_answer: OnAnswer = lambda done, answer: None) -> list[Any | GraderFailure]:
-        """Return the answers in the order of the questions, once all are there; no more are asked.
-
-        StartFailure if a process does not become ready.
-        """
+        """Return all answers in the order of the questions. StartFailure if a process does not become ready."""
         self._end()
         if not self._threads:
             self._serve(0)
@@ -428,27 +414,25 @@ class Round:
             self._changed.notify_all()
 
     def _serve(self, place: int) -> None:
-        """Ask the process at this place until all questions are answered, and no more come."""
-        with contextlib.suppress(Stopped):
-            try:
-                while place in self._ahead or self._one_waits():
-                    process = self._ready(place)
-                    with self._changed:
-                        if place not in self._ahead and not self._waiting:  # another took the last one meanwhile
-                            continue
-                        index = self._ahead.pop(place) if place in self._ahead else self._waiting.popleft()
-                        # Not the last ones: behind one that hangs they would wait while other processes are free.
-                        if process.is_far and len(self._waiting) >= 2 * self.pool.workers:
-                            self._ahead[place] = self._waiting.popleft()
-                    process.ahead = self._questions[self._ahead[place]] if place in self._ahead else None
-                    self._ask(place, process, index)
-            except Exception as error:
-                if isinstance(error, Stopped):
-                    raise
-                self._answered.put((-1, error))
+        try:
+            while place in self._ahead or self._one_waits():
+                process = self._ready(place)
+                with self._changed:
+                    if place not in self._ahead and not self._waiting:  # another took the last one meanwhile
+                        continue
+                    index = self._ahead.pop(place) if place in self._ahead else self._waiting.popleft()
+                    # Not the last ones: behind one that hangs they would wait while other processes are free.
+                    if process.is_far and len(self._waiting) >= 2 * self.pool.workers:
+                        self._ahead[place] = self._waiting.popleft()
+                process.ahead = self._questions[self._ahead[place]] if place in self._ahead else None
+                self._ask(place, process, index)
+        except Stopped:
+            pass
+        except Exception as error:
+            self._answered.put((-1, error))
 
     def _one_waits(self) -> bool:
-        """Wait for a question; return False if no more come. One whose process is lost may wait again."""
+        """Wait for a question; return False if no more come. One that has lost its process may wait again."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or (self._complete and self._unanswered <= 0))
             return bool(self._waiting)
@@ -465,7 +449,7 @@ class Round:
             self._changed.notify()
 
     def _ready(self, place: int) -> Process:
-        """Return the process at this place, or a new one, when it is ready. StartFailure if it does not become so."""
+        """Return the process at this place, or a new one, when it is ready. StartFailure if it can't start."""
         processes = self.pool._processes
         while True:
             process = processes[place] = processes[place] or self.pool._start()
@@ -489,7 +473,7 @@ class Round:
                 if not ended.killed or self._killed_at_start > self.pool.workers:
                     error = ended.failure("starting", None).detail
             if error is not None:
-                # Of a UserError's traceback its own words are enough.
+                # A UserError's message is enough, without its traceback.
                 reason = error.strip().rpartition(f"\n{UserError.__module__}.UserError: ")[2]
                 raise StartFailure(f"the process for {self.doing} could not start: {reason}")
 
@@ -524,11 +508,7 @@ class Round:
 
 
 class Worker:
-    """A process of its own for a library that may hang or die: a pool of one, asked one question at a time.
-
-    It is started with the first question and ends with this object. `doing` says in a failure what took too long:
-    "comparing the answer".
-    """
+    """A process for a library that may hang or die: a pool of one, started with the first question."""
 
     def __init__(self, script: Path, arguments: Sequence[Any], doing: str, python: str = sys.executable) -> None:
         self._pool = Pool(script, arguments, doing, python=python)
@@ -554,7 +534,7 @@ def readable(fd: int, seconds: float) -> bool:
 
 
 def _core_waits(pid: int) -> dict[str, float]:
-    """Return for how many seconds each thread of a process and of those below it has waited for a core.
+    """Return the seconds that each thread of a process and of its descendants has waited for a core.
 
     Empty where the system does not tell (`schedstat` of Linux, the second number, in nanoseconds).
     """

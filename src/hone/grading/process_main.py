@@ -1,16 +1,16 @@
-"""What runs in the processes of `hone.grading.pool`; it needs nothing of hone.
+"""The processes of `hone.grading.pool`. This file needs nothing of hone.
 
     python -P process_main.py STATUS_FD
 
-It forks at once. The *keeper* starts nothing and imports little: it waits until the worker has ended or hone is gone,
-kills all that the worker started, also what left its process group or its session, and tells on STATUS_FD what the
-worker ended of. The *worker* reads `{"script", "arguments", "memory", "number"}` from the standard input:
-`start(*arguments)` of the file `script` returns the function that answers. Then each line `[number, seconds, question]`
-is answered by a line `[number, last, answer, error]`: `error` is a traceback or null, and after an answer that is its
-`last` the worker ends, for it left something behind. The number of the first line says that it is ready.
+It forks at once. The *keeper* imports little: it waits until the worker has ended or hone is gone, kills all that the
+worker started, also in another process group or session, and writes the worker's exit code to STATUS_FD. The *worker*
+reads `{"script", "arguments", "memory", "number"}` from the standard input: `start(*arguments)` of the file `script`
+returns the function that answers. A line with the `number` says that it is ready. Then each line `[number, seconds,
+question]` is answered by a line `[number, last, answer, error]`: `error` is a traceback or null. If code left something
+behind, `last` is true and the worker ends.
 
-The kernel ends a worker whose question takes more than `seconds` of processor time (null: no limit). What code prints
-goes nowhere, what reads the standard input finds it empty, and a process that is forked answers nothing.
+The kernel ends a worker if a question takes more than `seconds` of processor time (null: no limit). Prints of code are
+dropped, its standard input is empty, and a process that it forks answers nothing.
 """
 
 from __future__ import annotations
@@ -31,23 +31,21 @@ import time
 import traceback
 
 IS_HONE_WORKER = True
-"""What `hone.grading.inline.inside` looks for."""
+"""Checked by `hone.grading.inline.inside`."""
 MAX_ANSWER = 16 * 2**20
 """Bytes of an answer."""
 PAUSES = (0.001, 0.004, 0.02, 0.05)
-"""Seconds after which it is looked again whether a process that code has left behind has ended, as one that was killed
-does, or a thread."""
+"""Seconds between checks that leftover processes and threads have ended, as killed ones do."""
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGCHLD]
-"""Signals whose handlers are put back between questions."""
+"""Their handlers are restored between questions."""
 _IDLE = {"threading", "queue", "selectors", "multiprocessing.pool"}
 _IDLE |= {"concurrent.futures.thread", "concurrent.futures._base"}
-"""Modules in which a thread waits for something to do."""
+"""Modules of idle threads."""
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
 """PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)."""
 
 
 def main() -> None:
-    """Become the keeper, and fork the worker."""
     status = int(sys.argv[1])
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -90,7 +88,6 @@ def keep(worker: int, woken: int) -> int | None:
 
 
 def work(keeper: int) -> None:
-    """Answer until the questions end."""
     own = os.getpid()
     questions, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     os.register_at_fork(after_in_child=lambda: os.close(answers))
@@ -142,7 +139,7 @@ def work(keeper: int) -> None:
 
 
 class Surroundings:
-    """What code may have changed for the code after it: put back between questions."""
+    """State that code may have changed: it is restored between questions."""
 
     def __init__(self) -> None:
         self._folder = os.getcwd()
@@ -154,7 +151,6 @@ class Surroundings:
         self._streams = sys.stdin, sys.stdout, sys.stderr
 
     def restore(self) -> None:
-        """Put back folder, variables, signal handlers, timers, recursion limit and standard streams."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._handlers:
             if signal.getsignal(number) is not handler and handler is not None:
@@ -178,7 +174,7 @@ class Surroundings:
 
 
 def _limit_time(seconds: float | None) -> None:
-    """Limit processor time from now on: this process by a timer, one that it forks by a limit beyond that."""
+    """Limit processor time from now on: of this process by a timer, of its forks by a limit beyond that."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     whole = hard if seconds is None else math.ceil(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (whole, hard))
@@ -186,7 +182,6 @@ def _limit_time(seconds: float | None) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit the address space to `size` bytes beyond what is taken now; allow no core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     size += taken()
     with contextlib.suppress(OSError, ValueError):  # a system without this limit
@@ -196,8 +191,7 @@ def _limit_memory(size: int) -> None:
 
 
 class Traces:
-    """What code leaves behind that no restoring undoes: processes, threads at work, and memory beyond half of what it
-    may take."""
+    """Leftovers of code that can't be restored: processes, busy threads, and memory beyond half of the limit."""
 
     def __init__(self, keeper: int, memory: int) -> None:
         self._own = os.getpid()
@@ -206,7 +200,7 @@ class Traces:
         self._threads = set(sys._current_frames())
 
     def left(self) -> bool:
-        """Return True if there is more than at first, also a moment later: what is about to end is not left behind."""
+        """Return True if there is more than at first. Waits a moment for what is about to end."""
         for pause in PAUSES:
             if not self._threads_at_work() and not any(map(_lives, self._processes() - self._at_first)):
                 return taken() > self._most
@@ -214,12 +208,12 @@ class Traces:
         return True
 
     def _threads_at_work(self) -> bool:
-        """Return True if threads of Python code that was started go on; those of a pool that wait for work do not."""
+        """Return True if a new thread of Python code is busy, and not a pool's that waits for work."""
         frames = sys._current_frames()
         return any(frames[thread].f_globals.get("__name__") not in _IDLE for thread in frames.keys() - self._threads)
 
     def _processes(self) -> set[int]:
-        """Return those that this one started: its children, and what their end left to the keeper."""
+        """Return the children of this process, and the orphans that the keeper took over."""
         mine = set()
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -229,7 +223,7 @@ class Traces:
 
 
 def _lives(pid: int) -> bool:
-    """Return True if a process has not ended: one that has may wait for the keeper to take leave of it."""
+    """Return True if a process has not ended: one that has ended may wait for the keeper to reap it."""
     if pid == 0:  # stands for children that can't be listed
         return True
     state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
@@ -247,7 +241,6 @@ def _numbers(path: str) -> set[int]:
 
 
 def _read(path: str) -> bytes:
-    """Return what a file holds; nothing if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
@@ -261,7 +254,7 @@ def _read(path: str) -> bytes:
 
 
 def _reap(worker: int) -> int | None:
-    """Reap what has ended below the keeper; return the exit code of the worker if it is among that."""
+    """Reap ended processes below the keeper; return the exit code of the worker if it is one of them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -274,7 +267,7 @@ def _reap(worker: int) -> int | None:
 
 
 def _end_descendants(worker: int) -> None:
-    """Kill what there is below this process until nothing is left. What is stopped first can't fork any more."""
+    """Kill all descendants until none is left. They are stopped first, so they can't fork any more."""
     while True:
         stopped: set[int] = set()
         while found := _descendants(worker) - stopped:
@@ -292,7 +285,7 @@ def _end_descendants(worker: int) -> None:
 
 
 def _descendants(worker: int) -> set[int]:
-    """Return all below this process; where the system doesn't tell, the worker and its group."""
+    """Return all descendants; where the system doesn't tell, the worker, after killing its group."""
     if not os.path.exists("/proc/self/stat"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker, signal.SIGKILL)
@@ -317,7 +310,6 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Change a setting of this process, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

@@ -1,7 +1,7 @@
 """A batch of sequences that decode in step: what is known of each row, and its next token.
 
-What a model reads is on its device. Which rows go on is known on the host, which reads what was drawn once a step and
-waits for nothing else.
+The tensors that a model reads are on its device. The host knows which rows go on: it reads the drawn tokens once a
+step, and waits for nothing else.
 
 Shapes: B rows, T tokens of the longest completion, V vocabulary, K likeliest tokens that a row asks for, at most.
 """
@@ -34,8 +34,6 @@ NOT_FINITE = "the model's logits are not finite"
 
 
 class Cache(Protocol):
-    """Keys and values of the rows of a batch."""
-
     @property
     def tokens(self) -> int: ...
     def moved(self) -> None: ...
@@ -56,9 +54,9 @@ class Ticket:
 
 
 class Batch:
-    """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token, the `index`th of its own.
+    """Rows with a common KV cache. `logits` `[B, V]` are of each row's next token, its `index`th.
 
-    `drawn` is what `draw` returns of them, once it is known: from a step that samples by itself it is at once.
+    `drawn` is the result of `draw`, once it is known: at once, if the step samples.
     """
 
     def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
@@ -78,7 +76,6 @@ class Batch:
 
     @property
     def room(self) -> int:
-        """Return the tokens that the row with most of them left may still get."""
         return max(self.left)
 
     @property
@@ -89,8 +86,8 @@ class Batch:
 
     def draw(self) -> Tensor:
         """Take the next token of every row: `[B, 2 + 2 K + W]` float64, its id and logprob, then ids and logprobs of
-        the likeliest, then the ids that were kept, as W words of bits. float64 holds all of it exactly, so that it is
-        read at once.
+        the likeliest, then the candidates' ids, as W words of bits. float64 holds all of it exactly, so that one read
+        is enough.
         """
         if self.drawn is not None:
             return self.drawn
@@ -106,10 +103,7 @@ class Batch:
         return self.drawn
 
     def take(self, drawn: Tensor, version: int) -> list[Token | Failure]:
-        """Take what `draw` returned, on the host; return the tokens of rows that are alive.
-
-        A row whose logits are not finite ends in a Failure, and the others go on.
-        """
+        """Return the tokens of live rows, from `draw`'s result on the host; a Failure where logits are not finite."""
         emitted: list[Token | Failure] = []
         for row, (token, logprob, *best) in enumerate(drawn[:, : self._narrow].tolist()):
             if not self.left[row]:
@@ -134,27 +128,9 @@ class Batch:
         return emitted
 
     def compact(self) -> None:
-        """Take out rows that ended, once they are many."""
-        alive = np.flatnonzero(self.left)
-        if len(alive) <= COMPACT_AT * len(self):
-            self._keep(alive)
-
-    def moved(self, logits_BV: Tensor) -> None:
-        """Note a decode step, with the logits that it gave."""
-        positions = self.positions + 1
-        self.cache.moved()
-        self.positions, self.logits, self.drawn = positions, logits_BV, None
-        self.index = (self.index + 1).clamp_(max=self.uniforms.shape[1] - 1)
-
-    def cancel(self, number: int) -> bool:
-        """End the row of this ticket, if it is here."""
-        for row, ticket in enumerate(self.tickets):
-            if ticket.number == number:
-                self.left[row] = 0
-                return True
-        return False
-
-    def _keep(self, rows: np.ndarray) -> None:
+        rows = np.flatnonzero(self.left)
+        if len(rows) > COMPACT_AT * len(self):
+            return
         self.tickets = [self.tickets[row] for row in rows]
         if not self.tickets:
             return
@@ -165,8 +141,20 @@ class Batch:
             setattr(self, name, getattr(self, name).index_select(0, index))
         self._group()
 
+    def moved(self, logits_BV: Tensor) -> None:
+        positions = self.positions + 1
+        self.cache.moved()
+        self.positions, self.logits, self.drawn = positions, logits_BV, None
+        self.index = (self.index + 1).clamp_(max=self.uniforms.shape[1] - 1)
+
+    def cancel(self, number: int) -> bool:
+        for row, ticket in enumerate(self.tickets):
+            if ticket.number == number:
+                self.left[row] = 0
+                return True
+        return False
+
     def join(self, other: Batch) -> None:
-        """Take in the rows of another batch."""
         self.cache.join(other.cache, max(self.room, other.room))
         self.tickets += other.tickets
         self.left += other.left
@@ -178,7 +166,7 @@ class Batch:
         self._group()
 
     def _group(self) -> None:
-        """Group the rows that are sampled in the same way. What was drawn of other rows is drawn again."""
+        """Group the rows that are sampled in the same way. Earlier draws are drawn again."""
         self.drawn: Tensor | None = None
         order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
         self._groups: list[tuple[SamplingParams, Tensor]] = []
@@ -204,17 +192,13 @@ def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: Sampli
 
 
 def _pairs(best: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
-    """Return a row's likeliest tokens and their logprobs from `[2 K]` columns, of which it asked for so many."""
+    """Return a row's `wanted` likeliest tokens and their logprobs, from its columns `[2 K]`."""
     wanted = min(wanted, len(best) // 2)
     return tuple((int(id), logprob) for id, logprob in zip(best[:wanted], best[wanted : 2 * wanted], strict=True))
 
 
 def read(drawn: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Start copying what batches have drawn (`Batch.draw`) to the host, without waiting.
-
-    Return a function that waits for that copy alone, not for what a GPU is told to do later, and returns what each
-    batch has drawn.
-    """
+    """Start to copy draws of batches (`Batch.draw`) to the host; return a function that waits for that copy alone."""
     if not drawn:
         return list
     flat = torch.cat([one.flatten() for one in drawn])

@@ -1,4 +1,4 @@
-"""A KV cache for a batch that decodes in step, in which each prompt is stored once for all its completions.
+"""A KV cache for a batch that decodes in step. Each prompt is stored once for all its completions.
 
 A decode step attends in two products: the queries of all rows that continue a prompt to that prompt's keys, and each
 row's own query to the tokens that it has decoded itself; one softmax runs over both. All rows have decoded equally many
@@ -46,7 +46,7 @@ class GroupLayout:
         self.prompt_of_group = np.repeat(np.arange(len(counts)), groups_of_prompt)
 
         order = np.argsort(prompt_of_row, kind="stable")
-        rank = np.empty_like(order)  # of a row among those of its prompt
+        rank = np.empty_like(order)  # of a row among the rows of its prompt
         rank[order] = np.arange(rows) - np.repeat(np.cumsum(counts) - counts, counts)
         slot = (np.cumsum(groups_of_prompt) - groups_of_prompt)[prompt_of_row] * self.slots + rank
         self.group_of_row = slot // self.slots
@@ -140,7 +140,6 @@ class KVCache:
         return out.view(kv_heads, rows, -1, q.shape[-1]).transpose(0, 1).reshape(q.shape).to(q.dtype)
 
     def moved(self) -> None:
-        """Note a decode step."""
         self.column += 1
 
     @property
@@ -153,10 +152,7 @@ class KVCache:
         return self.prompts[0][0].shape[1] * self.width + self.rows * self.room
 
     def keep(self, rows: np.ndarray) -> None:
-        """Drop all rows but `rows`, the prompts that none of them continues, and blocks before the first token.
-
-        A layer's old blocks go before those of the next are made.
-        """
+        """Drop all rows but `rows`, the prompts that none of them continues, and blocks before the first token."""
         first = int(self.starts[rows].min()) // BLOCK
         index = upload(rows, self.mask.device)
         for layer, blocks in enumerate(self.decoded):

@@ -7,8 +7,6 @@ async with ServerClient(Endpoint("http://localhost:8000/v1")) as client:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,10 +20,10 @@ LARGEST_ANSWER = 1024 * MIB
 
 @dataclass(frozen=True)
 class Served:
-    """A model that a server lists: `owner` is who made the server, `policy_path` the folder of the last update,
-    `parameters` how many numbers the weights are. `instance` is another one for each process that serves.
+    """A model that a server lists. None: the server does not say, or there was no update.
 
-    None: the server does not say; there was no update.
+    `owner` made the server, `policy_path` is the folder of the last update, `parameters` counts the weights' numbers,
+    and each process that serves has another `instance`.
     """
 
     id: str
@@ -40,12 +38,11 @@ class Served:
 class ServerClient(Client):
     """A client that does not ask again for an answer that is late: it would take as long again."""
 
-    def __init__(self, endpoint: Endpoint, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        super().__init__(endpoint, LARGEST_ANSWER, sleep, asks_late_again=False)
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint, LARGEST_ANSWER, asks_late_again=False)
         self._root, self._requests = endpoint.url.rstrip("/").removesuffix("/v1"), 0
 
     async def models(self) -> list[Served]:
-        """Return what the server lists; raises as `post` does."""
         page = await self._send("GET", "/v1/models", None)
         try:
             return [

@@ -2,9 +2,9 @@
 
     rollouts = roll_out(env, policy, settings, examples, draws, step, sampling)
 
-The tokens of a turn are kept as sampled. A call whose messages begin with those of an earlier one and its reply goes on
-with the ids of that one: only what was added is rendered, and nothing is tokenised twice. Any other call begins a new
-segment. All segments share the reward of the rollout, or each call has its own.
+The tokens of a turn stay as sampled. If the messages of a call begin with an earlier call and its reply, it continues
+that call's ids: only what was added is rendered, and no text is tokenised twice. Any other call begins a new segment.
+All segments share the reward of the rollout, or each call has its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hone.types import Columns, Example, Message, Rollout, Segment, joined, wher
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How rollouts are sampled, and how many of each example.
+    """Settings of the rollouts, and their number for each example.
 
     A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens. Its randomness is keyed by
     (seed, purpose, step, draw, sample), so an example that is drawn again samples differently; the number of a later
@@ -47,7 +47,6 @@ class RolloutSettings:
     tools: Tools = None
 
     def prompts(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
-        """Return the ids of the examples' prompts. Raises UserError if one leaves no room."""
         prompts = []
         for example in examples:
             self.renderer.note(f"example {example.id}", example.prompt, self.tools, key=example.id)
@@ -66,7 +65,7 @@ class RolloutSettings:
         return closing + self.renderer.bridge_ids(messages, added, tools)
 
     def limit(self, tokens: int) -> int:
-        """Return the most tokens of a completion after so many; less than 1 if there is no room."""
+        """Return the most tokens of a completion after this many; less than 1 if there is no room."""
         room = self.seq_len - tokens
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
@@ -81,10 +80,7 @@ def roll_out(
     sampling: SamplingParams,
     finished: Callable[[int, Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Sample `settings.rollouts` rollouts of each example, group by group. Raises UserError if one has no room.
-
-    `finished` gets each rollout as soon as it has ended.
-    """
+    """Sample `settings.rollouts` rollouts of each example, group by group; `finished` gets each at its end."""
     prompts = settings.prompts(examples)
 
     def sample(calls: list[Call], give: Callable[[int, Segment], None]) -> list[Segment]:
@@ -112,15 +108,14 @@ def roll_out(
 
 
 def with_stops(sampling: SamplingParams, stops: tuple[str, ...]) -> SamplingParams:
-    """Return how a call is sampled: as the run says, until one of its own stops, too."""
     return replace(sampling, stop=(*sampling.stop, *stops)) if stops else sampling
 
 
 @dataclass(eq=False)
 class Call:
-    """A call of the model: what was asked, and once it is answered `turn`, as sampled, and `reply`, as it was given.
+    """A call of the model. Once it is answered, `turn` is as sampled, and `reply` as it was given.
 
-    `parent` is the call that it goes on from. Its `future` has the turn, or why there is none.
+    `parent` is the call that it continues. Its `future` has the turn, or why there is none.
     """
 
     request: Request
@@ -128,11 +123,11 @@ class Call:
     parent: Call | None
     future: asyncio.Future[Segment] = field(init=False)
     session: str = ""
-    """Who asks, of several in one rollout: the header X-Session-ID."""
+    """The header X-Session-ID: the caller, of several in one rollout."""
     stops: tuple[str, ...] = ()
-    """Texts that end this call, beside those of the run."""
+    """Texts that end this call, beside the run's."""
     checked: bool = True
-    """The prompt that was sampled from must be the one that was asked for."""
+    """The server must not have changed the prompt."""
     reply: Message = field(default_factory=dict)
     turn: Segment | None = None
     full: Message = field(default_factory=dict)
@@ -199,12 +194,11 @@ class IdsModel(Model):
         return Turn(full, turn.stop_reason)
 
     def parent_of(self, messages: Sequence[Message], tools: Tools, session: str = "") -> Call | None:
-        """Return the call that one with these messages can go on from."""
         goes_on = [call for call in self.calls if call.goes_on_with(messages, tools, session)]
         return max(goes_on, key=lambda call: len(call.request.messages), default=None)
 
     def prompt(self, messages: list[Message], tools: Tools, parent: Call | None) -> tuple[Sequence[int], Call | None]:
-        """Return the ids to sample from, and `parent` if they go on from those of that call."""
+        """Return the ids to sample from, and `parent` if they continue its ids."""
         if parent is not None and parent.turn is not None:
             ids, earlier = parent.turn.token_ids.tolist(), [*parent.request.messages, parent.full]
             # with nothing between them, two turns would be one
@@ -223,7 +217,7 @@ class IdsModel(Model):
         most: int | None = None,
         **more: Any,
     ) -> Call:
-        """Have a call sampled, whose randomness its number in the rollout decides. Raises NoRoom."""
+        """Have a call sampled; its number in the rollout decides its randomness. Raises NoRoom."""
         if (limit := self.settings.limit(len(ids))) < 1:
             raise NoRoom(f"the conversation has {len(ids)} tokens, seq_len is {self.settings.seq_len}")
         number, self.asked = self.asked, self.asked + 1
@@ -249,7 +243,7 @@ class IdsModel(Model):
         prompt = self.example.prompt
         segments = [segment_of(call, rewards) for call in calls if call not in parents]
         if not segments:
-            ids = np.array(self._prompt_ids, np.int64)  # a failed rollout: nothing of it is trained
+            ids = np.array(self._prompt_ids, np.int64)  # a failed rollout is not trained on
             none = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32)
             segments = [Segment(ids, *none, list(prompt), "stop")]
         messages, stop_reason = behind_prompt(segments[0].messages, prompt), segments[0].stop_reason
@@ -262,7 +256,7 @@ def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Messag
 
 
 def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segment:
-    """Return the segment of a call and of those that it goes on from, with their rewards, if any."""
+    """Return the segment of a call and of the calls that it continues, with their rewards, if any."""
     turn = last.turn
     assert turn is not None
     messages = [*last.request.messages, last.full]

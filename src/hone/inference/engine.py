@@ -101,8 +101,8 @@ class Engine:
     ) -> list[Completion]:
         """Return one completion per job, in the order of the jobs. Jobs with equal prompts share their prefill.
 
-        `finished` is called with each, and the index of its job, as soon as it has ended. What fails is raised, and all
-        jobs are dropped. Raises Halt if the model's logits are not finite.
+        `finished` gets the index of each job and its completion, as soon as it has ended. An error is raised, and drops
+        all jobs. Raises Halt if the model's logits are not finite.
         """
         for job in jobs:
             self._check(job)
@@ -170,7 +170,7 @@ class Engine:
 
     @torch.no_grad()
     def score_tokens(self, ids: Sequence[int], temperature: float = 1.0, top: int = 0) -> list[ScoredToken]:
-        """Return `score` of one sequence, with the `top` likeliest tokens in the place of each."""
+        """Return `score` of one sequence, with the `top` likeliest tokens at the place of each."""
         self._check_length(ids, 0)
         prompt = self.prefill.begin(tuple(ids), all_hidden=True)
         while prompt.done < len(ids):
@@ -188,12 +188,12 @@ class Engine:
     def step(self) -> list[Token | Failure]:
         """Let in what fits, then take one token of every running job; return nothing if no job is there.
 
-        A job whose logits are not finite ends with a Failure. Whatever else fails is raised: then call `clear`.
+        A job ends with a Failure if its logits are not finite. Any other error is raised: then call `clear`.
         """
         self._admit()
         self.runner.join(self._batches, self._budget)
         drawn = read([batch.draw() for batch in self._batches])
-        if self.runner.ahead:  # a batch whose rows all end with this token has no other
+        if self.runner.ahead:  # where all rows end with this token, the batch has no other
             self.runner.decode([batch for batch in self._batches if batch.room > 1])
         emitted: list[Token | Failure] = []
         for batch, columns in zip(self._batches, drawn(), strict=True):
@@ -219,7 +219,7 @@ class Engine:
             self._starting = None
 
     def _next_tickets(self) -> list[Ticket]:
-        """Return the jobs to begin now: as many as fit into the cache, and whose prompts fit into one prefill."""
+        """Return the jobs to begin now: as many as fit into the cache, with prompts that fit into one prefill."""
         budget = self._budget
         used = sum(batch.cache.tokens for batch in self._batches)
         taken: list[Ticket] = []
@@ -246,7 +246,6 @@ class Engine:
 
     @property
     def _budget(self) -> int:
-        """Return the tokens that the cache may hold."""
         return self.kv_bytes // self.model.kv_bytes_per_token
 
     def _check(self, job: Job) -> None:

@@ -1,14 +1,14 @@
 """Decoding with CUDA graphs: a step's kernels are recorded once for each shape, and launched together from then on.
 
 A graph is bound to the addresses and shapes that it was recorded with. So sequences lie in the slots of a `SlotState`,
-whose tensors stay where they are, each from its own first token on (a group's prompt is stored once per row), and a
-step covers a power of two of slots and of tokens: what of them is unused is computed and thrown away. Weights are
-updated in place, their bf16 copies too (`Linear.refresh`), so a graph reads the new ones.
+and its tensors stay where they are, each sequence from its first token on (a group's prompt is stored once per row). A
+step covers a power of two of slots and of tokens; unused ones are computed and thrown away. Weights are updated in
+place, their bf16 copies too (`Linear.refresh`), so a graph reads the new ones.
 
 A step goes from each row's last token to its next one, which it leaves where the next step reads it: so that can begin
-before the host knows the token. Rows that are sampled in different ways, or whose likeliest tokens are asked for, are
-sampled behind the step instead; so are those that are sampled in a way that nobody has asked for before, for each way
-has graphs of its own. What changes weights must be on the stream that steps are on.
+before the host knows the token. Each way of sampling has separate graphs. So rows that are sampled in different ways,
+or for the first time in this way, or with their likeliest tokens, are sampled behind the step. Updates of weights must
+be on the stream of the steps.
 
 On a CPU the very same step runs without being recorded. Recording and replay are tested on a fake GPU, which repeats
 recorded operations on the recorded memory; they have not been run on a real one, and nothing here has been measured.
@@ -57,7 +57,7 @@ class GraphRunner(Runner):
         self.ahead = model.device.type == "cuda"
         self.states: list[SlotState] = []
         self._asked: dict[tuple, int] = {}
-        """How often each way of sampling was asked for, by a prompt: `SamplingParams.transform`."""
+        """Requests of each way of sampling, by a prompt: `SamplingParams.transform`."""
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
         for way, _ in {(ticket.params.transform, ticket.job.prompt) for ticket in tickets}:
@@ -70,7 +70,7 @@ class GraphRunner(Runner):
         return [Batch(tickets, SlotCache(prompts, prompt_of_row, max_tokens), logits_BV)]
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Join the two smallest that may be one, again and again; another takes in the one that has no slots yet."""
+        """Join the two smallest that may be one, again and again; a batch without slots yet joins the other."""
         while (pair := _pair_to_join(batches, budget)) is not None:
             batches.remove(pair[1])
             self._join(*pair)
@@ -86,7 +86,9 @@ class GraphRunner(Runner):
         states = [_cache(batch).state or self._place(_cache(batch)) for batch in batches]
         for batch, state in zip(batches, states, strict=True):
             state.load(batch)
-            params = self._recorded_params(batch)
+            params = batch.common_params
+            if params is not None and self._asked.get(params.transform, 0) < 2:
+                params = None  # it is sampled behind the step
             tokens = max(GRANULE, _power_of_two(_cache(batch).longest + 1))
             shape = min(_power_of_two(len(batch)), state.slots), min(tokens, state.tokens)
             key = *shape, params and params.transform
@@ -97,13 +99,7 @@ class GraphRunner(Runner):
             graph()
             state.moved(batch, sampled=params is not None)
 
-    def _recorded_params(self, batch: Batch) -> SamplingParams | None:
-        """Return what a step samples the batch by; None if it is sampled behind the step."""
-        params = batch.common_params
-        return None if params is None or self._asked.get(params.transform, 0) < 2 else params
-
     def _record(self, state: SlotState, slots: int, tokens: int, params: SamplingParams | None) -> Callable[[], object]:
-        """Return what does one step of these slots when called."""
         step = partial(_decode, self.model, state, slots, tokens, params)
         if self.model.device.type != "cuda":
             return step
@@ -158,7 +154,7 @@ class GraphRunner(Runner):
 
 
 class SlotState:
-    """Room for `slots` sequences of `tokens` tokens, what a step reads and writes, and the graphs recorded on it.
+    """Room for `slots` sequences of `tokens` tokens, the tensors of a step, and the graphs recorded on it.
 
     `layers`: per layer keys and values `[2, slots, K, tokens, Dh]`, of the model's `kv_dtype`.
     `rows` `[3, slots]`: each row's last token, its position, and the index of its uniform number in `uniforms`
@@ -208,7 +204,7 @@ class SlotState:
         batch.drawn = self.drawn[:rows] if sampled else None
 
     def drop_graphs(self) -> None:
-        """Drop all graphs. Those of one state share the memory of what they compute; a pool serves no second set."""
+        """Drop all graphs. The graphs of one state share the memory of their results; a pool serves no second set."""
         self.graphs: dict[tuple[int, int, tuple | None], Callable[[], object]] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -218,7 +214,6 @@ class SlotState:
 
     @property
     def cache(self) -> SlotCache | None:
-        """Return the cache whose rows are here; None: it is free."""
         return self.owner and self.owner()
 
 
@@ -243,7 +238,6 @@ class SlotCache:
 
     @property
     def span(self) -> int:
-        """Return the tokens that each slot needs."""
         return slot_tokens(int(self.ends.max()))
 
     @property
@@ -252,15 +246,12 @@ class SlotCache:
         return len(self) * self.span
 
     def tokens_joined(self, other: SlotCache, max_new: int = 0) -> int:
-        """Return what `tokens` would be after `join`."""
         return (len(self) + len(other)) * max(self.span, other.span)
 
     def moved(self) -> None:
-        """Note a decode step."""
         self.lengths = self.lengths + 1
 
     def keep(self, rows: np.ndarray) -> None:
-        """Drop all rows but `rows`."""
         self.lengths, self.ends = self.lengths[rows], self.ends[rows]
         if self.state is None:
             self.prompt_of_row = self.prompt_of_row[rows]
@@ -277,7 +268,6 @@ class SlotCache:
         self.ends = np.concatenate([self.ends, other.ends])
 
     def move_into(self, state: SlotState) -> None:
-        """Move the rows from where prefill left them into a free state."""
         self.write(state, 0)
         self.state, self.prompts, self.prompt_of_row = state, [], np.array([], dtype=np.int64)
         state.owner = weakref.ref(self)
@@ -306,8 +296,8 @@ class SlotCache:
 
 
 def _decode(model: Decoder, state: SlotState, slots: int, tokens: int, params: SamplingParams | None) -> None:
-    """Decode one step of the first slots, of whose tokens it sees the first: from `rows` to `logits`, and, sampled by
-    `params`, to `drawn` and the next token.
+    """Decode one step of the first slots, which see their first `tokens`: from `rows` to `logits`, and with `params` on
+    to `drawn` and the next token.
 
     Nothing here may wait for the device, or depend on what it computes. Slots without a row, and rows that have ended,
     may stand anywhere: they write to their own slot.
@@ -350,7 +340,7 @@ class _SlotAttention:
 
 
 def _pair_to_join(batches: list[Batch], budget: int) -> tuple[Batch, Batch] | None:
-    """Return the smallest two batches that fit the budget and each other, those that have slots first."""
+    """Return the smallest two batches that fit the budget and each other, first the one that has slots."""
     order = sorted(batches, key=lambda batch: (_cache(batch).state is not None, len(batch)), reverse=True)
     total = sum(batch.cache.tokens for batch in batches)
     for pair in reversed(list(combinations(order, 2))):
@@ -366,5 +356,4 @@ def _cache(batch: Batch) -> SlotCache:
 
 
 def _power_of_two(x: int) -> int:
-    """Return the next power of two from x on."""
     return 1 << (x - 1).bit_length()

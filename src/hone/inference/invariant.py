@@ -2,10 +2,10 @@
 
 Floating-point sums depend on their order, and kernels choose it by the shapes that they meet. So here every shape is
 fixed: the model only ever sees `TILE` rows, and attention one block of `TILE` tokens at a time, counted from a
-sequence's own beginning. Neighbours, empty rows and blocks behind a sequence's end then change nothing, for what they
-add is an exact zero. Prompts are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached
-prefix changes them. That a kernel treats the rows of a tile, or the products of a batch, alike is no promise of
-anybody's: it is tried when the engine is made, and where it fails a tile has one row.
+sequence's own beginning. Neighbours, empty rows and blocks behind a sequence's end then change nothing, for they add an
+exact zero. Prompts are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached
+prefix changes them. Nobody promises that a kernel treats the rows of a tile, or the products of a batch, alike: the
+engine tries it at its start, and where it fails a tile has one row.
 
 Shapes: B rows, K key/value heads, G query heads that share one, H = K G, Dh head size, T tokens of the longest row.
 """
@@ -75,7 +75,7 @@ class RowCache:
     """Keys and values of a few sequences, each from its own first token on: no prompt is shared.
 
     `layers`: per layer `[2, B, K, T, Dh]`, T a multiple of `TILE`; `lengths` `[B]`: tokens so far. The rest is zero.
-    Acts as the decoder's attention in a decode step, of whose rows it takes the first B.
+    Acts as the decoder's attention in a decode step, for the first B rows.
     """
 
     def __init__(self, prompts: Sequence[Layers], max_new: int) -> None:
@@ -118,7 +118,6 @@ class RowCache:
         self.mask = _minus_infinity(columns > self.lengths[:, None])
 
     def moved(self) -> None:
-        """Note a decode step."""
         self.lengths = self.lengths + 1
         self.sizes = self.sizes + 1
         self.longest += 1
@@ -126,15 +125,12 @@ class RowCache:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens that there is room for: what it costs in `kv_bytes_per_token`."""
         return len(self) * _blocks(self.longest + max(self.room, 0)) * TILE
 
     def tokens_joined(self, other: RowCache, max_new: int) -> int:
-        """Return what `tokens` would be after `join`."""
         return (len(self) + len(other)) * _blocks(max(self.longest, other.longest) + max_new) * TILE
 
     def keep(self, rows: np.ndarray) -> None:
-        """Drop all rows but `rows`."""
         index = upload(rows, self.lengths.device)
         self.lengths, self.sizes = self.lengths.index_select(0, index), self.sizes[rows]
         self.longest = int(self.sizes.max())
@@ -143,7 +139,6 @@ class RowCache:
             self.layers[number] = layer[:, :, :, :size].index_select(1, index)
 
     def join(self, other: RowCache, max_new: int) -> None:
-        """Take in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
         self.longest, self.room = max(self.longest, other.longest), max_new
         size = max(self.layers[0].shape[3], other.layers[0].shape[3])
         for index, pair in enumerate(zip(self.layers, other.layers, strict=True)):
@@ -179,7 +174,7 @@ class InvariantPrefill(Prefill):
 
 
 class _ChunkAttention:
-    """Causal attention of one chunk of a prompt, of whose earlier tokens these are the keys and values."""
+    """Causal attention of one chunk of a prompt; `past` are the keys and values of its earlier tokens."""
 
     def __init__(self, past: Layers) -> None:
         self.past = past
@@ -256,7 +251,6 @@ def _decoded(model: Decoder, prompts: Sequence[Layers], token_ids: Tensor, rows:
 
 
 def _behind(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """Return the first `count` new tokens' keys and values behind the old ones."""
     k, v = new[0][:count], new[1][:count]
     return (k.clone(), v.clone()) if old is None else (torch.cat([old[0], k]), torch.cat([old[1], v]))
 

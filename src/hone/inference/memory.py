@@ -1,7 +1,4 @@
-"""Bytes that hone's own engine takes beside the weights, by part. Needs no torch, as `hone.trainer.memory`.
-
-Nor does it need pydantic at runtime, for the engine imports it.
-"""
+"""Bytes that hone's engine takes beside the weights, by part. Needs no torch, and no pydantic at runtime."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 KV_GIB = 4.0
-"""Memory for keys and values on a CPU, and where a run of an older hone does not say how much."""
+"""Memory for keys and values on a CPU, and where the config of an older hone does not say how much."""
 PREFIX_SHARE = 0.25
-"""As much again of it for the prompts of conversations, whose next turns begin with them."""
+"""Share of that memory, on top of it, for the prompts of conversations: their next turns begin with them."""
 GRANULE = 64
 """Slots of CUDA graphs have a multiple of this many tokens, and a step covers at least as many: kernels want a mask
 aligned."""
 GRAPHS_GIB = 0.5
-"""What CUDA graphs take themselves, by guess."""
+"""Memory of CUDA graphs themselves. A guess."""
 MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
 """As `hone.model.packed`."""
 
@@ -29,14 +26,14 @@ MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
 def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int:
     """Return the bytes of one token's keys and values in all layers, of the type `hone.model.Decoder.kv_dtype`.
 
-    On "cuda" it assumes a GPU with `hone.model.device.has_bf16`; an engine goes by `Decoder.kv_bytes_per_token`.
+    On "cuda" it assumes a GPU with `hone.model.device.has_bf16`; an engine uses `Decoder.kv_bytes_per_token`.
     """
     half = precision == "bf16" or (precision == "bf16_linear" and device == "cuda")
     return 2 * model.num_layers * model.kv_size * (2 if half else 4)
 
 
 def packed_bytes(model: DecoderConfig, precision: str, device: str) -> int:
-    """Return the bytes of the layout that a CPU's kernels read, of the layers' matrices and of the head."""
+    """Return the bytes of the layers' matrices and the head in the layout that a CPU's kernels read."""
     if device != "cpu" or model.parameters * (2 if precision == "bf16" else 4) > MAX_PACKED_BYTES:
         return 0
     packed = 2 * model.matrices
@@ -51,10 +48,9 @@ def packed_bytes(model: DecoderConfig, precision: str, device: str) -> int:
 def sampling_bytes(
     config: RLConfig, model: DecoderConfig, device: str, prompt: int, completion: int, turns: int = 1
 ) -> dict[str, int]:
-    """Return the parts of an engine whose prompts and completions, in all `turns`, have these lengths.
+    """Return the parts of an engine for prompts and completions of these lengths, in all `turns`.
 
-    With CUDA graphs keys and values stay where they are while the trainer works, and so do logits and the memory of
-    what a graph computes of them.
+    With CUDA graphs keys and values, logits and the memory of graphs stay in place while the trainer works.
     """
     asked, group = rows_asked_for(config)
     rows = wave(config, model, device, asked, prompt + completion)
@@ -76,7 +72,7 @@ def sampling_bytes(
 
 
 def rows_asked_for(config: RLConfig) -> tuple[int, int]:
-    """Return (completions, those of one prompt) of a batch or of an evaluation, whichever has more."""
+    """Return (completions, completions of one prompt) of a batch or of an evaluation, whichever has more."""
     orch = config.orchestrator
     group = orch.rollouts_per_example
     rows = [((orch.refill.drawn(orch.batch_size // group) * group if orch.refill else orch.batch_size), group)]
@@ -98,5 +94,5 @@ def uses_graphs(config: RLConfig, device: str) -> bool:
 
 
 def slot_tokens(tokens: int) -> int:
-    """Return the tokens of the slot of CUDA graphs that has room for so many."""
+    """Return the tokens of a CUDA graph's slot with room for this many."""
     return -(-tokens // GRANULE) * GRANULE

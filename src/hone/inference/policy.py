@@ -1,4 +1,4 @@
-"""What completes requests: the engine in this process, or servers."""
+"""The protocol of samplers: the engine in this process, or servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hone.types import Message, Segment
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to sample. `key` (64 bits, `hone.rng.key`) decides its randomness, and nothing else does.
+    """One completion to sample. `key` (64 bits, `hone.rng.key`) alone decides its randomness.
 
     `messages` are the conversation in `prompt_ids`. `turn` counts the turns of the conversation `sample_id`, from 0.
     """
@@ -31,12 +31,10 @@ Finished = Callable[[int, Segment], None]
 
 
 class Sampler(Protocol):
-    """Something that completes requests."""
-
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Segment]:
-        """Return one turn per request, in their order: the prompt and what was sampled.
+        """Return one turn per request, in their order: the prompt and the sampled tokens.
 
         Call `finished(index, turn)` for each as soon as it has ended; it returns at once.
         """
@@ -44,14 +42,13 @@ class Sampler(Protocol):
 
 
 class Policy(Sampler, Protocol):
-    """A sampler whose weights change: the engine in this process, or a server. `version` is its weights' version."""
+    """A sampler with weights that change: the engine in this process, or a server. `version` is their version."""
 
     @property
     def version(self) -> int: ...
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Sample from version `version` from now on: the weights in `path`, or those that it shares (None)."""
-        ...
+        """Sample from version `version` from now on: the weights in `path`, or the ones that it shares (None)."""
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Return the logprobs of each sequence's tokens but the first, of softmax(logits / temperature)."""

@@ -30,7 +30,7 @@ Layers = list[tuple[Tensor, Tensor]]
 class PrefillAttention:
     """Packed causal attention over the prompts that keeps each layer's keys and values `[N, K, Dh]`.
 
-    What it is given are views of a layer's queries, keys and values, all of which they would keep in memory.
+    It copies them: queries, keys and values of a layer are views of one tensor, which would all stay in memory.
     """
 
     def __init__(self, lengths: list[int]) -> None:
@@ -43,7 +43,7 @@ class PrefillAttention:
 
 
 class ContinuedAttention:
-    """Causal attention of the next `lengths` tokens of each prompt, whose earlier ones have keys and values `pasts`."""
+    """Causal attention of the next `lengths` tokens of each prompt; `pasts` are keys and values of earlier ones."""
 
     def __init__(self, pasts: Sequence[Layers], lengths: list[int]) -> None:
         self.pasts, self.lengths = pasts, lengths
@@ -68,7 +68,7 @@ class ContinuedAttention:
 class Prompt:
     """A prompt on its way through the model: `layers` hold its first `done` tokens, `hidden` `[D]` is of the last.
 
-    `all_hidden`, if wanted, collects those of all tokens `[tokens, D]`, chunk by chunk.
+    `all_hidden`, if wanted, collects the hidden states of all tokens `[tokens, D]`, chunk by chunk.
     """
 
     ids: tuple[int, ...]
@@ -77,10 +77,9 @@ class Prompt:
     hidden: Tensor | None = None
     all_hidden: list[Tensor] | None = None
     weights: int = 0
-    """Which weights it was begun with, as `Prefill` counts them."""
+    """Number of the weights at its start, as `Prefill` counts them."""
 
     def computed(self, hidden_ND: Tensor) -> None:
-        """Take the hidden states of its next tokens."""
         self.hidden = hidden_ND[-1]
         if self.all_hidden is not None:
             self.all_hidden.append(hidden_ND)
@@ -95,14 +94,14 @@ class Prefill:
         self._weights = 0
 
     def weights_changed(self) -> None:
-        """Forget all prefixes; those of prompts that are half computed will not be remembered."""
+        """Forget all prefixes; prompts that are half computed will not be remembered either."""
         self.prefixes.clear()
         self._weights += 1
 
     def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
-        """Return the prompt with what a cached prefix knows of it: never the last token, whose hidden state is needed.
+        """Return the prompt with its cached prefix, but never with its last token: its hidden state is needed.
 
-        `all_hidden`: every token's hidden state is wanted, so nothing is taken from the cache.
+        `all_hidden`: every token's hidden state is wanted, so the cache is not used.
         """
         if all_hidden:
             return Prompt(ids, [], all_hidden=[], weights=self._weights)
@@ -110,10 +109,7 @@ class Prefill:
         return Prompt(ids, layers, done, weights=self._weights)
 
     def advance(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Compute the prompts to their ends: together if what is left of them fits into `budget` tokens.
-
-        Else one by one, and of a prompt with more tokens left than `budget` only that many.
-        """
+        """Compute the prompts to their ends, together if `budget` tokens are enough; else each by at most `budget`."""
         if sum(len(prompt.ids) - prompt.done for prompt in prompts) <= budget:
             fresh = [prompt for prompt in prompts if prompt.done == 0]
             begun = [prompt for prompt in prompts if prompt.done > 0]
@@ -176,7 +172,7 @@ class PrefixCache:
         self._owner: dict[bytes, tuple[int, ...]] = {}  # by the hash of a prefix: the latest prompt that begins so
 
     def longest(self, ids: tuple[int, ...]) -> tuple[Layers, int]:
-        """Return keys and values of the longest known prefix, and its length; ([], 0) if none is known."""
+        """Return keys and values of the longest known prefix, and its length; ([], 0) without one."""
         if not self._prompts:
             return [], 0
         for number, key in reversed(list(enumerate(self._hashes(ids), start=1))):
@@ -199,7 +195,6 @@ class PrefixCache:
         self._owner |= dict.fromkeys(self._hashes(ids), ids)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._prompts.clear()
         self._owner.clear()
         self.bytes = 0

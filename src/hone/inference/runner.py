@@ -1,4 +1,4 @@
-"""How admitted jobs are computed: the layout of their batches, and one decode step of them."""
+"""The computation of admitted jobs: the layout of their batches, and one decode step of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BATCHES = 4
 
 
 class Runner:
-    """What the engine schedules on: a prompt is stored once for its group, and layers' products run over all batches.
+    """The engine's batches: a prompt is stored once for its group, and layers' products run over all batches.
 
     `InvariantRunner` and `GraphRunner` lay batches out in other ways. A row takes a multiple of `granule` tokens of the
     cache.
@@ -36,7 +36,6 @@ class Runner:
         self.prefill = Prefill(model, prefix_bytes)
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
-        """Return batches of jobs whose prompts are computed."""
         prompt_of_row = rows_of(tickets, prompts)
         logits_BV = first_logits(self.model, prompts, prompt_of_row)
         longest, lengths = max(ticket.job.max_tokens for ticket in tickets), [len(prompt.ids) for prompt in prompts]
@@ -58,21 +57,15 @@ class Runner:
         sizes = [len(batch) for batch in batches]
         tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
         caches = [cast(KVCache, batch.cache) for batch in batches]
-        attention = caches[0] if len(batches) == 1 else _Side(caches, sizes)
+
+        def side_by_side(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            parts = zip(caches, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+            return torch.cat([cache(layer, *qkv) for cache, *qkv in parts])
+
+        attention = caches[0] if len(batches) == 1 else side_by_side
         logits_BV = self.model.logits(self.model.hidden(tokens, positions, attention))
         for batch, part in zip(batches, logits_BV.split(sizes), strict=True):
             batch.moved(part)
-
-
-class _Side:
-    """The attention of several batches side by side."""
-
-    def __init__(self, caches: list[KVCache], sizes: list[int]) -> None:
-        self.caches, self.sizes = caches, sizes
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = zip(self.caches, q.split(self.sizes), k.split(self.sizes), v.split(self.sizes), strict=True)
-        return torch.cat([cache(layer, *qkv) for cache, *qkv in parts])
 
 
 def rows_of(tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> np.ndarray:

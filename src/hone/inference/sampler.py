@@ -17,10 +17,10 @@ def sample_tokens(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Return token ids `[B]` int64, their logprobs `[B]` float32, and if `params.keeps_ids`, which ids were left after
-    the cuts, `[B, V]` bool, of whose probabilities the logprobs are then.
+    the cuts, `[B, V]` bool: then the logprobs are of the cut distribution.
 
-    Inverse-CDF sampling: the first token whose cumulative probability exceeds u, see `inverse_cdf`. A row whose logits
-    hold NaN or +inf gets some token of the vocabulary, with the logprob NaN.
+    Inverse-CDF sampling: the first token with a cumulative probability over u, see `inverse_cdf`. A row with NaN or
+    +inf among its logits gets some token of the vocabulary, with the logprob NaN.
     """
     logprobs_BV, kept_BV = token_distribution(logits_BV, params), None
     if params.greedy:
@@ -91,7 +91,7 @@ def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
-    """Return the first index `[B, 1]` whose value exceeds the threshold; if rounding left none, the last that adds."""
+    """Return the first index `[B, 1]` with a value over the threshold; if rounding left none, the last that adds."""
     # Nothing exceeds NaN: its place is behind the end.
     last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous()).clamp_(
         max=cumulative_BN.shape[1] - 1
@@ -106,9 +106,9 @@ def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch
 
 
 def _truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Put -inf outside what `top_k`, then `top_p` of what is left, then `min_p` keep.
+    """Put -inf outside the tokens of `top_k`, then of `top_p` among the rest, then of `min_p`.
 
-    The order and the sets are those of transformers' warpers: tokens as likely as the k-th all stay, and `top_p` is a
+    The order and the sets are as in transformers' warpers: tokens as likely as the k-th all stay, and `top_p` is a
     share of the probability that `top_k` left.
     """
     if params.top_k or params.top_p < 1:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 _PARTIAL = "\ufffd"
-"""What a decoder writes for bytes that are not a whole character."""
+"""A decoder writes it for bytes that are not a whole character."""
 
 
 class Detokenizer:
@@ -31,7 +31,6 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """Return what still waited."""
         text = self._rest()
         self._start, self._shown = self._shown, len(self._ids)
         return text
@@ -66,13 +65,12 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return what was held back, when nothing more comes."""
         held, self._held = self._held, ""
         return held
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """Return the length of the longest end of `text` with which `stop` begins."""
+        """Return the length of the longest end of `text` that begins `stop`."""
         longest = min(len(text), len(stop) - 1)
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -91,11 +89,9 @@ class StopWatch:
 
     @property
     def found(self) -> str | None:
-        """Return the stop string that is complete, if one is."""
         return self._stops.found
 
     def push(self, token: int) -> bool:
-        """Return True once a stop string is complete."""
         self._stops.push(self._text.push([token]))
         return self.found is not None
 

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out."""
+"""The engine's jobs and results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample. `n` completions per prompt; `stop` are token ids and strings that end a completion: the id, or the
-    token that completed the string wherever it began, is kept as its last token.
+    """Settings of sampling. `n` completions per prompt; `stop` are token ids and strings that end a completion: the id,
+    or the token that completed the string wherever it began, stays as its last token.
 
     A `temperature` below `GREEDY_BELOW` is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of
-    transformers: to the k likeliest tokens, to the smallest set of what is left that holds the share top_p of its
-    probability, to those at least min_p times as likely as the likeliest. Logprobs are of softmax(logits / temperature)
-    before that (of softmax(logits) when greedy); `top_logprobs` asks for those of this many likeliest tokens as well.
+    transformers: to the k likeliest tokens, to the smallest set of them that holds the share top_p of their
+    probability, to tokens at least min_p times as likely as the likeliest. Logprobs are of softmax(logits /
+    temperature) before that (of softmax(logits) when greedy); `top_logprobs` asks for this many likeliest tokens, too.
     With `return_kept_ids` the sampled token's is of the cut distribution, and comes with the ids that were left.
     `seed` keys the randomness of `Engine.generate`.
     """
@@ -120,6 +120,7 @@ class Job:
 class ScoredToken(NamedTuple):
     """A token that was given, its logprob, and the likeliest tokens in its place with theirs, if asked for."""
 
+    """A given token, its logprob, and the likeliest tokens in its place with their logprobs, if asked for."""
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -144,10 +145,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of the job with this ticket, which the engine dropped: the reason, and the lines of code that led to it.
-
-    `lines` are the last few calls, the innermost last; "" if nothing was raised: the model's logits were not finite.
-    """
+    """The end of a job that the engine dropped: the reason, and the last calls before it, if it was an exception."""
 
     ticket: int
     reason: str

@@ -1,1 +1,1 @@
-"""The step and the run of `RL` and `SFT`, and what they are made of."""
+"""The step and the run of `RL` and `SFT`, and their parts."""

@@ -1,8 +1,7 @@
-"""The canary: a few tokens whose logprobs sampler and trainer must agree on, after every publication of weights.
+"""The canary: after every publication of weights, sampler and trainer must agree on the logprobs of a few tokens.
 
-It has two parts. Both score a fixed sequence, made of the run's first prompts, without any cache. And completions are
-sampled as in training, two of each of two prompts that stay the same through the run, so that the sampler's caches are
-used. It is short because every step pays for it. A resumed run measures the same.
+Both score a fixed sequence of the run's first prompts, without a cache. And a few completions are sampled as in
+training, through the sampler's caches. It is short because every step pays for it; a resumed run measures the same.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from hone.types import Example
 FIXED_TOKENS = 64
 """Most tokens of the fixed sequence."""
 EXAMPLES = 8
-"""Examples whose prompts they are made of."""
+"""Examples that give the prompts."""
 PROMPTS, SAMPLES, NEW_TOKENS = 2, 2, 3
 """Prompts to sample from, completions of each, the most tokens of a completion."""
 LONG = 256
@@ -46,9 +45,7 @@ ADVICE = "see docs/training.md; --gap.mean, --gap.max and --gap.stop set the bou
 
 
 def band_from_config(config: RLConfig, layers: int, backend: str | None = None) -> Band:
-    """Return what the run allows a model of so many layers: the band of the backend (by default the configured one) and
-    of the coarser precision of the two, but for what `gap` sets.
-    """
+    """Return the backend's band, for the coarser precision of sampler and trainer; `config.gap` overrides it."""
     backend = backend or config.inference.backend
     coarse = backend != HONE and config.inference.in_bf16
     band = band_of(backend, "bf16" if coarse else config.precision, layers)
@@ -57,25 +54,22 @@ def band_from_config(config: RLConfig, layers: int, backend: str | None = None) 
 
 
 def canary_metrics(gap: Gap, band: Band) -> dict[str, float]:
-    """Return the metrics of a version."""
     return {"canary/gap/mean": gap.mean, "canary/gap/max": gap.max, "canary/verdict": float(band.verdict(gap))}
 
 
 def fixed_tokens(examples: Sequence[Example], renderer: ChatRenderer, seq_len: int) -> tuple[int, ...]:
-    """Return the fixed sequence: the first tokens of the prompts of these examples, end to end."""
+    """Return the first tokens of the prompts of these examples, end to end."""
     joined = [token for example in examples for token in renderer.prompt_ids(example.prompt)]
-    return tuple(joined[: min(FIXED_TOKENS, seq_len - 1)])  # a server counts a token that is to be sampled
+    return tuple(joined[: min(FIXED_TOKENS, seq_len - 1)])  # a server counts the next token, too
 
 
 def first_examples(config: RLConfig, env: Environment, curriculum: Curriculum) -> list[Example]:
-    """Return the examples of the first draws of a task, at most those of a step."""
+    """Return the examples of the first draws of a task, at most one step's."""
     rows, prompts = env.split("train"), config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
     return [rows[index] for index in curriculum.first(min(prompts, EXAMPLES))]
 
 
 class Canary:
-    """Measures `policy` against `trainer` on the prompts of these examples."""
-
     def __init__(
         self,
         policy: Policy,
@@ -108,13 +102,13 @@ class Canary:
     def from_config(
         cls, config: RLConfig, examples: Sequence[Example], renderer: ChatRenderer, policy: Policy, trainer: Trainer
     ) -> Canary:
-        """Make one on the run's `first_examples`, with completions no longer than those of its rollouts."""
+        """Make one on the run's `first_examples`; its completions are no longer than the rollouts."""
         sampling = sampling_params(next(iter(config.tasks().values())).orchestrator.sampling, return_kept_ids=True)
         max_tokens = config.orchestrator.sampling.max_tokens
         return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampling)
 
     def measure(self) -> Gap:
-        """Measure both parts, of the weights that sampler and trainer have now; returns the worse gap."""
+        """Return the worse gap of the two parts, for the current weights of sampler and trainer."""
         temperature = self.trainer.temperature
         (scores,) = self.policy.score([self.fixed], temperature)
         turns = self.policy.sample(self.requests, self.sampling)
@@ -124,7 +118,7 @@ class Canary:
         trained = self._score(packed)
         sampled = np.concatenate([turn.logprobs[turn.sampled_mask] for turn in turns]).astype(np.float64)
         gaps = [Gap.of(sampled - trained[len(scores) :])]
-        # A server whose scores are of another temperature than its samples answers NaN rather than a wrong number.
+        # A server that scores at another temperature than it samples answers NaN rather than a wrong number.
         if not np.isnan(scores).all():
             gaps.append(Gap.of(np.array(scores) - trained[: len(scores)]))
         return Gap.worst(gaps)
@@ -138,10 +132,7 @@ class Canary:
 
 
 class GapWatch:
-    """Judges every publication by the canary, and every step's own samples.
-
-    Shows a verdict when it changes; `stop` raises Halt, unless `action` is "warn".
-    """
+    """Judges every publication by the canary, and every step's samples; shows a verdict when it changes."""
 
     def __init__(self, band: Band, action: str, run: RunWriter) -> None:
         self.band, self.action, self.run = band, action, run
@@ -149,7 +140,6 @@ class GapWatch:
         run.alarms.restore("gap", RunView(run.folder).events(), run.start_step)
 
     def published(self, version: int, gap: Gap | None) -> dict[str, float]:
-        """Judge the gap of the canary at a version; return its metrics, none without a gap."""
         if gap is None:
             return {}
         metrics = canary_metrics(gap, self.band)
@@ -157,12 +147,11 @@ class GapWatch:
         return metrics
 
     def trained(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Judge the gap of the tokens of a step that was trained on samples of its own version."""
+        """Judge the gap of a step's tokens, if they were sampled from the version that was trained."""
         if (mean := metrics.get("logprob_gap/mean")) is not None and not metrics.get("staleness/mean"):
             self._judge("samples", step, Gap(float(mean), float(metrics["logprob_gap/max"])), {})
 
     def _judge(self, what: str, version: int, gap: Gap, metrics: Mapping[str, float]) -> None:
-        """Report a gap of `version`, measured on `what`. Raises Halt with these metrics if it is too wide."""
         band, run, verdict = self.band, self.run, self.band.verdict(gap)
         changed, self._verdicts[what] = self._verdicts.get(what, Verdict.OK) != verdict, verdict
         if verdict == Verdict.OK:

@@ -1,7 +1,4 @@
-"""A process that the launcher has started: its lines, how it ended, and that nothing of it is left.
-
-Standard library only, but for `hone.processes` and `hone.redaction`.
-"""
+"""A process that the launcher has started. Standard library only, but for `hone.processes` and `hone.redaction`."""
 
 from __future__ import annotations
 
@@ -23,16 +20,15 @@ INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 """The roles, by the names of their commands; of several servers each is a role: `inference-0`, `inference-1`, …"""
 
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun or a scheduler may have set for the launcher, or a node: they are not for those of a run."""
+"""Variables that torchrun or a scheduler may have set for the launcher or a node; a run's processes don't get them."""
 
 
 def serves(role: str) -> bool:
-    """Return True for a server's role."""
     return role.partition("-")[0] == INFERENCE
 
 
 _LONGEST_LINE = 2**16
-"""Bytes after which a line is passed on in parts: progress that is drawn over itself never ends one."""
+"""Bytes. A longer line is passed on in parts: a progress bar that redraws itself never ends one."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
 """The beginning of a line that names the error: hone's own, or a traceback's last line, which torch marks by rank."""
 
@@ -51,7 +47,6 @@ class Log:
             file.write(line)
 
     def move(self, path: Path) -> None:
-        """Use `path` from now on, behind what that holds."""
         with self._lock:
             with open(path, "ab") as file:
                 file.write(self.path.read_bytes())
@@ -60,8 +55,6 @@ class Log:
 
 
 class Writes(Protocol):
-    """What gets the lines of a process."""
-
     def write(self, line: bytes) -> None: ...
 
 

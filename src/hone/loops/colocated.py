@@ -71,7 +71,6 @@ class EnginePolicy:
 
 
 def own_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
-    """Make the engine in this process, on the trainer's parameters."""
     settings = config.inference
     kv_bytes = int((settings.kv_gib or KV_GIB) * GIB)
     engine = Engine(
@@ -86,7 +85,7 @@ def own_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, 
 
 
 def prefix_bytes(env: Environment, kv_bytes: int) -> int:
-    """Return the bytes for keys and values of prompts that come again: those of conversations, grown by a turn."""
+    """Return the bytes for keys and values of repeated prompts: a conversation repeats its own, grown by a turn."""
     return int(PREFIX_SHARE * kv_bytes) if env.max_turns > 1 else 0
 
 
@@ -99,8 +98,8 @@ def segment_of(
 ) -> Segment:
     """Make the segment of a request, prompt and turn; `versions` are the policy versions that sampled each token.
 
-    Its text starts with the tag that the chat template opened for it, if it did: a grader must see the thoughts. It
-    ends before a stop string, as that of others does; the string's tokens are part of the segment, and trained on.
+    The text starts with the tag that the chat template opened, if any: a grader must see the thoughts. It ends before a
+    stop string, but the string's tokens are part of the segment, and trained on.
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
     text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), stops)
@@ -117,12 +116,7 @@ def segment_of(
 
 
 class LocalTrainer(Updates):
-    """`Updates` of a trainer in this process: a batch is trained on when it is put.
-
-    Its micro-batches have at most `micro_batch_tokens` tokens (None: what suits the device); completions of a group
-    share its prompt, which is computed once. `policy` samples from its weights, `canary` measures the two; `phase`
-    times the step.
-    """
+    """Trains on a batch as soon as it is put, in micro-batches of `micro_batch_tokens` (None: as suits the device)."""
 
     ready = True
 

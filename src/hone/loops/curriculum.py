@@ -1,4 +1,4 @@
-"""Which example comes when: a function of (seed, epoch, what the draws before showed).
+"""The order of the examples: a function of (seed, epoch, outcomes of the draws before).
 
 An epoch has each example of the pool once. Its order is decided at its first draw, from the groups of all
 earlier steps. So what a group shows counts from the next epoch on. A step may begin within one epoch and end in the
@@ -6,8 +6,8 @@ next; what its groups show then comes too late for that order. An example that t
 over, and the draw is `retired` in the ledger.
 
 - The pass rate of an example is solved / graded completions of its last `window` draws.
-- Order `difficulty` goes by |pass rate - 1/2|, least first: the variance p(1 - p) of a 0/1 reward is largest there, and
-  with it the gradient (as in DOTS, arXiv:2506.05316). Unmeasured examples count as 1/2; equals come as shuffled.
+- Order `difficulty` sorts by |pass rate - 1/2|, least first: the variance p(1 - p) of a 0/1 reward is largest there,
+  and with it the gradient (as in DOTS, arXiv:2506.05316). Unmeasured examples count as 1/2; equals come as shuffled.
 - An example is retired when its pass rate is `retire_at` or more (ScaleRL, arXiv:2510.13786: 0.9), and parked while its
   last `park_after` draws had nothing solved; a parked one is drawn again `retry_parked` epochs after its last draw.
 - When the pool has no example left, all come back, and all measurements are forgotten.
@@ -45,7 +45,7 @@ class Draw:
 
 @dataclass
 class _Place:
-    """How far the draws have come: `order` holds the indices of `epoch`, of which `position` are drawn.
+    """The place of the next draw: `order` holds the indices of `epoch`, and the first `position` are drawn.
 
     `restarted`: all examples came back since the last `advance`.
     """
@@ -60,8 +60,8 @@ class _Place:
 class Curriculum:
     """The draws of a run over the first `total` examples, but for those `left_out`.
 
-    `size` is how many examples there are to draw; `ids`, by index, those of the drawn ones, if the curriculum measures.
-    `restarted` is called with the step that found the pool empty.
+    `size` is the number of examples to draw; `ids` are the ids of drawn examples by index, if the curriculum measures.
+    `restarted` gets the step that found the pool empty.
     """
 
     def __init__(self, total: int, seed: int, config: CurriculumConfig, left_out: Collection[int] = ()) -> None:
@@ -88,7 +88,6 @@ class Curriculum:
 
     @classmethod
     def from_config(cls, config: RLConfig, rows: int, left_out: Collection[int] = ()) -> Curriculum:
-        """Make the curriculum of a run whose training split has so many rows."""
         orch = config.orchestrator
         total = rows if orch.max_examples is None else min(rows, orch.max_examples)
         return cls(total, config.seed, orch.curriculum, left_out)
@@ -98,14 +97,11 @@ class Curriculum:
         return self._shuffled(0)[:count].tolist()
 
     def draw(self, count: int) -> list[Draw]:
-        """Return the next draws, until `count` of them are to be sampled; `advance` goes past them."""
+        """Return the next draws, with `count` examples to sample; `advance` goes past them."""
         return self._walk(count)[0]
 
     def advance(self, entries: Sequence[Entry]) -> None:
-        """Go past the draws of one step, and by what they showed.
-
-        Raises UserError if they are not those that it would have made.
-        """
+        """Go past the draws of one step, and measure them. Raises UserError if the curriculum would draw others."""
         draws, place = self._walk(sum(entry.state != "retired" for entry in entries))
         if place.restarted:
             self._forget()
@@ -119,10 +115,7 @@ class Curriculum:
                 self._measure(draw, entry)
 
     def restore(self, entries: Sequence[Entry]) -> None:
-        """Put the curriculum where it was after these draws, all of a run's from its first on.
-
-        Raises UserError if it would not have made them.
-        """
+        """Go to the place after these first draws of a run. Raises UserError if the curriculum would draw others."""
         self._reset()
         if self.config.measures:
             for _, step in groupby(entries, lambda entry: entry.step):
@@ -132,14 +125,12 @@ class Curriculum:
             self._place = _Place(len(entries), epoch, position + 1, self._shuffled(epoch))
 
     def metrics(self) -> dict[str, float]:
-        """Count the examples in the pool and out of it; empty without a pool."""
         if self.config.pool is None:
             return {}
         retired, parked = int(self._retired.sum()), int((self._parked & ~self._retired).sum())
         return {"pool/active": self.size - retired - parked, "pool/retired": retired, "pool/parked": parked}
 
     def _walk(self, count: int) -> tuple[list[Draw], _Place]:
-        """Return the draws that come next, and where they lead."""
         place, draws, sampled = copy(self._place), [], 0
         while sampled < count:
             if place.position == len(place.order):

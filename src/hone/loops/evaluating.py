@@ -125,10 +125,7 @@ class Evaluation:
         return evaluate_url(endpoint, config.model, self.env, **settings, **counts)
 
     def _claim(self) -> None:
-        """Make the folder of results and lock it until they are saved.
-
-        Raises UserError if another process is writing there.
-        """
+        """Lock the folder of results until they are saved. Raises UserError if another process writes there."""
         if self.folder is not None:
             made = make_folder(self.folder)
             self._lock, self._made = Lock(self.folder), made
@@ -151,7 +148,6 @@ def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
 
 
 def _endpoint(config: EvalConfig) -> Endpoint:
-    """Return the server. Raises UserError if the variable of the API key is not set."""
     from hone.client import Endpoint, api_key
 
     assert config.base_url is not None
@@ -192,11 +188,7 @@ def load_weights(
     special_tokens: bool = False,
     **more: Any,
 ) -> EnginePolicy:
-    """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads.
-
-    `seed` and `more` are those of `load_model`; with `lora` it has the adapter of a run's start. It has `kv_gib` for
-    keys and values (None: what suits the device), and more for the conversations of `env`.
-    """
+    """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, **more)
     if more.get("lora") is not None:
         start_adapter(model, seed)
@@ -219,10 +211,7 @@ def evaluate_weights(
     seq_len: int | None = None,
     **more: Any,
 ) -> EvalResult:
-    """Call `evaluate` with the model's whole context, or `seq_len` of it, and `more` of its arguments.
-
-    UserError, before sampling, for a row without room in the context.
-    """
+    """Call `evaluate` with the model's context, or `seq_len` of it. Raises UserError for a row without room in it."""
     context = policy.engine.model.config.max_position_embeddings
     limit, remedy = f"the model's context of {context} tokens", "shorten the row, or evaluate a model of longer context"
     if seq_len is not None and seq_len < context:

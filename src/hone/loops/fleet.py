@@ -6,7 +6,7 @@
 
 A request goes to the server with the fewest tokens left to sample. One of several that is gone is left out, and its
 requests go to the others, under the same ids and keys. It is looked for again at every call, and given the weights
-before it samples. Where there is but one, its loss ends the run, or the process, which the launcher starts again.
+before it samples. With a single server, its loss ends the run, or the process, which the launcher starts again.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from hone.loops.reach import Server
 CONNECTIONS = 256
 """Most requests that a server has at once; each is a group, and an open file."""
 LOOK = 0.5
-"""Seconds between two looks for a server, when none is there."""
+"""Seconds between two looks for a server while all are lost."""
 PROBE_SECONDS = 3.0
 """Seconds that a lost server has to show that it is back."""
 Carry = Callable[[int, Path], None]
 """Has a version at hand on the machine of the server with this number. Raises Gone if that is lost."""
 OnAnswer = Callable[[int, Any, Server, int], None]
-"""Gets an answer as it comes: the number of its request, itself, whose it is, and the oldest version it can be of."""
+"""Gets each answer as it comes: number of the request, answer, server, and the oldest version it can be of."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Fleet:
         self.latest = Loaded()
         self.changes: list[dict[str, Any]] = []
         self.versions: Mapping[int, str | None] = {0: None}
-        """The folder of each version that servers were given; None is what they began with."""
+        """The folder of each version that servers were given; None for the initial weights."""
         self.update_lock = threading.Lock()
         """Held by the thread that sends weights."""
         self._changing = threading.Lock()
@@ -92,11 +92,9 @@ class Fleet:
 
     @property
     def present(self) -> list[Member]:
-        """The servers that are not lost."""
         return [member for member in self.members if member.lost is None]
 
     def load(self, version: int, path: Path) -> None:
-        """Have all servers take the weights in `path`."""
         folder = str(path.resolve())
         # First: tokens of it may come before the answer. The weights that a server began with do not count any more.
         self.versions = {v: given for v, given in self.versions.items() if given} | {version: folder}
@@ -111,11 +109,9 @@ class Fleet:
         return asyncio.run(_Call(self, len(bodies)).answers(bodies, on_answer))
 
     def ask_each(self, body: dict[str, Any]) -> list[Any]:
-        """Return the answer of each server that is there."""
         return asyncio.run(_Call(self, 1).answers_of_each(body))
 
     def mark_lost(self, member: Member, error: Halt) -> None:
-        """Leave a server out. Raises `error` if it is the only one."""
         if self.single:
             raise error
         with self._changing:
@@ -126,7 +122,6 @@ class Fleet:
             self.say(f"{member.server.name} is lost ({error}): its requests go to the others")
 
     async def send_weights(self, member: Member, client: ServerClient) -> None:
-        """Send a server the latest weights; one that was left out samples from then on."""
         assert self.latest.path is not None
         await asyncio.to_thread(self.carry, self.members.index(member), Path(self.latest.path))
         await client.post("/update_weights", {"path": self.latest.path, "version": self.latest.version})
@@ -242,7 +237,6 @@ class _Call:
             self.fleet.check(member, served, member.loaded if several else began)
 
     async def _answer(self, number: int, body: dict[str, Any], on_answer: OnAnswer) -> Any:
-        """Return the answer of a server, of the next one if that is lost or fails."""
         tokens, failed = body["max_tokens"] * body.get("n", 1), set[Member]()
         while True:
             member = await self._least_loaded(failed)
@@ -276,10 +270,7 @@ class _Call:
         return min(present, key=lambda member: member.tokens)
 
     async def _post(self, member: Member, body: dict[str, Any]) -> Any:
-        """Return a server's answer; raise an error in its tokens before the other answers have come.
-
-        Raises Gone if one of several was started anew: a request that is tried again may come to weights of before.
-        """
+        """Return an answer. Raises Gone if one of several was started anew: a retry may meet older weights."""
         client, server, loaded = self.clients[member], member.server, member.loaded
         began = self.began.setdefault(member, loaded)
         answer = await client.post("/v1/completions", body | {"model": server.model})
@@ -298,7 +289,6 @@ class _Call:
 
 
 async def served_by(member: Member, client: ServerClient) -> Served | None:
-    """Return what a server says of the model that it is to serve."""
     return next((entry for entry in await client.models() if entry.id == member.server.model), None)
 
 

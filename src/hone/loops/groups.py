@@ -1,7 +1,7 @@
 """From examples to scored groups: draw, sample, grade, advantage; and from groups to the step's batch and metrics.
 
 With `refill` (dynamic sampling, DAPO, arXiv:2503.14476) a step has rounds: each draws further prompts for the groups
-that are missing. What a step keeps follows from draws and rewards, never from time.
+that are missing. Draws and rewards decide which groups a step retains, never time.
 """
 
 from __future__ import annotations
@@ -41,15 +41,12 @@ from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment,
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
-Where a program rewards its calls it is called once more, for the calls: `[P, C]`, NaN also behind a group's last call.
+If a program rewards its calls, it runs again, for the calls: `[P, C]`, NaN also behind a group's last call.
 """
 
 
 class GroupSampler:
-    """Makes the groups of a step: draws examples, samples a group of completions each, grades them, takes advantages.
-
-    A group is a function of (config, draw, step, weights of `policy`), so it can be made again.
-    """
+    """Makes the groups of a step. A group is a function of (config, draw, step, weights of `policy`)."""
 
     def __init__(
         self,
@@ -72,10 +69,7 @@ class GroupSampler:
     def groups(
         self, step: int, count: int, first_draw: int, phase: Callable[[str], AbstractContextManager[None]]
     ) -> list[Group]:
-        """Draw, sample and grade `count` groups of a step, in the order of their draws, from number `first_draw` on.
-
-        `phase` times sampling and grading.
-        """
+        """Draw, sample and grade `count` groups of a step, in the order of their draws, from number `first_draw` on."""
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
@@ -92,10 +86,7 @@ class GroupSampler:
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
     def draw(self, first_draw: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
-        """Return the next `count` draws of a step, of which it has `drawn` before, and their examples.
-
-        The step's first draw is number `first_draw` of the run. Draws of retired examples are passed over.
-        """
+        """Return `count` draws of a step, after the first `drawn`, and their examples; retired ones are skipped."""
         walked = enumerate(self.curriculum.draw(drawn + count), first_draw)
         draws = [(number, draw) for number, draw in walked if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
@@ -118,10 +109,7 @@ def grade_groups(
     config: RLConfig,
     early: EarlyGrading | None = None,
 ) -> list[Group]:
-    """Score the rollouts, given group by group; they have no advantages yet.
-
-    The random numbers of a reward function derive from the config's seed. `early` has graded the rollouts meanwhile.
-    """
+    """Score the rollouts, given group by group, or take the scores of `early`; the groups have no advantages yet."""
     size = len(rollouts) // len(examples)
     if early is None:
         pairs = ((examples[i // size], rollout) for i, rollout in enumerate(rollouts))
@@ -138,10 +126,7 @@ def grade_groups(
 
 
 def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
-    """Return the groups of a step that was refilled, with their advantages among those that are not left out.
-
-    `surplus` are those with advantages that come when the batch has no `room` left, in groups.
-    """
+    """Return the groups of a refilled step with advantages; trained groups beyond `room` are left out as `surplus`."""
     filled = list[Group]()
     for group in groups:
         trained = group_state(group) == "trained"
@@ -151,10 +136,9 @@ def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: A
 
 
 def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
-    """Return the groups with their advantages among those that count; the others have 0.
+    """Return the groups with their advantages; groups that don't count have 0.
 
-    Groups that were left out do not count. With `refill`, groups whose rewards are all equal do not count either: no
-    mean or deviation of the step includes them.
+    Groups that were left out don't count, nor, with `refill`, groups of equal rewards: no mean of the step has them.
     """
 
     def among(counting: list[int]) -> dict[int, Group]:
@@ -172,7 +156,7 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: A
 
 
 def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advantages | None = None) -> list[Group]:
-    """Return the groups with their advantages, those of their calls too, as if they were the step."""
+    """Return the groups with their advantages, also of their calls, as if they were the step."""
     if not groups:
         return []
     found = step_advantages([g.scores for g in groups], [g.rollouts for g in groups], config, own)
@@ -189,9 +173,9 @@ def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advant
 def call_advantages(
     groups: Sequence[Group], config: RLConfig, own: Advantages | None = None
 ) -> list[list[list[np.ndarray]] | None]:
-    """Compute the advantages of each group's calls of the model, by `orchestrator.advantage`; None without own rewards.
+    """Compute the advantages of each group's calls of the model; None without rewards of calls.
 
-    A call's reward is compared with those of all calls of its group, or of the step if the baseline is the batch's.
+    A call's reward is compared with all calls of its group, or of the step if the baseline is the batch's.
     """
     rewarded = [has_call_rewards(group) for group in groups]
     if not any(rewarded):
@@ -211,15 +195,11 @@ def call_advantages(
 
 
 def has_call_rewards(group: Group) -> bool:
-    """Return True if a program rewarded the calls of a sample of the group."""
     return any(rollout.first.turn_rewards is not None for rollout in group.rollouts)
 
 
 def call_rewards(group: Group) -> np.ndarray:
-    """Return the rewards `[C]` float64 of all calls of a group, NaN where grading failed.
-
-    A sample without rewards of its calls counts its own reward for each call.
-    """
+    """Return the rewards `[C]` of all calls of a group, NaN where grading failed; by default the sample's reward."""
     return np.concatenate(
         [
             np.full(one.turns, score.reward)
@@ -239,8 +219,7 @@ def step_advantages(
 ) -> list[np.ndarray]:
     """Compute the advantages of a step's groups, `[G]` float32 each, by `orchestrator.advantage`.
 
-    `own` is the function that it names, if a program gave it; its advantages must be finite, and 0 for failed samples.
-    With `truncated` = "penalize" completions near their limit have less reward here; scores keep what was graded.
+    `truncated` = "penalize" lowers the rewards of completions near their limit here; scores keep what was graded.
     """
     settings = config.orchestrator.advantage
     valid_PG = np.stack([valid(group) for group in scores])
@@ -257,10 +236,16 @@ def step_advantages(
 
 
 def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
-    """Return the rewards `[G]` that a group's advantages are computed from, less the penalties for length."""
-    if config.orchestrator.truncated != "penalize":
+    """Return the rewards `[G]` for a group's advantages, less the penalties for the length of the last turn."""
+    orch = config.orchestrator
+    if orch.truncated != "penalize":
         return rewards(scores)
-    return rewards(scores) - _penalties(rollouts, config)
+    group = [rollout.first for rollout in rollouts]
+    lengths = np.array([np.logical_and.accumulate(one.sampled_mask[::-1]).sum() for one in group])
+    room = config.seq_len - np.array([len(one) for one in group]) + lengths
+    limits = np.minimum(room, orch.sampling.max_tokens or config.seq_len)
+    lengths = np.where([one.truncated for one in group], limits, np.minimum(lengths, limits - 1))
+    return rewards(scores) - overlong_penalty(lengths, limits, orch.overlong_buffer, orch.overlong_penalty)
 
 
 def _call_tokens(rollout: Rollout, config: RLConfig) -> np.ndarray:
@@ -276,17 +261,13 @@ def _call_tokens(rollout: Rollout, config: RLConfig) -> np.ndarray:
 
 
 def is_masked(segment: Segment, config: RLConfig) -> bool:
-    """Return True if a completion was cut off by length, and such completions are not trained on."""
     return config.orchestrator.truncated == "mask" and segment.truncated
 
 
 def advantages_by_settings(
     rewards_PG: np.ndarray, valid_PG: np.ndarray, tokens_PG: np.ndarray, config: RLConfig, own: Advantages | None
 ) -> np.ndarray:
-    """Compute the advantages of rewards, NaN where `valid_PG` is False, by the user's function or `advantage`.
-
-    `tokens_PG` are the loss tokens that each advantage is for.
-    """
+    """Compute advantages by the user's function, or by `advantage`; `tokens_PG` are the loss tokens of each."""
     settings = config.orchestrator.advantage
     if settings.function is not None:
         own = own or find_function(settings.function)[0]
@@ -296,7 +277,6 @@ def advantages_by_settings(
 
 
 def _checked(found: Any, valid_PG: np.ndarray, name: str) -> np.ndarray:
-    """Return advantages of the user's own as float32, 0 for failed samples. Raises UserError if they are none."""
     found_PG = np.asarray(found, dtype=np.float32)
     if found_PG.shape != valid_PG.shape or not np.isfinite(found_PG[valid_PG]).all():
         raise UserError(
@@ -304,21 +284,6 @@ def _checked(found: Any, valid_PG: np.ndarray, name: str) -> np.ndarray:
             + ("" if found_PG.shape != valid_PG.shape else " with values that are not finite")
         )
     return np.where(valid_PG, found_PG, np.float32(0))
-
-
-def _penalties(rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
-    """Return what is taken off the rewards of a group's completions for their length, `[G]` float64.
-
-    Of several turns the last one counts. The limit is the length that it could have had: that of the config, or what
-    was left of `seq_len`.
-    """
-    orch = config.orchestrator
-    group = [rollout.first for rollout in rollouts]
-    lengths = np.array([np.logical_and.accumulate(one.sampled_mask[::-1]).sum() for one in group])
-    room = config.seq_len - np.array([len(one) for one in group]) + lengths
-    limits = np.minimum(room, orch.sampling.max_tokens or config.seq_len)
-    lengths = np.where([one.truncated for one in group], limits, np.minimum(lengths, limits - 1))
-    return overlong_penalty(lengths, limits, orch.overlong_buffer, orch.overlong_penalty)
 
 
 def check_prompts(
@@ -331,11 +296,7 @@ def check_prompts(
     advance: Callable[[int], None] = lambda done: None,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Raise UserError, naming the row, if an example leaves no room for a completion in `seq_len` tokens.
-
-    `limit` is what the user knows `seq_len` as, `remedy` what to do. Of generated examples the first 64 are enough.
-    `advance` gets how many are done. `tools` are the environment's.
-    """
+    """Raise UserError, naming the row, if an example leaves no room for a completion; 64 generated ones are enough."""
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
         example = split[index]
@@ -359,12 +320,10 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 
 def group_state(group: Group) -> State:
-    """Return how the group's draw ends: `failed` with fewer graded samples than `least_graded`, `filtered` without
-    advantages or if all its completions are masked, else `trained`; `surplus` if a refill left it out.
+    """Return the end of the group's draw: a state of `hone.loops.ledger.Entry`.
 
-    Equal rewards give no advantages, unless rewards are compared with the whole batch. A group without advantages is
-    trained if the loss has a KL or entropy term (`trains_all`), and with a column of an extension, whose advantages are
-    per token.
+    Equal rewards give no advantages, unless compared with the whole batch. A group without advantages is trained if the
+    loss has a KL or entropy term (`trains_all`), or with an extension's column, which has advantages per token.
     """
     if group.left_out is not None:
         return group.left_out
@@ -378,12 +337,10 @@ def group_state(group: Group) -> State:
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
-    """Return the completions to train on, in the order of the groups, and the counts of filtered groups (0 with
-    `refill`, which replaces them).
+    """Return the completions to train on, in the order of the groups, and the counts of filtered groups.
 
-    Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
-    completions that were stopped by length. Further segments of a rollout have numbers behind those of the group's
-    samples. Every token that the policy sampled carries loss, the stop token included.
+    Failed samples are left out, and with `truncated` = "mask" cut-off completions. A refill replaces filtered groups,
+    so it counts none. Further segments of a rollout have numbers behind the samples of the group.
     """
     orch, tasks = config.orchestrator, config.tasks()
     sequences, filtered = list[Packed](), Counts()
@@ -425,7 +382,7 @@ def _packed(group: Group, index: int, segment: Segment, config: RLConfig) -> Pac
         advantage=advantage,
         group=group.draw,
         sample=index,
-        # those of extensions are in the advantages
+        # the columns of extensions are in the advantages
         columns={name: one for name, one in segment.columns.items() if name not in gathered("COLUMNS", {})},
     )
 
@@ -449,12 +406,9 @@ def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, f
 
 
 def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: bool = False) -> dict[str, float]:
-    """Compute metrics over all sampled completions of a step; failures of grading are counted, and leave the means.
+    """Compute metrics over all sampled completions of a step; failures of grading are counted, but in no mean.
 
-    A task of several turns also has their number, and the environment's tokens between them; where sampling cuts the
-    distribution, how many ids it kept; those of extensions' columns. With one completion a prompt there is no
-    `frac_reward_zero_std`. With `lag`, the versions that the sampler may be behind, the staleness of the stalest token,
-    in versions, is added; if `refilled`, the groups that were drawn and left out.
+    `lag` is the number of versions that the sampler may be behind; `refilled`: groups may have been left out.
     """
     scores = [score for group in groups for score in group.scores]
     rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -1,4 +1,4 @@
-"""What became of every draw. A draw is one example taken in one step; its index counts over the whole run.
+"""The end of every draw. A draw is one example taken in one step; its index counts over the whole run.
 
 Each draw ends in exactly one state; the ledger is part of the checkpoint, so a resume forgets the draws after it, and
 they are drawn again.
@@ -20,7 +20,7 @@ class Entry:
     `cut` (cut off for its length).
 
     `tokens` counts prompt and completion tokens of all its rollouts. `solved` of the `graded` rollouts were correct;
-    both are kept where the curriculum goes by them, else None. `env` is the name of the task, of several.
+    both are None unless the curriculum measures. `env` names the task, if there are several.
     """
 
     draw: int
@@ -33,7 +33,6 @@ class Entry:
     env: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON; None is left out."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -45,17 +44,15 @@ class Ledger:
         self.tokens = sum(entry.tokens for entry in self.entries)
 
     def close(self, entry: Entry) -> None:
-        """Record how a draw ended. Draws close in order, each once."""
         expected = len(self.entries)
         assert entry.draw == expected, f"draw {entry.draw} closed out of order; expected {expected}"
         self.entries.append(entry)
         self.tokens += entry.tokens
 
     def of(self, env: str) -> list[Entry]:
-        """Return the entries of a task."""
         return [entry for entry in self.entries if (entry.env or "") == env]
 
     def state(self, before: int | None = None) -> Callable[[], dict[str, list[dict]]]:
-        """Return what makes a JSON-ready record of the entries so far (of steps before `before`), in any thread."""
+        """Return a function that makes a record of the entries so far (of steps before `before`), in any thread."""
         entries = [entry for entry in self.entries if before is None or entry.step < before]
         return lambda: {"ledger": [entry.record() for entry in entries]}

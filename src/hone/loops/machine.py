@@ -1,4 +1,4 @@
-"""What a run takes from the machine (threads, device, kernels, memory): decided once, so that it can be repeated."""
+"""The settings that a run takes from the machine (threads, device, kernels, memory), decided once, to be repeated."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ Config = TypeVar("Config", bound=RLConfig | SFTConfig)
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides the settings that a config leaves open: the model, the device that trains it, and its ranks.
+    """The facts that decide the open settings of a config: the model, the device that trains it, and its ranks.
 
-    `turns` are the most of a conversation. `trainer` are settings and threads of a trainer in another process, which
-    has chosen by its device's memory.
+    `turns` is the most of a conversation. `trainer` are settings and threads of a trainer in another process, chosen
+    by its device's memory.
     """
 
     model: DecoderConfig
@@ -121,7 +121,6 @@ def config_of_begun(config: RLConfig | SFTConfig) -> Path | None:
 
 
 def _as_begun(config: Config, file: Path) -> Config:
-    """Return the config with what the machine decided for a run, by its config.toml. UserError if that is damaged."""
     config = _filled(config, flat(read_toml(file)))
     try:
         values = json.dumps(config.model_dump(warnings=False), default=str)
@@ -136,7 +135,6 @@ def _as_begun(config: Config, file: Path) -> Config:
 
 
 def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int, alone: bool) -> None:
-    """Print one line if a train step of so many bytes has no room, or what it keeps on the host has none."""
     section, on_gpu = "trainer." if isinstance(config, RLConfig) else "", torch.device(device).type == "cuda"
     host, free = host_bytes(model, trainer_of(config).optim, config.model.lora) if on_gpu else 0, ram()[1]
     if step > room:
@@ -155,14 +153,14 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
 
 
 def _filled(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return the config with those of the values, by dotted name, that the machine decides and it leaves open."""
+    """Return the config with these values, by dotted name, where the machine decides and the config leaves it open."""
     decided = [dotted(key.path) for key in walk(type(config)) if key.meta.from_machine]
     names = [name for name in decided if name in values and value_of(config, name) is None]
     return changed(config, {name: values[name] for name in names})
 
 
 def free_memory(device: str) -> int:
-    """Return the bytes of a device that this process may take: what is free, and what it holds without use."""
+    """Return the bytes of a device that this process may take: free ones, and reserved ones that it does not use."""
     if torch.device(device).type == "cpu":
         return ram()[1]
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -170,9 +168,7 @@ def free_memory(device: str) -> int:
 
 
 def serving_kv_gib(device: str) -> float:
-    """Return the GiB of keys and values for an engine without a trainer, whose model is loaded: on a GPU half of what
-    is free, for sequences that come and go are copied, and logits and prompts take their part.
-    """
+    """Return the GiB for keys and values without a trainer: half of a GPU's free memory, for copies need room."""
     if torch.device(device).type == "cpu":
         return KV_GIB
     return max(1, free_memory(device) // 2 // 2**20) * 2**20 / GIB
@@ -187,10 +183,7 @@ def configure(
     compiled: bool = False,
     device: str | torch.device = "cpu",
 ) -> int:
-    """Set the number of CPU threads and, if asked, deterministic kernels, or compiled ones for `device`.
-
-    Returns the number of threads.
-    """
+    """Set CPU threads, and deterministic kernels or compiled ones for `device`; return the number of threads."""
     heap.tune(ranks.alone)
     fusion.set_compiled(compiled, device)
     count = threads or default_threads(parameters, ranks)
@@ -206,15 +199,12 @@ def configure(
 def configure_run(
     config: RLConfig | SFTConfig, model: Decoder, ranks: Ranks = ALONE, threads: int | None = None
 ) -> int:
-    """Set threads and kernels of a process that trains `model`, as the config says; return the number of threads."""
     how: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
     return configure(threads or config.threads, model.num_parameters, **how, ranks=ranks, device=model.device)
 
 
 def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
-    """Return 1 for a small model, else one per core that this process may use, of which several ranks on a machine have
-    equal shares.
-    """
+    """Return 1 for a small model, else one per usable core, shared equally by the ranks of a machine."""
     cores = int(os.environ.get(CORES) or share_of_cores(1))  # a share of them, where a run's roles share the machine
     return 1 if parameters < SMALL_MODEL else max(1, cores // ranks.local_world)
 

@@ -44,7 +44,7 @@ PHASES = {
 }
 """Parts that only one phase has."""
 SERVER_GIB = 2.0
-"""What a server takes on a GPU beside its weights and its keys and values, CUDA graphs included, by guess."""
+"""Memory of a server on a GPU beside its weights and its keys and values, CUDA graphs included. A guess."""
 MARGIN = 0.05
 """Share of a device's memory that is left free: blocks of many sizes don't fill it, and a plan is not exact."""
 
@@ -56,13 +56,11 @@ class Memory:
     parts: dict[str, int]
 
     def of(self, phase: str) -> dict[str, int]:
-        """Return the parts of a phase."""
         others = {name for other, names in PHASES.items() if other != phase for name in names}
         return {name: size for name, size in self.parts.items() if name not in others}
 
     @property
     def peak(self) -> str:
-        """The phase that takes most."""
         return max(PHASES, key=lambda phase: sum(self.of(phase).values()))
 
     @property
@@ -71,7 +69,6 @@ class Memory:
 
     @property
     def dominant(self) -> str:
-        """The largest part of the peak."""
         return max(parts := self.of(self.peak), key=lambda name: parts[name])
 
 
@@ -84,9 +81,7 @@ def memory(
     turns: int = 1,
     ranks: int = 1,
 ) -> Memory:
-    """Return what the process takes on a `device` ("cpu" or "cuda") when sequences, of so many `turns`, have these
-    lengths.
-    """
+    """Return what the process takes on a `device` ("cpu" or "cuda") for sequences of these lengths and `turns`."""
     kind = "rl" if isinstance(config, RLConfig) else "sft"
     parts = {"process": CUDA_CONTEXT if device == "cuda" else PROCESS[kind]}
     parts |= training_bytes(config, model, device, prompt, completion, ranks)
@@ -103,8 +98,7 @@ def memory(
 def versions_in_memory(config: RLConfig) -> int:
     """Return how many versions of the weights are in shared memory at a time, where the run starts its server.
 
-    One that the server has and one that is written, those that rollouts may be behind, and one that a checkpoint still
-    copies.
+    The server has one, one is written, rollouts may be behind by some, and a checkpoint may still copy one.
     """
     return 2 + config.orchestrator.max_async_level + (config.ckpt is not None)
 
@@ -135,12 +129,12 @@ def fitted(
     turns: int = 1,
     ranks: int = 1,
 ) -> Config:
-    """Return the config with what it leaves open of `checkpointing`, `cuda_graphs` and `kv_gib` chosen for `room` bytes
-    on the device. The other arguments are those of `memory`.
+    """Return the config with open settings of `checkpointing`, `cuda_graphs` and `kv_gib` chosen for `room` bytes on
+    the device. The other arguments are as in `memory`.
 
-    - Checkpointing is the first of none, selective and layer with which a train step fits. Beside the step there must
-      be room for the KV cache (the config's, else 4 GiB), or for the server that the run starts.
-    - Graphs are for a GPU, whose KV cache then keeps its memory while the trainer works. They are tried first, with
+    - Checkpointing is the first of none, selective and layer that lets a train step fit. Beside the step there must be
+      room for the KV cache (the config's, else 4 GiB), or for the server that the run starts.
+    - Graphs are for a GPU. The KV cache then has its memory while the trainer works, too. They are tried first, with
       each kind of checkpointing; then without graphs. If nothing fits: `layer`, without graphs.
     - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
       what the run can use; then it shrinks until sampling (and with graphs the train step) fits.

@@ -23,8 +23,8 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 def shares(config: RLConfig, step: int) -> dict[str, int]:
     """Return the groups that each task has in the batch of a step, which its weight says up to rounding.
 
-    Systematic sampling: as many points as groups lie evenly in [0, 1), of which each task has a part. From step to step
-    they move by the golden ratio, so that what is rounded evens out.
+    Systematic sampling: as many points as groups lie evenly in [0, 1), and each task has a part of it. From step to
+    step they move by the golden ratio, so that what is rounded evens out.
     """
     orch, names = config.orchestrator, list(config.tasks())
     groups = orch.batch_size // orch.rollouts_per_example
@@ -37,7 +37,6 @@ def shares(config: RLConfig, step: int) -> dict[str, int]:
 
 
 def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Sequence[Group], step: int) -> None:
-    """Record in the ledger how a step's draws ended, and advance each curriculum by them."""
     for name, curriculum in curricula.items():
         if own := [group for group in groups if group.env == name]:
             entries = ledger_entries(curriculum, own, step, len(ledger.entries))
@@ -47,7 +46,7 @@ def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Seq
 
 
 def mix_metrics(groups: Sequence[Group], config: RLConfig, step: int) -> dict[str, float]:
-    """Compute the metrics of a step's groups; of several tasks, those of each as `env/NAME/…`, too."""
+    """Compute the metrics of a step's groups; of several tasks also each one's, as `env/NAME/…`."""
     more = config.orchestrator.max_async_level, config.orchestrator.refill is not None
     metrics = step_metrics(groups, step, *more)
     for name in dict.fromkeys(group.env for group in groups if group.env):
@@ -57,7 +56,6 @@ def mix_metrics(groups: Sequence[Group], config: RLConfig, step: int) -> dict[st
 
 
 def pool_metrics(curricula: Mapping[str, Curriculum]) -> dict[str, float]:
-    """Count the examples in the pools and out of them; of several tasks, those of each, too."""
     metrics: dict[str, float] = {}
     for name, curriculum in curricula.items():
         for metric, count in curriculum.metrics().items():

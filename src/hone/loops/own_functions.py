@@ -1,7 +1,7 @@
 """Losses and advantages of the user's own: `MODULE:FUNCTION` in a config, or a function that a program gives.
 
-One that a program gives is written into the run, as `algorithm.py` with what it uses, so that the run can be resumed
-and verified without the program; where that can't be done, only the program can go on with it.
+A function that a program gives is written into the run, as `algorithm.py`, with its sources, so that the run can be
+resumed and verified without the program. If that can't be done, only the program can resume it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.f
 
 @dataclass
 class OwnFunctions:
-    """The functions of a run by what they are (`loss`, `advantages`), with digests, and the file that keeps them.
-
-    `not_kept` says why that file can't be imported by itself, "" if it can.
-    """
+    """The user's functions of a run, digests, and their file; `not_kept` is why that can't be imported alone."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
@@ -35,7 +32,7 @@ class OwnFunctions:
 
     @classmethod
     def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> OwnFunctions:
-        """Import those that the config names, but for some. Raises UserError if one is missing."""
+        """Import the functions that the config names, except `without`. Raises UserError if one is missing."""
         own = cls()
         for name, key in KEYS.items():
             place = value_of(config, key)
@@ -50,10 +47,7 @@ class OwnFunctions:
     def given(
         cls, config: RLConfig, **functions: Callable[..., Any] | str | None
     ) -> tuple[OwnFunctions, dict[str, str]]:
-        """Return these functions, else the config's own; and values of keys that name those that are given.
-
-        Raises UserError for what is no such function.
-        """
+        """Return these functions, else the config's; and values of keys that name them. UserError for a misfit."""
         if not any(functions.values()):
             return cls.of(config), {}
         from hone.environments.functions import checked_function, place_of

@@ -130,7 +130,6 @@ def make_trainer(
 
 
 def batch_use(trainer: TrainerConfig, orch: OrchestratorConfig) -> BatchUse:
-    """Return what a step does with its batch."""
     reward_kl = RewardKL(trainer.loss.kl_coef, orch.rollouts_per_example, orch.advantage)
     return BatchUse(
         trainer.updates_per_batch,
@@ -151,7 +150,6 @@ def weighed(loss: LossConfig, batch: Batch) -> list[Packed]:
 
 
 def make_sft_trainer(config: SFTConfig, model: Decoder, ranks: Ranks = ALONE) -> Trainer:
-    """Make the trainer of SFT."""
     return Trainer(
         model,
         config.optim,
@@ -176,10 +174,9 @@ def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
 def task_given(
     config: RLConfig, dataset: Any, eval_dataset: Any, reward_funcs: Any, *more: Any
 ) -> tuple[Given | None, dict[str, Any]]:
-    """Return the task that a program gives, None if it gives none, and values of keys that name it. `more` are further
-    arguments of `given_task`.
+    """Return the task that a program gives, None if it gives none, and values of keys that name it.
 
-    An `eval_dataset` turns evaluation on, unless the config says that it is off.
+    `more` goes to `given_task`. An `eval_dataset` turns evaluation on, unless the config says that it is off.
     """
     if all(x is None for x in (dataset, eval_dataset, *more)) and not reward_funcs:
         return None, {}
@@ -198,7 +195,7 @@ def task_given(
 
 
 def task_of(config: RLConfig, given: Given | None = None) -> Environment:
-    """Make the task that the config names, or the one that a program gave. Touches no data."""
+    """Make the config's task, or the task of a program. Touches no data."""
     task = config.orchestrator.env
     if given is None:
         env = configured(task.id, task.args, task.template, "orchestrator.env.template")
@@ -215,7 +212,6 @@ def task_of(config: RLConfig, given: Given | None = None) -> Environment:
 
 
 def note_given(given: Given, run: RunWriter) -> None:
-    """Record that functions are graded in this process; warn if rewards.py can't be imported by itself."""
     if not given.graded_here:
         return
     if os.environ.get("PYTHONHASHSEED") != "0":
@@ -229,7 +225,6 @@ def note_given(given: Given, run: RunWriter) -> None:
 
 
 def warn_not_kept(file: str, not_kept: str, run: RunWriter) -> None:
-    """Warn if the functions that a program gave can't be imported from the run's `file`; `not_kept` says why."""
     if not_kept:
         run.display.message(
             f"Warning: {file} can't be imported by itself ({not_kept}): this program can resume the run (resume=True), "
@@ -244,7 +239,7 @@ def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
 
 
 def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, Environment]:
-    """Return the tasks that the run is evaluated on: those of `envs`, or others that the config names."""
+    """Return the tasks that the run is evaluated on: tasks of `envs`, or others that the config names."""
     evals = config.orchestrator.eval
     if evals is None or not evals.envs:
         return dict(envs) if evals else {}
@@ -268,16 +263,12 @@ def task_digests(
 
 
 def model_files(config: RLConfig | SFTConfig) -> list[str | None]:
-    """Return what of a model may be a file or folder here."""
     model = config.model
     return [model.name, model.chat_template, model.lora and model.lora.path]
 
 
 def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None = None) -> list[Path]:
-    """Return the local paths among names and arguments of a task: the output directory must not contain what is read.
-
-    Of an argument "FILE.py:FUNCTION" the file counts.
-    """
+    """Return the local paths among names and arguments of a task; "FILE.py:FUNCTION" counts as the file."""
     values = [item for value in (task_args or {}).values() for item in (value if isinstance(value, list) else [value])]
     files = [v.rpartition(":")[0] if isinstance(v, str) and ".py:" in v else v for v in values]
     # A chat template given as text may be longer than any path, or hold what no path can.
@@ -286,7 +277,7 @@ def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None =
 
 
 def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
-    """Return a function to be called with the number of items done: it prints a line every 2 s."""
+    """Return a function that takes the number of items done, and prints a line every 2 s."""
     last_shown = time.monotonic()
 
     def advance(done: int) -> None:
@@ -301,10 +292,7 @@ def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
 def check_lengths(
     config: RLConfig, env: Environment, renderer: ChatRenderer, model: DecoderConfig, curriculum: Curriculum | None
 ) -> None:
-    """Raise UserError if `seq_len` exceeds the model's context, or a prompt that the run will use leaves no room in it.
-
-    `curriculum` None: the task is only evaluated on.
-    """
+    """Raise UserError if `seq_len` or a prompt that the run will use is too long. No `curriculum`: evaluation alone."""
     limit = model.max_position_embeddings
     if config.seq_len > limit:
         raise UserError(f"seq_len = {config.seq_len} exceeds the model's {model.context}; set --seq-len {limit}")
@@ -326,8 +314,8 @@ def check_lengths(
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
     """Return what training and evaluation have in common; None without evaluation. Raises UserError if that is refused.
 
-    Of a data set, the training examples that the run will come to (those of its first epoch, at most) are looked at; to
-    be dropped, all of `max_examples`: what is dropped must not depend on the number of steps, as a resume may add some.
+    It looks at the training examples of a data set that the run will draw, at most an epoch. To be dropped, at all of
+    `max_examples`: what is dropped must not depend on the number of steps, as a resume may add some.
     """
     settings = config.orchestrator.eval
     if settings is None:
@@ -355,7 +343,6 @@ def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
 
 
 def report_overlap(config: RLConfig, env: Environment, overlap: Overlap, run: RunWriter) -> None:
-    """Warn of training prompts that are held-out ones too, and record them as an event."""
     dropped = config.orchestrator.eval is not None and config.orchestrator.eval.overlap == "drop"
     facts = {"rows": len(overlap.rows), "identical": overlap.identical, "checked": overlap.checked}
     run.event("overlap", 0, **facts, held_out=overlap.held_out, dropped=dropped)
@@ -366,7 +353,6 @@ def report_overlap(config: RLConfig, env: Environment, overlap: Overlap, run: Ru
 
 
 def overlap_text(env: Environment, overlap: Overlap) -> str:
-    """Describe how many prompts are in both splits, and one of them."""
     assert overlap.pair is not None
     count, (row, other) = len(overlap.rows), overlap.pair
     where = f"{env.split('train').where(row)} and {env.split('eval').where(other)}"
@@ -378,7 +364,6 @@ def overlap_text(env: Environment, overlap: Overlap) -> str:
 def evaluate_policy(
     config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy, num_examples: int | None = None
 ) -> EvalResult:
-    """Evaluate the policy on held-out examples, as `orchestrator.eval` says, or on so many."""
     settings, training = config.orchestrator.eval or OnlineEvalConfig(), config.orchestrator.sampling
     sampling = settings.sampling
     return evaluate(
@@ -395,7 +380,6 @@ def evaluate_policy(
 
 
 def card(config: RLConfig, step: int) -> str:
-    """Return the model card of `weights/step_N` of a run of RL."""
     orch = config.orchestrator
     facts = {
         "completions per step": orch.batch_size,

@@ -32,7 +32,6 @@ class Server:
 
     @classmethod
     def of(cls, endpoint: Endpoint, served: Served) -> Server:
-        """Return a server by what it says of its model."""
         return cls(endpoint, served.owner, served.id)
 
     @property
@@ -44,9 +43,7 @@ class Server:
         return f"{'hone inference' if self.is_hone else sampler_name(self.backend)} at {self.endpoint.url}"
 
     def scoring(self, prompts: Sequence[Sequence[int] | str], temperature: float = 1.0) -> dict[str, Any]:
-        """Return the body of a request for the logprobs of the prompts' tokens; servers that are not hone's sample a
-        token in any case.
-        """
+        """Return the body of a request for the logprobs of the prompts' tokens. Only hone's samples no token then."""
         body = {"model": self.model, "prompt": [p if isinstance(p, str) else list(p) for p in prompts]}
         body |= {"max_tokens": 0 if self.is_hone else 1, "temperature": temperature}
         return body | {"prompt_logprobs": 0}
@@ -57,10 +54,7 @@ class NoServer(UserError):
 
 
 def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return the logprobs of the tokens of the prompts but the first, as an answer to `Server.scoring` has them.
-
-    Raises KeyError, IndexError, TypeError or ValueError if it has none.
-    """
+    """Return the logprobs of the prompts' tokens but the first, from an answer to `Server.scoring`."""
     entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
     return [
         [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], row, strict=True)]
@@ -74,7 +68,6 @@ def are_logprobs(values: Sequence[float]) -> bool:
 
 
 def with_remedy(error: Refused, flag: str) -> UserError:
-    """Return the error of a server that refuses to answer; where it wants a key, with the flag that names one."""
     if error.status != 401:
         return error
     return UserError(f"{error}; name the environment variable that holds its key by {flag}")
@@ -90,11 +83,11 @@ def reach(
     patience: float = 0.0,
     named: bool = True,
 ) -> Server:
-    """Return the server at `endpoint`, if it serves what is trained: `model` of so many `parameters`, with the
-    tokenizer of `renderer` (None: not known yet), room for `tokens`, and weights from below `spool`. Else UserError.
+    """Return the server at `endpoint`, if it serves the model that is trained. Else raises UserError.
 
-    If nothing answers there yet, that is tried again for `patience` seconds, with a line every 30 s.
-    `named`: the user has named it by --orchestrator.client.base-url; else it is the run's own.
+    It must have `model` with `parameters`, the tokenizer of `renderer` (None: not known yet), room for `tokens`, and
+    weights from below `spool`. An answer is awaited for `patience` seconds, with a line every 30 s.
+    `named`: the user has named it by --orchestrator.client.base-url; else the run has started it.
     """
 
     async def ask() -> Server:

@@ -1,6 +1,4 @@
-"""What the RL loop tells the run directory: metrics, timings and rollouts of each step, and completions that could not
-be graded: the first is shown with its traceback, all are counted, and too many end the run.
-"""
+"""Records of the RL loop in the run directory. Completions without a grade are counted; too many end the run."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ class RunRecorder:
     def record(self, step: int, metrics: dict[str, float], groups: list[Group], update: Update) -> None:
         """Write a step with all its metrics, and the update that it made.
 
-        Its rollouts come first: a step whose metrics are on disk has its samples on disk. Raises Halt if too many
+        Its rollouts come first: a step with metrics on disk has its samples on disk. Raises Halt if too many
         completions could not be graded (UserError if all of the first step), or sampler and trainer are too far apart.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -81,14 +79,12 @@ class RunRecorder:
         self.watch.trained(step, metrics)
 
     def evaluated(self, step: int, samples: Sequence[Any], rows: list[dict[str, Any]]) -> None:
-        """Write the samples of an evaluation of that version, as `rows`, and show what went wrong in it."""
         with self.run.phase("record"):
             self.run.evaluation(step, rows)
         self._check_tools(step, [sample.trajectory for sample in samples])
         self.failures.evaluated(step, [sample.score for sample in samples])
 
     def _check_least(self, step: int, groups: Sequence[Group]) -> None:
-        """Warn once of a reward below 0."""
         rows = [call_rewards(group) if has_call_rewards(group) else rewards(group.scores) for group in groups]
         found = np.concatenate(rows)
         if not (least := float(np.min(found, initial=0.0, where=~np.isnan(found)))) < 0:
@@ -102,7 +98,6 @@ class RunRecorder:
         )
 
     def _check_masked(self, step: int, groups: Sequence[Group]) -> None:
-        """Say at the first step that trained nothing because all of its completions are masked."""
         if self._all_masked_shown or not groups or not all(group.all_masked for group in groups):
             return
         self._all_masked_shown = True
@@ -121,7 +116,6 @@ class RunRecorder:
 
 
 def _token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[str, Any]]:
-    """Return the rows of `hone.runs.rollouts`, in the order of `group_rows`."""
     stats, rows = token_stats.by_completion(), []
     for group in groups:
         for index, rollout in enumerate(group.rollouts):
@@ -147,10 +141,7 @@ class FailureWatch:
         self._failed = self._total = 0
 
     def step(self, step: int, scores: Sequence[Score]) -> None:
-        """Count a step's scores, and show the first failure of each kind.
-
-        Raises UserError if nothing could be graded in the first step, Halt if that, or too many, came later.
-        """
+        """Count a step's scores, and show the first failure of each kind. Raises UserError or Halt for too many."""
         failures = [score for score in scores if score.outcome.is_failure]
         self._failed += len(failures)
         self._total += len(scores)
@@ -195,7 +186,6 @@ class FailureWatch:
             )
 
     def show_total(self) -> None:
-        """Show at the end how many there were, if any."""
         if self._failed:
             self._run.display.message(
                 f"{self._failed:,} of {self._total:,} completions could not be graded, and nothing was learned from "

@@ -1,10 +1,9 @@
-"""A policy behind servers, hone's own or others of one kind. It samples over HTTP, and takes the trainer's weights from
-a folder.
+"""A policy behind servers of one kind. It samples over HTTP, and takes the trainer's weights from a folder.
 
     policy = ServerPolicy([reach(endpoint, ...)], renderer, eos_ids, spool)
     policy.load(0)
 
-A server gets a request for each group. hone's gets the key of each completion, so its tokens are those of an engine
+A server gets a request for each group. hone's gets the key of each completion, so its tokens are as from an engine
 in this process, up to the rounding of differently shaped products. Another gets a seed of the first (the key's upper 31
 bits), and seeds the others of the group by counting on.
 """
@@ -29,7 +28,7 @@ from hone.types import Ragged, Segment
 
 
 class ServerPolicy:
-    """Samples from servers. `load` has them take weights from a folder; without one, those of `spool`'s model.
+    """Samples from servers. `load` has them take weights from a folder, by default the weights of `spool`'s model.
 
     Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; the
     caller decides which are too old. If a server does not name it, all tokens of a call count as of the
@@ -79,7 +78,6 @@ class ServerPolicy:
         return [turns[index] for index in range(len(requests))]
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Have the servers take the weights in `path`, or the trainer's."""
         if path is None:
             assert self.spool is not None, "there is no model here to take the weights of"
             path = self.spool.put(version)
@@ -94,7 +92,6 @@ class ServerPolicy:
             return scores(answer, sequences)
 
     def scores_of_each(self, ids: Sequence[int], temperature: float) -> list[list[float]]:
-        """Return the logprobs of a sequence by each server that is there."""
         if self._scores_nothing(temperature):
             return []
         answers = self.fleet.ask_each(self._server.scoring([ids], temperature))

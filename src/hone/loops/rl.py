@@ -236,7 +236,6 @@ class RL(Training):
         return parts.evaluate_policy(config, env, self.renderer, self.policy, num_examples)
 
     def _check_agents(self) -> None:
-        """Raise UserError for what a run can't have whose rollouts a program makes."""
         if not any(env.why_not_graded for env in self.all_envs):
             return
         orch = self.config.orchestrator
@@ -249,7 +248,6 @@ class RL(Training):
             raise UserError(f"a run with an agent does not work with {problem}: leave it out")
 
     def _check_least_rewards(self) -> None:
-        """Raise UserError if a task declares rewards below 0, where advantages are divided by the mean reward."""
         if not self.config.orchestrator.advantage.divides_by_mean:
             return
         for env in self.envs.values():
@@ -261,7 +259,6 @@ class RL(Training):
 
     @property
     def first_examples(self) -> list[Example]:
-        """Examples of the run's first draws, for the canary."""
         return first_examples(self.config, self.env, next(iter(self.curricula.values())))
 
     def _open(self, stack: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""What `hone rl` samples from, if not from the engine in this process: a server that is up, or one that is started."""
+"""The servers that `hone rl` samples from instead of its engine: one that is up, or one that it starts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from hone.trainer.step import Trainer
 
 
 def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> tuple[str, MakePolicy]:
-    """Return the kind of the server that the run samples from, and what makes its policy: by the run's backend, or by
-    the server that is up, which is to serve the run's model of so many `parameters`. Raises UserError if it can't.
-    """
+    """Return the kind of the server that the run samples from, and what makes its policy. UserError for a misfit."""
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
         return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split
@@ -37,7 +35,6 @@ def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> 
 def server_policy(
     server: Server, stack: ExitStack, config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
 ) -> Policy:
-    """Make the policy of a run that samples from a server that is up."""
     return ServerPolicy([server], renderer, trainer.model.config.eos_token_ids, spool_of(stack, config, run, trainer))
 
 
@@ -49,9 +46,7 @@ def spool_of(
     in_memory: bool = False,
     adapter_alone: bool = False,
 ) -> Spool:
-    """Return the spool in the run's directory that a server takes weights from; `in_memory`: from memory, if two
-    versions of the model have room there. It goes with `stack`.
-    """
+    """Return the spool that a server takes weights from, `in_memory` if two versions have room there."""
     assert config.sampled_by is not None
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     say = run.display.message
@@ -69,7 +64,6 @@ def spool_of(
 
 
 def endpoint_of(config: RLConfig, url: str) -> Endpoint:
-    """Return the server at `url`, with the patience and the key that the config names."""
     client = config.orchestrator.client
     key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
     return Endpoint(url, key, timeout=client.timeout, max_retries=client.max_retries)

@@ -69,22 +69,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """How far the data has been read: the position in the stream of epochs, examples and tokens trained on so far."""
+    """The place in the data: position in the stream of epochs, examples and tokens trained on so far."""
 
     position: int = 0
     examples: int = 0
     tokens: int = 0
 
     def state(self) -> Callable[[], dict[str, Any]]:
-        """Return what makes a checkpoint's record of it, as of now."""
         now = asdict(self)
         return lambda: {"progress": now}
 
 
 @dataclass
 class Data:
-    """Source of training examples, validation set, and digests of all that was read."""
-
     source: DatasetSource | DemonstrationSource
     validation: list[Packed]
     digests: dict[str, str]
@@ -110,7 +107,6 @@ class SFTSteps(Loop):
         return self.update()
 
     def measure(self, version: int, last: bool) -> dict[str, float]:
-        """Compute the validation loss, every `val.interval` versions and at the end."""
         val = self.config.val
         if val is None or (version % val.interval and not last):
             return {}
@@ -118,7 +114,6 @@ class SFTSteps(Loop):
             return {"val/loss": self.trainer.evaluate(self.validation)}
 
     def update(self) -> dict[str, float]:
-        """Update on the next examples."""
         step, weights, progress, metrics = self.version, self.fingerprint(), self.progress, dict(self._measured)
         with self.log.phase("data"):
             sequences, position = next_batch(self.source, step, progress.position, self.config.data)
@@ -201,7 +196,7 @@ class SFT(Training):
         config, trainer, world = self.config, self.trainer, self.ranks.world
         stack.enter_context(trainer)  # the other ranks end when this one does, however it does
         stack.callback(lambda: setattr(trainer, "code", self.exit_code))
-        self.configure()
+        configure_run(config, self.model, self.ranks)
         self.renderer = load_renderer(self.source, config.model.chat_template, config.model.special_tokens)
         self.data = load_data(config, self.renderer, self.model, self.rows)
         kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
@@ -242,14 +237,10 @@ class SFT(Training):
         source, validation = self.data.source, self.data.validation
         self.steps = SFTSteps(config, source, validation, trainer, progress, run, self.saver)
 
-    def configure(self) -> None:
-        """Set threads and kernels of this process, on whichever rank."""
-        configure_run(self.config, self.model, self.ranks)
-
 
 def follow(sft: SFT) -> int:
     """Take part in what rank 0 does, on another rank; returns rank 0's exit code."""
-    sft.configure()
+    configure_run(sft.config, sft.model, sft.ranks)
     return sft.trainer.follow()
 
 
@@ -274,7 +265,7 @@ def with_dataset(
 
 
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:
-    """Load the data, or the rows that are given, and check them before the run directory is touched.
+    """Load the data, or the given rows, and check them before the run directory is touched.
 
     Every row that the run will use is tokenized; of an environment, the first step's demonstrations are tried.
     """
@@ -318,7 +309,6 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
 
 
 def data_name(config: SFTConfig) -> str:
-    """Describe what is imitated."""
     if config.data.env:
         return f"demonstrations of environment `{config.data.env.id}`"
     if config.data.run:
@@ -328,7 +318,6 @@ def data_name(config: SFTConfig) -> str:
 
 
 def card(config: SFTConfig, step: int) -> str:
-    """Return the model card of `weights/step_N`."""
     rows = f"{config.data.batch_size} x {config.data.seq_len} tokens" if config.data.pack else config.data.batch_size
     facts = {
         "packed batch" if config.data.pack else "examples per step": rows,

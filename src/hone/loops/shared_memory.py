@@ -1,7 +1,6 @@
-"""A folder in memory, for weights on their way to a server of the same machine: this user's alone, gone with its run.
-The scratch folders of a run's launcher are made and removed in the same way.
+"""A folder in memory for weights on their way to a server of this machine, and scratch folders of the launcher.
 
-Standard library only, as the launcher that makes it.
+Only this user can enter one, and it goes with its run. Standard library only, as the launcher that makes it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ NO_ROOM = "there is no room left in memory"
 def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Path | None]:
     """Yield a fresh folder in memory that only this user can enter, and remove it afterwards; None if none can be made.
 
-    Whoever makes one holds a lock on it for as long as the process lives. Those of killed processes are removed first.
+    Its maker holds a lock on it for as long as the process lives. Folders of killed processes are removed first.
     """
     prefix = f"hone-{os.geteuid()}-"
     _sweep(root, prefix)
@@ -49,11 +48,7 @@ def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Pat
 
 @contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
-    """Yield a fresh folder among the temporary files that only this user can enter, and remove it afterwards, unless it
-    holds a file `KEPT`.
-
-    The folders of killed processes are removed first, as `shared_folder` does.
-    """
+    """Yield a fresh private folder among the temporary files, and remove it afterwards, unless it holds `KEPT`."""
     root, prefix = Path(tempfile.gettempdir()), f"hone-{kind}-{os.geteuid()}-"
     _sweep(root, prefix)
     folder, lock = _make_locked(root, prefix)
@@ -66,7 +61,7 @@ def scratch_folder(kind: str) -> Iterator[Path]:
 
 
 def _sweep(root: Path, prefix: str) -> None:
-    """Remove the folders of this prefix whose processes were killed."""
+    """Remove the folders of this prefix that killed processes left."""
     for left in root.glob(f"{prefix}*"):
         with suppress(OSError):  # its process lives, or it is not ours
             lock = _locked(left)
@@ -76,10 +71,7 @@ def _sweep(root: Path, prefix: str) -> None:
 
 
 def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
-    """Return a fresh folder and its lock. OSError if that can't be done; nothing is left of it then.
-
-    It has a hidden name until it is locked, so that no other run finds it without a lock, and removes it.
-    """
+    """Return a fresh folder and its lock. It is hidden until it is locked, so that no other run removes it."""
     hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))  # mode 0700, at a name that nobody has taken
     folder = hidden.with_name(hidden.name.removeprefix("."))
     with ExitStack() as failed:
@@ -92,10 +84,7 @@ def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
 
 
 def join_folder(folder: Path) -> int | None:
-    """Make the folder of a run on another node of its cluster, if need be, and return a lock on it for this process.
-
-    None if this is the launcher's own node: it has the lock.
-    """
+    """Make and lock the folder of a run on another node; None on the launcher's node: the launcher has the lock."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     try:
@@ -113,17 +102,15 @@ def leave_folder(folder: Path, lock: int) -> None:
 
 
 def given_folder() -> Path | None:
-    """Return the folder that the launcher of this process has made; None if it has none."""
     return Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
 
 
 def disk_message(reason: str) -> str:
-    """Return the sentence that says why weights don't go through memory."""
     return f"Weights travel by disk: {reason}"
 
 
 def shortage(folder: Path, size: int, versions: int) -> str | None:
-    """Return why so many versions of a model, of `size` bytes each, have no room in `folder`; None if they have."""
+    """Return why `versions` of a model, of `size` bytes each, have no room in `folder`; None if they have."""
     stats = os.statvfs(folder)
     free, needed = min(stats.f_bavail * stats.f_frsize, ram()[1]), versions * size
     if free >= needed:

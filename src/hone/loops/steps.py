@@ -2,8 +2,8 @@
 
 Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
 minus its group's mean as the advantage, and makes one update of the token-level clipped loss: version N + 1. Groups
-whose rewards are all equal carry no gradient and are dropped; if none is left, the weights stay as they are, and the
-counter and the schedule go on. No value network, no KL by default, one update per batch, no replay.
+of equal rewards carry no gradient and are dropped; without any group the weights stay as they are, and the counter and
+the schedule go on. No value network, no KL by default, one update per batch, no replay.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ def build(
 ) -> Steps:
     """Make the steps of a run, which go on from the `state` in a checkpoint (None: from the beginning).
 
-    Without a policy nothing can be sampled, and `update` takes groups from elsewhere. The recorder has a run directory,
-    or keeps a step in memory.
+    Without a policy nothing can be sampled, and `update` takes groups from elsewhere.
     """
     ledger, samplers = Ledger(state["ledger"] if state else None), dict[str, GroupSampler]()
     for name, one in config.tasks().items():
@@ -117,7 +116,6 @@ class Steps(Loop):
         return self.update(self.sample())
 
     def sample(self) -> list[Group]:
-        """Draw the next prompts, sample a group of completions of each, grade them, and take their advantages."""
         if not self.begin():
             raise StepAbandoned
         step, groups, draw = self.next_step, list[Group](), len(self.ledger.entries)
@@ -182,15 +180,11 @@ class Steps(Loop):
                 self._take(begin=False)
 
     def snapshot(self, checkpoint: bool) -> Snapshot:
-        """Return the state to save, of which a `checkpoint` will be made or not."""
         tensors, part = self.trainer.snapshot(checkpoint)
         return Snapshot(tensors, self.ledger.state(before=self.version), part)
 
     def _take(self, begin: bool = True) -> None:
-        """Take the next update, and record its step.
-
-        Begin the new version if another update is on its way, or if `done` has to know whether it is at the target.
-        """
+        """Record the next update. Begin its version if another one is on its way, or for `done` to see the target."""
         update, pending = self.trainer.take(), self._pending.popleft()
         measured, self._measured = dict(self._measured), {}
         self.metrics = measured | pending.metrics | update.metrics | pending.totals

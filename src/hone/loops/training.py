@@ -1,4 +1,4 @@
-"""What RL and SFT have in common: a run directory that is opened, versions that are saved, and the ways to end."""
+"""The common part of RL and SFT: opening a run directory, saving versions, and the ways to end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Loop(ABC):
     trainer: Any
     saver: Any
     _measured: Mapping[str, float] = MappingProxyType({})
-    """What was measured of the current version, and is not recorded yet."""
+    """Measurements of the current version that are not recorded yet."""
     _begun: int | None = None
 
     @abstractmethod
@@ -46,21 +46,18 @@ class Loop(ABC):
         """Measure the current version if that is due, or if it is the `last` one; return the metrics."""
 
     @abstractmethod
-    def record_end(self, version: int, metrics: dict[str, float]) -> None:
-        """Record the last version."""
+    def record_end(self, version: int, metrics: dict[str, float]) -> None: ...
 
     @abstractmethod
     def snapshot(self, checkpoint: bool) -> Snapshot:
-        """Return the state to save, of which a `checkpoint` will be made or not."""
+        """Return the state to save; `checkpoint`: one will be made of it."""
 
     @property
     def version(self) -> int:
-        """Updates that were taken."""
         return self.trainer.version
 
     @property
     def next_step(self) -> int:
-        """The step that comes next."""
         return self.version
 
     @property
@@ -69,10 +66,7 @@ class Loop(ABC):
         return self.next_step >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
 
     def begin(self, last: bool = False) -> bool:
-        """Save and measure the current version, once; False if a stop was asked for in a pause.
-
-        `last`: measure all that is measured at the end.
-        """
+        """Save and measure the current version, once; False if a stop was asked for. `last`: measure all."""
         version, saver = self.version, self.saver
         if self._begun == version:
             return True
@@ -84,10 +78,7 @@ class Loop(ABC):
         return goes_on
 
     def finish(self, complete: bool = True) -> Ending:
-        """Save the last version, measure and record it; returns how the run ended.
-
-        Not `complete`: it was left before its last step.
-        """
+        """Save, measure and record the last version; return how the run ended. Not `complete`: it was left early."""
         version, saver = self.version, self.saver
         ending = saver.ending(version, self.config.max_steps) if complete else "stopped"
         saver.save(version, last=True)
@@ -102,7 +93,6 @@ class Loop(ABC):
         return
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the current version."""
         return self.trainer.fingerprint()
 
 
@@ -112,7 +102,7 @@ class Training(ABC):
     SIGINT and SIGTERM end it after the step that is being taken; `done` is true then. If that step is given up, or the
     run must not go on (a Halt), the version before it is saved as a checkpoint. So it is if the block raises between
     two steps. `ending` tells how the run ended, and `exit_code` what a command returns: 0, or 130/143 for a signal.
-    `command` is the command line that run.json records; by default that of this process.
+    `command` is the command line that run.json records; by default this process's.
     """
 
     kind: ClassVar[str]
@@ -163,14 +153,12 @@ class Training(ABC):
             return self.run.checkpoints.path(self.version)
 
     def _opened(self) -> RunWriter:
-        """Return the run. Raises UserError outside of the context."""
         if self._stack is None:
             name = type(self).__name__
             raise UserError(f"the run is not open: write `with {name}(...) as {self.kind}:`, and take steps in it")
         return self.run
 
     def _check_left(self, takes_step: bool) -> None:
-        """Raise UserError outside of the context, for a finished run (nothing was loaded), and if no step is left."""
         if self._opened().nothing_left:
             raise UserError(f"the run in {self.run.folder} is finished: there is nothing left to do in it")
         if takes_step and self.version >= self.config.max_steps:
@@ -229,7 +217,6 @@ class Training(ABC):
             observer.check(self)
 
     def _start(self, stack: ExitStack, reads: list[Path], digests: Mapping[str, str], **more: Any) -> RunWriter:
-        """Open the run directory until `stack` closes; see `RunWriter.start`."""
         config, command = self.config, self.command or sys.argv
         run = RunWriter.start(config, self.kind, command, reads, sources=digests, observers=self.observers, **more)
         self.run = stack.enter_context(run)
@@ -282,7 +269,6 @@ class Training(ABC):
         self.ending = "stopped"
 
     def _halted(self, halt: Halt) -> UserError:
-        """Describe what ended the run, where it is saved, and how to go on."""
         run = self.run
         command = resume_command(run.folder, run.info)
         return UserError(f"{halt}. Saved: {run.checkpoints.path(self.version)}; go on with: {command}")

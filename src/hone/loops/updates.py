@@ -1,4 +1,4 @@
-"""What makes new weights: the trainer in this process, or in processes of its own."""
+"""The makers of new weights: the trainer in this process, or in others."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Update:
-    """A train step's metrics, the fingerprint of the version that it began with, timings in seconds, and what it
-    computed of each token.
-    """
+    """A train step: metrics, fingerprint of the version before it, timings in seconds, and statistics of its tokens."""
 
     metrics: dict[str, float]
     weights: str
@@ -32,7 +30,7 @@ class Update:
 
 
 class Updates(ABC):
-    """A maker of new weights: the trainer in this process, or one in processes of its own.
+    """A maker of new weights: the trainer in this process, or one in other processes.
 
     `version` and `fingerprint()` describe the last update that was taken; `ready`: `take` would not wait. With
     `plans` it must know before an update if a checkpoint will be made of it (see `Saver.planned`).
@@ -47,32 +45,31 @@ class Updates(ABC):
         """Begin: from now on `saver` saves versions, and may ask for a stop."""
 
     @abstractmethod
-    def put(self, step: int, batch: Batch) -> None:
-        """Hand over the batch of a step."""
+    def put(self, step: int, batch: Batch) -> None: ...
 
     @abstractmethod
     def take(self) -> Update:
-        """Return the update on the oldest batch that was put; `version` is the one that it made from then on."""
+        """Return the update on the oldest batch that was put; from then on `version` is its result."""
 
     @abstractmethod
     def publish(self, version: int) -> Gap | None:
-        """Put the current version into the sampler; return how far apart the two are, None if that isn't measured."""
+        """Put the current version into the sampler; return the gap between the two, None if it isn't measured."""
 
     def release(self, version: int) -> None:
         """Let the sampler have later versions than `version`, which has been measured."""
         return
 
     def give_up(self) -> None:
-        """Publish no more versions: the run ends with what is in flight."""
+        """Publish no more versions: the run ends with the batches in flight."""
         return
 
     @abstractmethod
     def snapshot(self, checkpoint: bool) -> tuple[Tensors, Path | None]:
-        """Return the live tensors to save, and the folder where other processes wrote files for a `checkpoint`."""
+        """Return the live tensors to save, and the folder that other processes wrote for a `checkpoint`."""
 
     @abstractmethod
     def export(self, folder: Path, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Write the weights of a saved version into a folder; `parameters` are those of its snapshot."""
+        """Write the weights of a saved version into a folder, from the `parameters` of its snapshot."""
 
     @abstractmethod
     def fingerprint(self) -> str: ...

@@ -1,14 +1,13 @@
 """Causal attention within each segment of a packed batch, behind one callable that the decoder takes.
 
-On a CPU (and for fp32 on a GPU) segments become right-padded rows, attended to by SDPA with `is_causal`: right padding
-needs no mask, for a real token never sees what follows it, and what padding slots compute is dropped. Segments of
-equal length need no padding and no copy. (On a CPU a block-diagonal mask is 6 to 18 times slower.) bf16 on a GPU takes
-the kernel for segments of any length; fp32 has none.
+On a CPU (and for fp32 on a GPU) segments become right-padded rows, attended to by SDPA with `is_causal`: a real token
+never sees the padding behind it, so no mask is needed. (A block-diagonal mask is 6 to 18 times slower on a CPU.) bf16
+on a GPU takes the kernel for segments of any length; fp32 has none.
 
-A segment may continue another, its parent: a completion the prompt that its group shares. Its row is then both, the
-parent's tokens copied into each row that they open. What a shared token computes is taken from its first row, and is
-the same in all; the gradients of its keys and values are summed over all rows. So attention costs what it did without
-sharing, and everything else in the decoder sees a shared token once.
+A segment may continue another, its parent: a completion continues the prompt that its group shares. Its row holds both,
+so the parent's tokens are copied into several rows. Outputs are read from a token's first row, and the gradients of
+keys and values are summed over all rows. Attention costs what it did without sharing; the rest of the decoder computes
+a shared token once.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from torch.autograd.function import once_differentiable
 
 from hone.model.device import upload
 
-# A bucket whose shortest row has at least this share of its longest one's tokens is cheaper to pad than to split.
+# Padding is cheaper than a split if the shortest row of a bucket has at least this share of its longest row's tokens.
 MIN_FILL = 0.7
 
 
 class PackedAttention:
     """Attention over segments laid end to end, `segment_lengths[i]` tokens each. Built once a batch, for all layers.
 
-    `parents[i]` is the segment whose tokens come before those of segment i, or -1; a parent has no parent itself.
+    `parents[i]` is the segment with the tokens before those of segment i, or -1; a parent has no parent itself.
     """
 
     def __init__(self, segment_lengths: Sequence[int], parents: Sequence[int] | None = None) -> None:
@@ -82,7 +81,7 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Ten
 
 @cache
 def _varlen_kernel() -> tuple[Callable[..., Any], bool]:
-    """Return torch's kernel, and True if it groups query heads by itself: that of torch 2.11 does not."""
+    """Return torch's kernel, and True if it groups query heads (torch 2.11's does not)."""
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -132,7 +131,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, length: int) -> Tensor:
 
 
 class _SlotLayout:
-    """Where each token of a batch lies in the rows of a few buckets, each row right-padded to its bucket's longest.
+    """Place of each token of a batch in the rows of a few buckets, each row right-padded to its bucket's longest.
 
     `token_of_slot` [slots]: the token copied into each slot, a padding slot repeating the last token of its row.
     `slot_of_token` [N]: the first slot that a token lies in. `copies`: where a token may lie in several rows, the slots
@@ -170,7 +169,6 @@ class _SlotLayout:
 
 
 def _bucket_by_length(segment_lengths: list[int]) -> list[list[int]]:
-    """Group segment indices by similar length, longest first, so that each row is filled to at least `MIN_FILL`."""
     order = sorted(range(len(segment_lengths)), key=lambda i: -segment_lengths[i])
     buckets: list[list[int]] = []
     for i in order:

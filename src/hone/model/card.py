@@ -25,18 +25,16 @@ def model_card(
     facts: Mapping[str, object] | None = None,
     from_nothing: bool = False,
 ) -> str:
-    """Write Markdown with the hub's YAML front matter; a pure function of its arguments (no clock, no own paths).
+    """Write Markdown with the hub's YAML front matter; a pure function of its arguments.
 
-    `method` is "init", "sft" or "rl". `base_model` is a hub id, or None (a local folder means nothing to others). The
-    licence is stated only for models made from nothing: those of others are theirs to say. `facts` are rows of the
-    table: settings and measured results, in order.
+    `method` is "init", "sft" or "rl". `base_model` is a hub id, or None for a local folder. Only models made from
+    nothing get a licence. `facts` are further rows of the table: settings and measured results.
     """
-    tags = ["hone", *([INIT_TAG] if method == "init" else [method])]
     front: dict[str, object] = {"license": "apache-2.0"} if from_nothing else {}
     front |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if base_model is not None:
         front["base_model"] = base_model
-    front["tags"] = tags
+    front["tags"] = ["hone", INIT_TAG if method == "init" else method]
     rows = {"method": method, "task": task, "steps": step, "seed": seed, **(facts or {})}
     table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items() if value is not None)
     origin = f"Fine-tuned from [{base_model}](https://huggingface.co/{base_model}). " if base_model is not None else ""

@@ -1,9 +1,8 @@
 """Conversations to token ids and back.
 
-The package `renderers` (written by hand, checked token for token against each model's own template) renders the models
-that it knows by name; every other model is rendered by its chat template. Either way a completion must *continue* its
-prompt: if the template writes a finished turn differently from how it opened it, what is trained would not be what is
-sampled, so that is refused, with the reason.
+The package `renderers` renders the models that it knows by name; a chat template renders every other model. A
+completion must *continue* its prompt. A template that writes a finished turn differently from how it opened it is
+refused: training would see other ids than sampling.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ PROBED: Message = {"role": "user", "content": PROBE}
 class ChatRenderer:
     """Renders conversations for one model; made by `load_renderer`.
 
-    `stop_ids`: ids at which generation ends; the first is that of the end of the assistant's turn. `vocab_size`: one
-    more than the tokenizer's largest id. `opened_by_template`: what the generation prompt has already opened for the
-    model to continue ("<think>\\n"), else "". `special_texts`: what `note` has counted.
+    `stop_ids`: ids at which generation ends, the end of the assistant's turn first. `vocab_size`: one more than the
+    tokenizer's largest id. `opened_by_template`: text that the generation prompt has opened for the model to continue
+    ("<think>\\n"), else "". `special_texts`: what `note` has counted.
     """
 
     def __init__(
@@ -97,13 +96,12 @@ class ChatRenderer:
     def bridge_ids(
         self, conversation: list[Message], answers: list[Message], tools: list[Tool] | None = None
     ) -> list[int]:
-        """Return the ids between two sampled turns: those that follow the end-of-turn id of the conversation's last
-        message.
+        """Return the ids between two sampled turns, which follow the end-of-turn id of the conversation's last message.
 
         They hold what the template writes for `answers`, with the white space before them, and the opening of the next
         turn. The sampled ids themselves are never rendered again. A turn that stopped by length has no bridge. Raises
-        UserError if the template rewrites earlier turns once the answers follow, as Qwen3's does that drops
-        earlier thoughts after a message of the user, yet not after those of a tool.
+        UserError if the template rewrites earlier turns once the answers follow: Qwen3's drops earlier thoughts after a
+        message of the user, though not after a tool's.
         """
         rendering, opened = self._rendering, self.opened_by_template
         turns = stand_ins(conversation, answers, opened)
@@ -116,8 +114,8 @@ class ChatRenderer:
     def message(self, ids: list[int], tools: list[Tool] | None = None) -> Message:
         """Return the assistant's message of sampled ids: `role`, `content` and, if it calls tools, `tool_calls`.
 
-        The content is the whole text, thoughts and calls with their tags included, and starts with what the template
-        opened. A call that cannot be read has the name "" and its raw text as arguments (see `hone.model.tool_calls`).
+        The content is the whole text, with thoughts, calls and their tags, and starts with `opened_by_template`. A call
+        that cannot be read has the name "" and its raw text as arguments (see `hone.model.tool_calls`).
         """
         form = self._rendering.format
         text = self.opened_by_template + self._decode_keeping(ids, form.tokens if form is not None else ())
@@ -126,13 +124,12 @@ class ChatRenderer:
         return message | {"tool_calls": calls} if calls else message
 
     def before_calls(self, text: str) -> str:
-        """Return what a message's text says before its first tool call; all of it if it has none."""
         form = self._rendering.format
         return text if form is None else form.before_calls(text)
 
     @property
     def calls_are_text(self) -> bool:
-        """Whether a call begins with a tag that is text, not with a special token."""
+        """Return True if a call begins with a tag that is text, not with a special token."""
         form = self._rendering.format
         return form is not None and not form.tokens
 
@@ -208,7 +205,6 @@ class ChatRenderer:
         return ids[: next((i for i, token in enumerate(ids) if token in self.stop_ids), len(ids))]
 
     def _decode_keeping(self, ids: list[int], tokens: Sequence[str]) -> str:
-        """Decode as `decode` does, but with these special tokens in the text."""
         kept = {self.tokenizer.token_to_id(token): token for token in tokens} if tokens else {}
         parts, start = [], 0
         ids = self._up_to_end(ids)
@@ -244,7 +240,7 @@ def load_renderer(
 ) -> ChatRenderer:
     """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja) overrides its own.
 
-    `special_tokens`: those in the texts of messages are tokens. Otherwise they are encoded as text.
+    `special_tokens`: special tokens in the texts of messages are tokens. Otherwise they are encoded as text.
     """
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)
@@ -282,7 +278,6 @@ def _by_template(
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer.json of a folder."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UserError(
@@ -299,7 +294,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _stop_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the ids that generation_config.json, config.json and the tokenizer's eos_token name as ends."""
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         eos = read_json(folder, name).get("eos_token_id")
@@ -309,6 +303,5 @@ def _stop_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _called(call: dict[str, Any]) -> Any:
-    """Return the function that a call names, and its arguments as an object."""
     function = with_objects(call).get("function") or {}
     return function.get("name"), function.get("arguments")

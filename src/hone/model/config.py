@@ -1,8 +1,7 @@
 """The shape of a dense decoder, read from and written to a Hugging Face `config.json`.
 
-`FAMILIES` is the table of what sets the supported families apart; to add one like Llama, add a row, and to `rope.py` a
-scaling rule if it has its own. Whatever the decoder does not compute is refused here: a config that is half understood
-gives a model that is silently wrong.
+`FAMILIES` is the table of the supported families; to add one like Llama, add a row, and to `rope.py` a scaling rule if
+it has its own. A config that asks for anything else is refused: half understood, it gives a silently wrong model.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from hone.errors import UserError
 
 @dataclass(frozen=True)
 class Family:
-    """What sets a family of decoders apart; where a file leaves out a value, the family's default counts.
+    """A family of decoders. Its defaults hold where a file leaves out a value.
 
-    `attention_bias` says which biases the key of that name in config.json turns on: those of q, k, v and of o.
-    `qkv_bias`: those of q, k and v are always there. `extra` are keys that its config.json has in transformers.
+    `attention_bias`: which biases (of q, k and v; of o) the key of that name in config.json turns on. `qkv_bias`: q, k
+    and v always have one. `extra` are keys that its config.json has in transformers.
     """
 
     architecture: str
@@ -75,7 +74,7 @@ class DecoderConfig:
     pad_token_id: int | None = None
 
     implementation: ClassVar[str] = "hone"
-    """Whose code computes it, as `model.implementation` names it."""
+    """The library that computes it, as in `model.implementation`."""
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -106,7 +105,6 @@ class DecoderConfig:
 
     @property
     def context(self) -> str:
-        """How long a sequence may be, in words."""
         limit, own = self.max_position_embeddings, self.own_context
         why = (
             f" (of its {own}: beyond {limit} its layers see a window or its RoPE changes, which hone does not compute)"
@@ -120,12 +118,11 @@ class DecoderConfig:
 
     @property
     def matrices(self) -> int:
-        """Scalars of all layers' matrices."""
         return self.num_layers * self.layer_matrices
 
     @property
     def linear_shapes(self) -> list[tuple[int, ...]]:
-        """(out, in) of each matrix that LoRA goes beside: all of the layers, those that are fused each by itself."""
+        """(out, in) of each matrix of the layers that LoRA goes beside; fused ones are listed separately."""
         hidden, inner, q, kv = self.hidden_size, self.intermediate_size, self.q_size, self.kv_size
         attention = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q)]
         return self.num_layers * [*attention, (inner, hidden), (inner, hidden), (hidden, inner)]
@@ -238,11 +235,10 @@ _VALUES = {
     "layer_types": (lambda x: isinstance(x, list), "a list"),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (lambda x: isinstance(x, dict), "an object")),
 }
-"""What these keys of a config.json must hold."""
+"""Checks of the values of a config.json."""
 
 
 def _check_values(hf: dict[str, Any]) -> None:
-    """Raise UserError for a value of the wrong kind."""
     rope = hf.get("rope_parameters") or hf.get("rope_scaling")
     theta = rope.get("rope_theta") if isinstance(rope, dict) else None
     for name, value in [*hf.items(), *([] if theta is None else [("rope_theta", theta)])]:
@@ -254,7 +250,6 @@ def _check_values(hf: dict[str, Any]) -> None:
 
 
 def _refuse_unsupported(hf: dict[str, Any]) -> None:
-    """Raise UserError for anything in the config that changes the computation in a way the decoder does not do."""
     found = []
     if hf.get("hidden_act", "silu") not in ("silu", "swish"):
         found.append(f"activation {hf['hidden_act']!r}")
@@ -272,7 +267,6 @@ def _refuse_unsupported(hf: dict[str, Any]) -> None:
 
 
 def _rope(hf: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """Return (theta, scaling or None) from `rope_parameters`, else from `rope_theta` and `rope_scaling`."""
     scaling = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
     rope_type = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)

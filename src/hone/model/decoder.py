@@ -1,8 +1,8 @@
 """A dense decoder (Llama, Qwen2, Qwen3) over flat tokens: the same code computes training, prefill and decoding.
 
-Tokens of any number of sequences lie end to end in one dimension N; which of them see each other is decided by the
-`attention` that the caller hands in, so there is no batch dimension, no padding and no mask here. Projections that read
-the same input are fused (`qkv_proj`, `gate_up_proj`); `hone.model.hf` joins and splits them on their way to the disk.
+Tokens of any number of sequences lie end to end in one dimension N. The caller's `attention` decides which of them see
+each other, so there is no batch dimension, padding or mask here. Projections of the same input are fused (`qkv_proj`,
+`gate_up_proj`); `hone.model.hf` joins and splits them for files.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Linear(nn.Module):
-    """x Wᵀ + b. With `bf16_product` the parameters stay fp32 and the product is in bf16, from a kept cast of W.
+    """x Wᵀ + b. With `bf16_product` the parameters stay fp32 and the product is in bf16, from a stored cast of W.
 
-    A weight in shards is there only while it is used, so nothing derived from it is kept then (`keep_nothing`).
+    A weight in shards is whole only while it is used, so nothing derived from it is stored (`keep_nothing`).
     """
 
     def __init__(self, in_size: int, out_size: int, bias: bool, dtype: torch.dtype, bf16_product: bool) -> None:
@@ -76,26 +76,25 @@ class Linear(nn.Module):
 
     @property
     def weight_bf16(self) -> Tensor:
-        """The bf16 copy of the weight: the kept one, or one of now."""
+        """The bf16 copy of the weight: the stored one, or a new one."""
         kept = self.kept_bf16
         return self.weight.detach().bfloat16() if kept is None else kept
 
     @property
     def kept_bf16(self) -> Tensor | None:
-        """The kept bf16 copy of the weight; None if none may be kept."""
+        """The stored bf16 copy of the weight; None if storing one is off."""
         if self._weight_bf16 is None:
             self.refresh()
         return self._weight_bf16
 
     def keep_nothing(self) -> None:
-        """Keep no copy made of the weight from now on."""
         self._keeps_derived = self.packed.enabled = False
         self._weight_bf16 = None
         self.packed.forget()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Cast the kept bf16 copy again, in place: a CUDA graph reads it where it is."""
+        """Cast the stored bf16 copy again, in place: a CUDA graph reads it where it is."""
         self.packed.forget()
         if not (self.bf16_product and self._keeps_derived):
             return
@@ -105,7 +104,6 @@ class Linear(nn.Module):
             self._weight_bf16.copy_(self.weight)
 
     def exchange_derived(self, other: Linear) -> None:
-        """Exchange the kept bf16 copies, as the weights were."""
         self._weight_bf16, other._weight_bf16 = other._weight_bf16, self._weight_bf16
         self.packed.forget()
         other.packed.forget()
@@ -122,9 +120,9 @@ class Linear(nn.Module):
 class LoraLinear(Linear):
     """W x + b + alpha / rank · B A x, where W and b are frozen (arXiv:2106.09685).
 
-    Each of the matrices that W fuses, of `parts` rows, has an adapter of its own: `lora_A` `[parts · rank, in]` and
-    `lora_B` `[out, rank]`, both fp32, have them in W's order. All products are in the dtype of W's, in which W is kept,
-    or, if `lora.base` says so, as `codes` and `scales` of a `Quantized`.
+    Each of the matrices that W fuses, of `parts` rows, has its own adapter. `lora_A` `[parts · rank, in]` and `lora_B`
+    `[out, rank]`, both fp32, hold the adapters in W's order. All products are in W's dtype. With `lora.base`, W is
+    stored as `codes` and `scales` of a `Quantized`.
     """
 
     def __init__(
@@ -151,7 +149,6 @@ class LoraLinear(Linear):
 
     @property
     def frozen(self) -> Tensor | Quantized:
-        """W."""
         return self.weight if hasattr(self, "weight") else Quantized(self.codes, self.scales)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,7 +156,6 @@ class LoraLinear(Linear):
         return y if self.bias is None else y + self.bias
 
     def bf16(self, x_bf16: Tensor) -> Tensor:
-        """Return the product in bf16 without bias."""
         return self._adapted(x_bf16)
 
     def _adapted(self, x: Tensor) -> Tensor:
@@ -204,8 +200,8 @@ class RMSNorm(nn.Module):
 class DecoderLayer(nn.Module):
     """h += attention(norm(h)); h += mlp(norm(h)).
 
-    `checkpointing` says what is kept for the backward pass, which computes the rest again, to the same bits: "none"
-    (all is kept), "layer" (its input), "selective" (its input, and what products and attention gave; `_KEPT`).
+    `checkpointing` names what is stored for the backward pass, which computes the rest again, to the same bits: "none"
+    (all is stored), "layer" (its input), "selective" (its input, and the results of products and attention; `_KEPT`).
     """
 
     def __init__(
@@ -275,7 +271,7 @@ _KEPT = {
     *(f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")),
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
 }
-"""Operations whose results "selective" keeps: all but these costs little to compute again."""
+"""Operations with results that "selective" stores: all others cost little to compute again."""
 
 
 @cache
@@ -291,16 +287,16 @@ class Decoder(nn.Module):
     """Token ids to logits.
 
     `precision`: "fp32"; "bf16_linear" (fp32 parameters and arithmetic, the layers' matrix products in bf16, the head in
-    fp32); "bf16" (parameters too; norms, RoPE and softmax compute in fp32). With `lora` all that is no adapter is
-    frozen. Parameters are uninitialised: see `hone.model.presets.random_decoder` and `hone.model.hf.load_model`.
+    fp32); "bf16" (parameters too; norms, RoPE and softmax compute in fp32). With `lora` only the adapter is trained.
+    Parameters are uninitialised: see `hone.model.presets.random_decoder` and `hone.model.hf.load_model`.
     """
 
     recordable = True
     """Its forward pass can be recorded in a CUDA graph."""
     base_id: str | None = None
-    """Of an adapter's base: its id on the hub, if it came from there."""
+    """Id on the hub of an adapter's base, if it came from there."""
     base_digest: str | None = None
-    """Of an adapter's base: what tells it from other weights (`hone.model.hf.rows_digest`)."""
+    """`hone.model.hf.rows_digest` of an adapter's base."""
 
     def __init__(
         self,
@@ -321,19 +317,19 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tie_word_embeddings else nn.Parameter(torch.empty_like(self.embed))
         self.packed_head = PackedWeight()
         self.rotary = RotaryTable(config)
-        self.generation_config = _generation_config(config)
+        hf, ids = config.to_hf(), ("bos_token_id", "eos_token_id", "pad_token_id")
+        self.generation_config: dict[str, Any] = {name: hf[name] for name in ids if hf[name] is not None}
         pack_unless_large(self)
         for parameter in self.base.values() if lora else ():
             parameter.requires_grad_(False)
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that make a version of the policy: all, or those of the adapter."""
+        """The parameters that make a version of the policy: all, or only the adapter."""
         return {n: p for n, p in self.named_parameters() if self.lora is None or ".lora_" in n}
 
     @property
     def base(self) -> dict[str, nn.Parameter]:
-        """The parameters without those of the adapter."""
         return {n: p for n, p in self.named_parameters() if ".lora_" not in n}
 
     @property
@@ -355,7 +351,6 @@ class Decoder(nn.Module):
                 module.enabled = True
 
     def set_checkpointing(self, mode: str) -> None:
-        """Say what each layer keeps for its backward pass, by a name that `DecoderLayer` explains."""
         for layer in self.modules():
             if isinstance(layer, DecoderLayer):
                 layer.checkpointing = mode
@@ -371,13 +366,11 @@ class Decoder(nn.Module):
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """The type of the keys and values that layers give to attention."""
         half = self.precision == "bf16" or (self.precision == "bf16_linear" and has_bf16(self.device))
         return torch.bfloat16 if half else torch.float32
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Return the bytes of one token's keys and values in all layers."""
         return 2 * self.config.num_layers * self.config.kv_size * self.kv_dtype.itemsize
 
     @property
@@ -390,7 +383,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence.
 
-        `only` are indices of the tokens whose states are wanted: of the others the last layer computes keys and values.
+        `only` are indices of the wanted tokens: for all others the last layer computes keys and values only.
         """
         hidden_ND = embedding(token_ids_N, self.embed)
         cos, sin = self.rotary(positions_N)
@@ -407,7 +400,6 @@ class Decoder(nn.Module):
         return self.packed_head.product(hidden_MD, self.head_weight).float()
 
     def exchange(self, other: Decoder) -> None:
-        """Exchange parameters, and what is derived from them, with a model of the same shape."""
         for ours, theirs in zip(self.parameters(), other.parameters(), strict=True):
             ours.data, theirs.data = theirs.data, ours.data
         for decoder in (self, other):
@@ -429,14 +421,3 @@ def pack_unless_large(model: Decoder) -> None:
     if model.num_parameters * model.embed.itemsize > MAX_PACKED_BYTES:
         for packed in (model.packed_head, *(m.packed for m in model.modules() if isinstance(m, Linear))):
             packed.enabled = False
-
-
-def _generation_config(config: DecoderConfig) -> dict[str, Any]:
-    """Return the content of generation_config.json for a model that has none."""
-    eos = list(config.eos_token_ids)
-    ids = {
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
-        "pad_token_id": config.pad_token_id,
-    }
-    return {key: value for key, value in ids.items() if value is not None}

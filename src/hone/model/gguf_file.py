@@ -25,9 +25,9 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""Modules by their Hugging Face names, and what GGUF calls them."""
+"""Names of modules: Hugging Face → GGUF."""
 HEAD = "output.weight"
-"""A model whose file has none uses its embedding, as llama.cpp does."""
+"""A model without one in its file uses its embedding, as llama.cpp does."""
 
 
 def gguf_name(name: str) -> str:
@@ -40,8 +40,7 @@ def gguf_name(name: str) -> str:
 def read_shapes(file: Path) -> dict[str, list[int]]:
     """Return the shape of each tensor in a GGUF file, as PyTorch has it.
 
-    Raises UserError if the file ends before what its header promises, or if its tensors are not of as many layers as it
-    says that it has.
+    Raises UserError if the file ends early, or if its tensors belong to another number of layers than its header says.
     """
     from gguf import GGUFReader
 

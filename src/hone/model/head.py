@@ -1,11 +1,11 @@
 """The vocabulary head: hidden states to logits, and to the logprob and entropy of given tokens, in one function.
 
 With a vocabulary of 150,000, the logits of one micro-batch are the largest tensor of a step and the head its longest
-product. So they are made in chunks, into one buffer; what the backward pass needs of a chunk is its softmax, which is
-kept if it fits into the cache, or computed again, and becomes the gradient of the logits in place.
+product. So they are made in chunks, into one buffer. The backward pass needs a chunk's softmax, which is stored if it
+fits into the cache, or computed again, and becomes the gradient of the logits in place.
 
 The products of the forward pass are in fp32 (on a GPU: TF32 with precision "bf16_linear", bf16 with a result in fp32
-with "bf16"), those of the backward pass in the step's precision.
+with "bf16"); the backward pass uses the step's precision.
 
 Shapes: M tokens with loss, D hidden size, V vocabulary.
 """
@@ -75,9 +75,9 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Compute logprob and entropy `[M]` of `targets_M` under softmax(hidden Wᵀ / temperature), in nats, fp32.
 
-    With `kept` the softmax of each token is over the ids that it was sampled among; others have the probability 0.
-    Both carry gradients to `hidden_MD` and `weight_VD`. The softmax is kept for the backward pass if it takes at most
-    `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j, with target y, probabilities p and
+    With `kept` the softmax of each token is over the ids that it was sampled among; others have the probability 0. Both
+    results carry gradients to `hidden_MD` and `weight_VD`. The softmax is stored for the backward pass if it takes at
+    most `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j, with target y, probabilities p and
     entropy H: [j = y] - p_j of the logprob, -p_j (log p_j + H) of the entropy, both divided by the temperature.
     """
     kept_dtype = torch.float32 if precision == "fp32" else torch.bfloat16
@@ -129,10 +129,10 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, softmax, logprobs, entropies, log_sums = ctx.saved_tensors
         temperature, precision, cut = ctx.setup
-        # Of a logprob it is p - [j = y], times a factor of the row's. That one is multiplied outside, in fp32: rounded
-        # together to bf16, all rows of the same factor would be off by the same share.
+        # The gradient of a logprob is p - [j = y], times a factor of the row, which is multiplied outside, in fp32:
+        # rounded together to bf16, all rows of the same factor would be off by the same share.
         by_row = torch.zeros_like(logprobs) if grad_logprobs is None else -grad_logprobs / temperature
-        # The chosen token's own, from its logprob, is kept apart in fp32: of 1 - p near 0 or 1 bf16 has too few digits.
+        # The chosen token's gradient comes from its logprob, in fp32: bf16 has too few digits for 1 - p near 0 or 1.
         own, by_entropy = torch.expm1(logprobs), None
         if grad_entropies is not None:
             by_entropy = grad_entropies / temperature
@@ -169,7 +169,7 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Cut:
-    """Which logits of each token are cut away: all but those of the ids that it was sampled among."""
+    """The mask of each token's logits that removes all ids but the candidates that it was sampled among."""
 
     def __init__(self, kept: Ragged, weight_VD: Tensor) -> None:
         self.kept, self.vocab, self.device = kept, len(weight_VD), weight_VD.device
@@ -185,10 +185,10 @@ class _Cut:
 
 
 class _Products:
-    """The gradients `[M, D]` and `[V, D]` of the head's inputs, from those of the logits; None if not needed.
+    """The gradients `[M, D]` and `[V, D]` of the head's inputs, from the logits' gradients; None if not needed.
 
-    `own` `[M]` are the gradients of the targets' logits, of which the others have zeros there. All of a row are yet to
-    be multiplied by its `by_row`.
+    `own` `[M]` are the gradients of the targets' logits; `add` gets zeros in their place. Every row is yet to be
+    multiplied by its `by_row`.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class _Products:
         if grads.dtype == torch.float32:
             self.weight.addmm_(grads.T, hidden[here])
             return
-        # The product is a tensor of its own before it is added: of so many rows of the weight at a time.
+        # The product is a separate tensor before it is added, so it is made of some rows of the weight at a time.
         rows = max(1, MAX_LOGITS // hidden.shape[1])
         for into, part in zip(self.weight.split(rows), grads.T.split(rows), strict=True):
             wide = {"out_dtype": torch.float32} if grads.is_cuda else {}

@@ -1,8 +1,7 @@
 """A model's weights and config on disk, in Hugging Face layout: loading and saving.
 
-The decoder's fused parameters are split into the names that transformers knows, and joined on the way in, so a
-folder written here loads there and the other way round. Every weight of a file must have its place and every place its
-weight: a file that does not fit is refused with the names that don't.
+The decoder's fused parameters are split into transformers' tensors, and joined on the way in. A file that does not fit
+is refused: every weight must have its place and every place its weight.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
 ALIGNMENT = 64
-"""Bytes to a multiple of which PyTorch aligns tensors on a CPU. A product of others may be rounded differently."""
+"""PyTorch aligns tensors on a CPU to a multiple of these bytes. A product of others may be rounded differently."""
 METADATA = {"format": "pt"}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
@@ -49,7 +48,7 @@ def unsharded(tensor: Tensor) -> Tensor:
 
 
 def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
-    """Read the config of the model in `folder`; ids that end a turn are those of generation_config.json, if any.
+    """Read the config of the model in `folder`; generation_config.json, if any, names the ids that end a turn.
 
     `implementation` is as in `model.implementation`. Raises UserError for a model that it can't compute.
     """
@@ -86,7 +85,6 @@ def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
 def model_config(
     path_or_preset: str | Path, init: InitConfig | None = None, implementation: str = "auto"
 ) -> DecoderConfig:
-    """Return the config of the model that `load_model` would load, without its weights."""
     if str(path_or_preset) == TINY:
         return tiny_config(init)
     return read_config(resolve_model(path_or_preset), implementation)
@@ -106,12 +104,12 @@ def load_model(
     """Load a decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
 
     Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` make the
-    preset's random weights and size, and are ignored for a model that is loaded. With `lora` the weights are frozen,
-    and the adapter is yet to be made (`hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it, and for
-    weights that are missing, unknown, misshapen or (but where they are `mapped`) not finite.
+    preset's random weights and size, and are ignored for other models. With `lora` the weights are frozen, and the
+    adapter is yet to be made (`hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it, and for weights
+    that are missing, unknown, misshapen or (unless `mapped`) not finite.
 
     `mapped`, on a CPU: parameters are views of the files, without a copy, where their rows lie there in the decoder's
-    order and dtype (see `reserve_files`); others are copied. Nobody may write into these files while the model is used.
+    order and dtype (see `reserve_files`). Nobody may write into these files while the model is used.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
@@ -158,12 +156,11 @@ def save_model(
     write: bool = True,
     reserved: bool = False,
 ) -> None:
-    """Write config.json, generation_config.json and the weights (as `dtype`, or as they are) that transformers loads;
-    an adapter is merged into them.
+    """Write config.json, generation_config.json and the weights (as `dtype`, or as they are), with a merged adapter.
 
     The bytes are a function of the model alone. Weight files of another model in the folder are removed. Files are
     written one by one: for a folder that appears whole or not at all, save to a temporary name and rename. `parameters`
-    by name stand in for the model's own: a copy, that a thread can write while the model is trained on.
+    replace the model's own by name: a copy lets a thread write while the model is trained on.
 
     `whole` makes a parameter in shards whole, with the help of the other ranks, which call this with `write` off; no
     more than one file's weights are whole at a time. `reserved`: fill the files that `reserve_files` made.
@@ -199,10 +196,10 @@ def save_model(
 
 
 def reserve_files(model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
-    """Make the files that `save_model` then fills, with all the room that they take, for others to map.
+    """Make the files that `save_model` then fills, at their full size, for others to map.
 
     Tensors lie end to end in the decoder's order and dtype, the first at a multiple of `ALIGNMENT`. Files of another
-    version that are in `folder` are written over. Raises OSError if there is no room.
+    version in `folder` are overwritten. Raises OSError if there is no room.
     """
     folder.mkdir(exist_ok=True)
     dtype, parameters = model.embed.dtype, model.weights
@@ -224,7 +221,7 @@ def reserve_files(model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD
 
 
 def copy_weights(source: Path, folder: Path) -> None:
-    """Copy a model in files of `reserve_files` into `folder`, with the bytes that `save_model` writes without them."""
+    """Copy a model from files of `reserve_files` to `folder`, with the bytes that `save_model` writes otherwise."""
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             save_tensors(load_file(file), folder / file.name, METADATA)
@@ -294,7 +291,7 @@ def non_finite(model: Decoder) -> tuple[str, int] | None:
     """Return the first tensor that holds NaN or infinity, by its Hugging Face name, and how many; None if none does."""
     tensors = list(hf_tensors(model))
     # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too. All
-    # sums are read at once, for each read waits for what the device is at, which may be sampling.
+    # sums are read at once, for each read waits for the device, which may be sampling.
     finite = torch.stack([tensor.sum().float() for _, tensor in tensors]).isfinite().tolist()
     for (name, tensor), known in zip(tensors, finite, strict=True):
         if not known and (count := int((~tensor.isfinite()).sum())):
@@ -317,7 +314,6 @@ def rows_digest(files: Iterable[Path]) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the safetensors files that hold the model's weights. Raises UserError if they are not in the folder."""
     if (folder / WEIGHTS_INDEX).is_file():
         weight_map = read_json(folder, WEIGHTS_INDEX).get("weight_map") or {}
         names = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
@@ -339,7 +335,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def file_shapes(files: Iterable[Path]) -> dict[str, list[int]]:
-    """Return the shape of each tensor in safetensors files. Raises UserError if one can't be read."""
     shapes: dict[str, list[int]] = {}
     for file in files:
         try:
@@ -352,10 +347,7 @@ def file_shapes(files: Iterable[Path]) -> dict[str, list[int]]:
 
 @torch.no_grad()
 def _load_weights(model: Decoder, files: list[Path], mapped: bool = False) -> None:
-    """Copy every weight of `files`, which fit the model, into its rows, cast to the parameter's dtype.
-
-    Raises UserError for one that is then not finite, unless it is `mapped`.
-    """
+    """Copy each weight into its rows, cast to the parameter's dtype. UserError if it is not finite, unless `mapped`."""
     in_place: set[str] = set()
     slices = hf_slices(model.config)
     parameters = model.weights

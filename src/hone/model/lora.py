@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hone.config.shared import LoraConfig
 
 ADAPTER = "adapter"
-"""Folder of the adapter within that of the merged weights."""
+"""Folder of the adapter, within the folder of the merged weights."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "hone_base.json"
 """File with `base_digest`; not in the other two, for PEFT warns of keys, and safetensors writes them in any order."""
@@ -42,7 +42,7 @@ _PLAIN = {
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
 _CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
-"""How `init_lora_weights` begins where PEFT takes the first B A off the base, or quantises it."""
+"""First letters of `init_lora_weights` where PEFT takes the first B A off the base, or quantises it."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
@@ -65,9 +65,7 @@ def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, i
 
 @torch.no_grad()
 def start_adapter(model: Decoder, seed: int) -> None:
-    """Load the adapter that `model.lora` names, or initialise one that changes nothing: B = 0, A uniform in ±1/sqrt(in)
-    (PEFT's default). Each A has a stream of its own, named by the seed and the parameter.
-    """
+    """Load the adapter of `model.lora.path`, or begin one: B = 0, A uniform in ±1/sqrt(in) (PEFT's default)."""
     assert model.lora is not None
     if model.lora.path is not None:
         folder = Path(model.lora.path).expanduser()
@@ -100,7 +98,7 @@ def save_adapter(
     whole: Callable[[Tensor], Tensor] = unsharded,
     write: bool = True,
 ) -> None:
-    """Write the adapter as PEFT does. `parameters`, `whole` and `write` are those of `save_model`."""
+    """Write the adapter as PEFT does. For `parameters`, `whole` and `write` see `save_model`."""
     lora, parameters = model.lora, parameters or model.trained
     assert lora is not None
     parameters = {name: whole(parameters[name].detach()) for name in model.trained}
@@ -119,8 +117,7 @@ def save_adapter(
 def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = None) -> dict[str, Tensor]:
     """Return the decoder's adapter parameters (fp32, on the CPU) from a folder that PEFT or `save_adapter` wrote.
 
-    Raises UserError unless it is plain LoRA on all linear layers, and whole; with `lora` also unless it has that rank
-    and alpha.
+    Raises UserError unless it is whole and plain LoRA on all linear layers; with `lora` also for another rank or alpha.
     """
     if not (folder / CONFIG).is_file():
         beside = f" {folder / ADAPTER}" if (folder / ADAPTER / CONFIG).exists() else " in PEFT's layout"

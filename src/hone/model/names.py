@@ -15,7 +15,7 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.terminal import printable
 
-# Files of other tools carry these beside the weights; both follow from what is loaded.
+# Files of other tools carry these beside the weights, from which they follow.
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
@@ -89,7 +89,6 @@ def check_tensors(
 
 
 def check_finite(tensor: Tensor, name: str, file: Path) -> None:
-    """Raise UserError if values of a tensor are NaN, infinite, or became so in this dtype."""
     if not tensor.sum().float().isfinite() and (count := int((~tensor.isfinite()).sum())):
         kind = str(tensor.dtype).removeprefix("torch.")
         raise UserError(f"{count:,} values of {printable(name)} are not finite, as {kind}: restore {file}")

@@ -2,12 +2,13 @@
 
 On a CPU, PyTorch's own RMS norm takes 2.5 times as long, forward and backward, and RoPE written out for autograd more
 than that, for each intermediate is materialised. Norm and RoPE compute in fp32 whatever their input. Sampling takes
-plain functions of the same bits: an autograd function costs 10 µs a call even when gradients are off. Below are matrix
-products in bf16 around an fp32 residual stream. Where no cast of a weight is kept (weights in shards), forward and
-backward each make their own: in between, a weight in shards takes no memory.
+plain functions of the same bits: an autograd function costs 10 µs a call even when gradients are off.
 
-Shapes: N tokens of all sequences end to end, D hidden size, F intermediate size, H query heads, K key/value heads,
-Dh head size.
+The last part has matrix products in bf16 around an fp32 residual stream. If no cast of a weight is stored (weights in
+shards), forward and backward each make their own: in between, a weight in shards takes no memory.
+
+Shapes: N tokens of all sequences end to end, D hidden size, F intermediate size, H query heads, K key/value heads, Dh
+head size.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hone.model.packed import linear, padded_rows
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """Compute 1 / sqrt(mean(x², last dim) + eps), the last dimension kept with size 1."""
+    """Compute 1 / sqrt(mean(x², last dim) + eps); the last dimension has size 1."""
     return torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
 
 
@@ -102,7 +103,6 @@ def _add_and_norm_inference(x: Tensor, y: Tensor, weight: Tensor, eps: float) ->
 
 
 def add_and_norm(x_ND: Tensor, y_ND: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute x + y, and `rms_norm` of it."""
     if not torch.is_grad_enabled():
         return _add_and_norm_inference(x_ND, y_ND, weight_D, eps)
     total = x_ND + y_ND
@@ -122,7 +122,7 @@ def _split_rotate_forward(
         normed = x * inverse_rms
         x = normed * weight
     rotated = _rotate(x, cos, sin).to(qkv.dtype)
-    # v alone is kept for attention's gradient: as a view it would keep all of qkv.
+    # v alone is stored for attention's gradient: as a view it would hold all of qkv.
     return rotated[:, :num_q], rotated[:, num_q:], all_heads[:, num_qk:].contiguous(), normed, inverse_rms
 
 
@@ -284,9 +284,9 @@ class _Bf16Linear(torch.autograd.Function):
 
 
 def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Tensor | None) -> Tensor:
-    """Compute x Wᵀ + b with fp32 input, parameters and result, whose three products (output, dx, dW) are taken in bf16.
+    """Compute x Wᵀ + b with fp32 input, parameters and result, and the products (output, dx, dW) in bf16.
 
-    `weight_bf16` is the cast of `weight`, which the caller keeps, for it changes only once a step; None: none is kept.
+    `weight_bf16` is the caller's cast of `weight`, which changes only once a step; None makes one here.
     """
     return _Bf16Linear.apply(x, weight, bias, weight_bf16)  # pyright: ignore[reportReturnType]
 
@@ -318,6 +318,6 @@ def bf16_mlp(x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bf16: Tensor | No
     """Compute down(silu(gate(x)) * up(x)) without biases: fp32 in and out, all between in bf16.
 
     The activation is the input of a bf16 product in any case; computing it in bf16 too saves casting [N, 2F] to fp32
-    and back, forward and backward. `…_bf16` are the kept casts of the weights, both None if none are kept.
+    and back, forward and backward. `…_bf16` are the caller's casts of the weights, or both None.
     """
     return _Bf16MLP.apply(x, gate_up, down, gate_up_bf16, down_bf16)  # pyright: ignore[reportReturnType]

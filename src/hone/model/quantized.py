@@ -1,12 +1,12 @@
-"""Frozen matrices kept in 8 or 4 bits and dequantised for each product.
+"""Frozen matrices stored in 8 or 4 bits and dequantised for each product.
 
 Groups of 64 neighbours in a row share a scale in bf16. In 8 bits there are 127 even steps on either side of 0; in 4
 bits the 16 levels of NF4, which normally distributed weights fill evenly (Dettmers et al. 2023, QLoRA,
-arXiv:2305.14314).
-Rows are independent of each other, so a file's q, k and v go one by one into the rows of the matrix that fuses them.
+arXiv:2305.14314). Rows are independent of each other, so a file's q, k and v go separately into the rows of the fused
+matrix.
 
-torchao 0.18 was tried: its 8 bits (one scale a row) err by 0.78 % of normal weights, these by 0.59 %; rows of its
-tensors can't be written by themselves, and its 4 bits need another package (mslk).
+torchao 0.18 was tried: its 8 bits (one scale a row) err by 0.78 % of normal weights, these by 0.59 %; single rows of
+its tensors can't be written, and its 4 bits need another package (mslk).
 
 Levels are bf16 values, so level x scale is exact in fp32, and in bf16 rounded once: W is the same in every precision.
 """

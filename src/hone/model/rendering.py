@@ -1,7 +1,7 @@
-"""The two ways in which a conversation becomes ids: a chat template, or `renderers` for the models it knows by name.
+"""The two renderings of a conversation as ids: a chat template, or `renderers` for the models it knows by name.
 
 A chat template is rendered as transformers does it, without importing it, which takes seconds. One difference is on
-purpose: a template that asks for today's date is given a fixed one, for a prompt must not depend on the day.
+purpose: a template that asks for today's date gets a fixed one, for a prompt must not depend on the day.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ END_THINK = "</think>"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message under which data sets have its thought; a chat template reads one of them, or none."""
 FIXED_DATE = datetime.datetime(2024, 7, 26)
-"""What Llama 3's own template falls back to."""
+"""The default of Llama 3's template."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FORMAT_OF_RENDERER = {
     "qwen3": HERMES,
@@ -35,11 +35,11 @@ FORMAT_OF_RENDERER = {
     "qwen3.8": XML,
     "llama-3": LLAMA,
 }
-"""How the models are trained to write calls that `renderers` renders here; it knows others, which hone cannot load."""
+"""Form of the tool calls by renderer. `renderers` knows others, with models that hone cannot load."""
 
 
 class _Marking:
-    """Marks special tokens in the texts of messages before a template writes them, for both renderings."""
+    """Marks special tokens in the texts of messages for both renderings, before a template writes them."""
 
     encoder: TextEncoder
     format: Format | None
@@ -71,13 +71,12 @@ class TemplateRendering(_Marking):
         self.format = format_of_template(template) if self.knows_tools else HERMES
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
-        """Return the ids of the conversation and of the opening of the assistant's next turn."""
         return self.encoder.encode(self._marked_text(messages, True, tools))
 
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        """Return the ids by which the finished turn continues `prompt_ids`, with what the template writes after it."""
+        """Return the ids with which the finished turn continues `prompt_ids`, and those that the template adds."""
         prompt = self._marked_text(messages, True, tools)
         full = self._marked_text([*messages, completion], False, tools)
         if not full.startswith(prompt):
@@ -105,7 +104,6 @@ class TemplateRendering(_Marking):
         return self.encoder.unmark(full), None if end is None else tail[end + 1 :]
 
     def text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None = None) -> str:
-        """Return the conversation as text; `opens`: with the opening of the assistant's next turn."""
         return self.encoder.unmark(self._marked_text(messages, opens, tools))
 
     def _marked_text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None) -> str:
@@ -121,7 +119,7 @@ class TemplateRendering(_Marking):
 
 
 class NamedRendering(_Marking):
-    """A model that the `renderers` package knows; the methods are those of `TemplateRendering`."""
+    """A model that the `renderers` package knows; methods as in `TemplateRendering`."""
 
     def __init__(self, renderer: Any, encoder: TextEncoder) -> None:
         self._renderer, self.encoder = renderer, encoder
@@ -166,9 +164,7 @@ Rendering = TemplateRendering | NamedRendering
 
 
 def for_template(message: Message, form: Format | None) -> Message:
-    """Return the message as a template takes it: calls that the text holds are not written twice, arguments are
-    objects.
-    """
+    """Return the message as a template takes it: calls that the text holds only once, arguments as objects."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -179,10 +175,9 @@ def for_template(message: Message, form: Format | None) -> Message:
 
 
 def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opened: str) -> list[Message]:
-    """Return the conversation with a marker in place of what the model wrote.
+    """Return the conversation with a marker instead of each text of the model, behind a thought if it had one.
 
-    What was sampled is never rendered again: no text of a model decides how the template writes what follows, nor
-    whether it can. Kept is whether there was thought.
+    Sampled text is never rendered again: it must not decide how the template writes what follows, nor whether it can.
     """
     marker = "said"
     while any(marker in str(message) for message in (*conversation, *answers)):
@@ -198,7 +193,6 @@ def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opene
 
 
 def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:
-    """Raise UserError unless `full` goes on from `prompt` and then `turn`. White space may move."""
     begun = squeeze(prompt + turn["content"].removeprefix(opened))
     if not squeeze(full).startswith(begun):
         roles = " and ".join(dict.fromkeys(str(message.get("role")) for message in answers))
@@ -210,7 +204,6 @@ def check_history(prompt: str, turn: Message, full: str, opened: str, answers: S
 
 
 def parting(before: str, after: str, one: str, other: str) -> str:
-    """Describe where two texts part."""
     pairs = zip(before, after, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
     start = max(at - 10, 0)
@@ -218,14 +211,12 @@ def parting(before: str, after: str, one: str, other: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Return the text without white space, which templates may move around a turn, and composed, as some tokenizers
-    write it.
-    """
+    """Return the text composed (as some tokenizers write it) and without white space, which templates may move."""
     return "".join(composed(text).split())
 
 
 class _RendererTokenizer:
-    """What `renderers` asks of a tokenizer, by a `TextEncoder`."""
+    """The interface that `renderers` needs of a tokenizer, over a `TextEncoder`."""
 
     def __init__(self, encoder: TextEncoder, name: str) -> None:
         self._encoder, self._tokenizer = encoder, encoder.tokenizer
@@ -247,7 +238,6 @@ class _RendererTokenizer:
 
 
 def named_rendering(name: str, encoder: TextEncoder) -> NamedRendering | None:
-    """Return the rendering of a model that `renderers` knows by this hub id, else None."""
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
 
@@ -258,7 +248,6 @@ def named_rendering(name: str, encoder: TextEncoder) -> NamedRendering | None:
 
 
 def find_template(folder: Path) -> str | None:
-    """Return the template in a model folder: chat_template.jinja, else that of tokenizer_config.json, else None."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -281,7 +270,6 @@ def read_override(chat_template: str) -> str:
 
 
 def named_tokens(folder: Path) -> dict[str, str]:
-    """Return the named special tokens (`bos_token`, `eos_token`, …) that templates may write."""
     found = read_json(folder, "special_tokens_map.json") | read_json(folder, "tokenizer_config.json")
     tokens = {name: found[name] for name in NAMED_TOKENS if found.get(name)}
     return {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
@@ -290,10 +278,8 @@ def named_tokens(folder: Path) -> dict[str, str]:
 def compile_template(template: str, tokens: dict[str, str]) -> tuple[Callable[..., str], bool]:
     """Return `render(messages, add_generation_prompt, tools)`, and whether the template reads `tools`.
 
-    Raises UserError for a template that can't be parsed.
-
     The environment is transformers': sandboxed, blocks trimmed, loop controls, `tojson` without HTML escapes,
-    `raise_exception`, and `generation` blocks, which only mark.
+    `raise_exception`, and `generation` blocks, which only mark. Raises UserError for a template that is not Jinja.
     """
     import jinja2
     import jinja2.ext

@@ -86,7 +86,7 @@ class RotaryTable(nn.Module):
         self._table = torch.empty(0, 1, 3 * self._half, device="cpu")
 
     def forward(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos `[N, 1, head_dim]`, twice that of each pair, and sin `[N, 1, head_dim / 2]`."""
+        """Return cos `[N, 1, head_dim]`, each value twice, and sin `[N, 1, head_dim / 2]`."""
         if positions_N.device.type == "cpu":
             table = self._reserve(int(positions_N.max()) + 1 if positions_N.numel() else 0).index_select(0, positions_N)
         else:

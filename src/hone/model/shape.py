@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
-    """Return the shape of a folder, a hub id (known here, cached or fetched), or `hone/tiny` with `init`.
-
-    `implementation` is as in `model.implementation`. Raises UserError if there is no such model, or its config can't be
-    read.
-    """
+    """Return the shape of a folder, a hub id (known here, cached or fetched), or `hone/tiny` with `init`."""
     name, folder = str(model), Path(model)
     if name == TINY:
         from hone.model.presets import tiny_config

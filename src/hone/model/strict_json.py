@@ -1,7 +1,7 @@
 """JSON that a model wrote, read within bounds.
 
 It is strict, as servers are: a raw line break in a string is an error. So are a key twice, NaN, a number that no float
-holds and half a surrogate pair. What is longer than `MAX_CHARS` or nested deeper than `MAX_DEPTH` is not read.
+holds and half a surrogate pair. Text longer than `MAX_CHARS` or nested deeper than `MAX_DEPTH` is not read.
 """
 
 from __future__ import annotations

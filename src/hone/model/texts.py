@@ -3,8 +3,8 @@
 Special tokens steer a conversation: start and end of a turn, begin and end of a text, padding, images. Tags such as
 `<think>` and `<tool_call>` are not special: a model writes them itself.
 
-A rendered template is one string, in which both kinds look alike. Therefore `mark` inserts a character into special
-tokens in the texts of messages before the template is rendered. `encode` takes only unmarked special tokens as tokens.
+Both kinds look alike in the string of a rendered template. Therefore `mark` inserts a character into special tokens in
+the texts of messages before that, and `encode` takes only unmarked special tokens as tokens.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from hone.types import Message
 T = TypeVar("T")
 MARK = "\x7f"
 """Stands behind the first character of each special token in a text of data, and behind each DEL. JSON does not escape
-it, and `strip` does not take it for white space.
-"""
+it, and `strip` leaves it."""
 TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
-"""A pattern of the tokens by which templates open and end turns."""
+"""A pattern of the tokens that open and end turns in templates."""
 
 
 def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: str = "") -> list[str]:
-    """Return the tokenizer's special tokens, added tokens among `stop_ids`, and added tokens that have the form of
-    `TURN_TOKEN` and stand in a conversation that the template has `written`: DeepSeek's `<｜User｜>` has no flag.
+    """Return the special tokens of a tokenizer. Added tokens without the flag are special among `stop_ids`, or as a
+    `TURN_TOKEN` in a conversation that the template has `written`: DeepSeek's `<｜User｜>`.
     """
     turns, added = set(TURN_TOKEN.findall(written)), tokenizer.get_added_tokens_decoder()
     special = [t.content for i, t in added.items() if t.special or i in stop_ids or t.content in turns]
@@ -55,7 +54,6 @@ class TextEncoder:
         return map_texts(lambda text: pattern.sub(rf"\g<0>{MARK}", text), value)
 
     def unmark(self, text: str) -> str:
-        """Return a marked text without marks."""
         return re.sub(f"{MARK}({MARK}?)", r"\1", text) if self._special else text
 
     def find_special(self, value: Any, tokens: tuple[str, ...] = ()) -> list[str]:
@@ -90,9 +88,7 @@ class TextEncoder:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int | None, int]]:
-        """Return a tokenizer whose special tokens have secret names, these names, and the original ids of its added
-        tokens.
-        """
+        """Return a tokenizer with secret names for special tokens, these names, and the ids of its added tokens."""
         # A name begins and ends as its token: added tokens with `single_word` depend on the characters beside them.
         key = secrets.token_hex(8)
         names = {token: f"{token[0]}{key}x{i}x{token[-1]}" for i, token in enumerate(self._special)}
@@ -130,7 +126,6 @@ class SpecialTexts:
         return len(self._keys)
 
     def add(self, key: str, where: str, tokens: list[str]) -> None:
-        """Count a text, once for each `key`."""
         if not self._keys:
             self._first = where, tokens
         self._keys.add(key)
@@ -144,7 +139,6 @@ class SpecialTexts:
         )
 
     def report(self, event: Callable[..., None], say: Callable[[str], None], step: int) -> None:
-        """Record an event and show a message, once, if a text was counted."""
         if self._keys and not self._reported:
             self._reported = True
             where, tokens = self._first
@@ -159,11 +153,8 @@ def composed(value: T) -> T:
 
 def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
     """Return True if the messages say the same; the ids of tool calls and the form of Unicode texts may differ."""
-    return len(one) == len(other) and all(map(_same, map(_plain, one), map(_plain, other)))
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one == other or composed(one) == composed(other)
+    pairs = zip(map(_plain, one), map(_plain, other), strict=True)
+    return len(one) == len(other) and all(a == b or composed(a) == composed(b) for a, b in pairs)
 
 
 def _plain(message: Message) -> tuple[Any, ...]:

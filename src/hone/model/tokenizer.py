@@ -2,9 +2,8 @@
 
 It is byte-level BPE without merges, so any Unicode text survives encoding and decoding. ChatML's markers and the end of
 text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too, but
-*not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is a
-token only where it stands alone ("user", not "username"). Tools are listed in the system message by their signatures,
-for a schema has many characters; calls and answers are written as Qwen writes them.
+*not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. Tools are listed
+in the system message by their signatures, for a schema has many characters; calls and answers are as Qwen's.
 """
 
 from __future__ import annotations
@@ -84,9 +83,7 @@ def _byte_characters() -> dict[int, str]:
 
 
 def build_tiny_tokenizer() -> Tokenizer:
-    """Return the tokenizer; ids are the same on every machine: specials, roles, tags, instructions, then bytes,
-    printable ASCII first.
-    """
+    """Return the tokenizer. Its ids are the same on every machine: words in order, then bytes, printable first."""
     characters = _byte_characters()
     words = [*SPECIALS, *ROLES, *TAGS, *INSTRUCTIONS]
     ordered = sorted(BYTES, key=lambda b: (not 0x20 <= b < 0x7F, b))
@@ -102,7 +99,6 @@ def build_tiny_tokenizer() -> Tokenizer:
 
 
 def tokenizer_config(model_max_length: int) -> dict[str, Any]:
-    """Return the content of `tokenizer_config.json`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": IM_END,

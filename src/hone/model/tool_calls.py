@@ -7,8 +7,8 @@ r"""Tool calls in the text of a model, in the form that its family was trained t
 The chat template shows which one it is, as it writes earlier calls in it. A template that knows no tools gets them in
 the form of Hermes, in the texts of the system, the assistant and the user (`without_tools`).
 
-Text of a model is data: calls are read in time linear in its length, as strict JSON within bounds. What was thought
-(`<think>`) calls nothing. A call that cannot be read is a malformed one, which the environment answers with the reason.
+Text of a model is data: calls are read in time linear in its length, as strict JSON within bounds. Thoughts (`<think>`)
+call nothing. A call that cannot be read is a malformed one, which the environment answers with the reason.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ Read = Callable[[str, int, "Sequence[Tool]"], "tuple[list[Call], int]"]
 class Format:
     """How a family writes calls.
 
-    `opening` is the regular expression of what a call starts with, `read` reads from where that starts: (calls, where
-    they end). `signs`: a chat template that holds one of these texts writes this format. `tokens`: special tokens of
-    the format, which decoding must keep.
+    `opening` is the regular expression that starts a call; `read` reads from there: (calls, where they end). `signs`: a
+    chat template with one of these texts writes this format. `tokens`: special tokens that decoding must keep.
     """
 
     name: str
@@ -57,7 +56,6 @@ class Format:
     tokens: tuple[str, ...] = ()
 
     def calls(self, text: str, tools: Sequence[Tool] | None = None) -> list[Call]:
-        """Return the calls in a text, in order."""
         return [call for call, _ in self._find_calls(text, tools or ())]
 
     def before_calls(self, text: str) -> str:
@@ -85,9 +83,7 @@ class Format:
         return found
 
     def _spoken_from(self, text: str, tools: Sequence[Tool]) -> int:
-        """Return where speech can start: behind a `</think>` that nothing before it opened (the chat template did),
-        unless it stands in an argument of a call.
-        """
+        """Return where speech starts: behind a `</think>` that the template opened, unless it is in an argument."""
         end = text.find("</think>")
         if end < 0 or "<think>" in text[:end]:
             return 0
@@ -98,7 +94,6 @@ class Format:
         return end + len("</think>")
 
     def _is_call(self, text: str, at: int, tools: Sequence[Tool]) -> bool:
-        """Return True if what is opened here is a call, and not a malformed one."""
         calls, _ = self.read(text, at, tools)
         return bool(calls) and all(call.name is not None for call in calls)
 
@@ -106,22 +101,21 @@ class Format:
 def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> list[dict[str, Any]]:
     """Return a text's calls in OpenAI's form: `id`, `type`, `function` with `name` and `arguments` (JSON as text).
 
-    Of a malformed call the name is "" and the arguments are its raw text. An id is nine letters and digits, as Mistral
-    wants it, and a function of the text and the call's place. `tools` tell the types of XML's arguments, which are
-    plain text without them.
+    A malformed call has the name "" and its raw text as arguments. An id is nine letters and digits, as Mistral wants
+    it, and a function of the text and the call's place. `tools` tell the types of XML's arguments, which are text
+    without them.
     """
     return [openai_call(call, text, i) for i, call in enumerate(form.calls(text, tools))]
 
 
 def openai_call(call: Call, text: str, index: int) -> dict[str, Any]:
-    """Return the call as OpenAI has it; `text` and `index` make its id."""
     arguments = call.raw if call.name is None else json.dumps(call.arguments, ensure_ascii=False)
     function = {"name": call.name or "", "arguments": arguments}
     return {"id": content_hash([text, index])[:9], "type": "function", "function": function}
 
 
 def format_of_template(template: str) -> Format | None:
-    """Return the format in which a chat template writes calls; None if it is none of those known."""
+    """Return the format of the calls that a chat template writes; None for a form that hone does not read."""
     if GLM_SIGN in template:
         return None
     return next((form for form in FORMATS if any(sign in template for sign in form.signs)), None)
@@ -190,7 +184,6 @@ def _read_xml(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], in
 
 
 def _types(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    """Return the declared type of each argument of a tool."""
     for tool in tools:
         function = tool.get("function", tool)
         if function.get("name") == name:
@@ -202,7 +195,6 @@ def _types(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def _typed(text: str, kind: Any) -> Any:
-    """Return an argument that was written as plain text, read as JSON where its type is declared and is not text."""
     if kind is None or kind == "string":
         return text
     value, end = read_json(text, skip_space(text, 0))
@@ -244,7 +236,7 @@ LLAMA = Format(
 GLM_SIGN = "<arg_key>"
 """GLM writes something else between the tags of Hermes."""
 FORMATS = (XML, HERMES, LLAMA)
-"""In the order in which a template's text is looked through."""
+"""In the order of the search through a template."""
 
 HERMES_TOOLS = """\
 # Tools
@@ -260,14 +252,11 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-"""The words with which Hermes and Qwen models were trained."""
+"""The words of the training of Hermes and Qwen models."""
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
-    """Return the same conversation in Hermes' form for a template that knows neither tools nor their messages.
-
-    Tools stand in the system message, calls in the assistant's text, and answers in turns of the user.
-    """
+    """Return the conversation in Hermes' form, for a template that knows neither tools nor their messages."""
     plain: list[Message] = []
     for message in messages:
         if message.get("role") == "tool":

@@ -1,4 +1,4 @@
-"""Alarms: what was found wrong in a run, reported once until it is over, and what the run is asked to do about it."""
+"""Alarms of a run: a problem is reported once until it is over, and may ask the run for an action."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 from hone.runs.observer import Finding
 from hone.runs.view import OVER
 
-TRAINED = ("reward/mean", "groups/trained", "loss")
-"""Metrics, one of which every step has."""
 ORDER = ("off", "warn", "checkpoint", "pause", "stop")
 """Actions, from none to the strongest."""
 _DONE = {"checkpoint": " A checkpoint is saved.", "pause": " The run is saved and paused."}
@@ -22,20 +20,19 @@ Event = dict[str, Any]
 
 
 def in_words(event: Event) -> str:
-    """Return an alarm's event as a person reads it: evidence, advice, and what is done besides."""
     done = _DONE.get(event["action"], "")
     evidence, advice = event["evidence"], event["advice"]
     return f"ALARM {event['name']} at step {event['step']}: {evidence}.\n      What helps: {advice}.{done}"
 
 
 class Alarms:
-    """The alarms of a run: which ones are raised, and what they ask for."""
+    """The alarms of a run: the active ones, and the actions that they ask for."""
 
     def __init__(self) -> None:
         self.actions: dict[str, str] = {}
-        """One of `ORDER` for the name of an alarm; those that are not here warn."""
+        """Name of an alarm → one of `ORDER`; all others warn."""
         self.remedy = ""
-        """How a run goes on that an alarm stops; `{}` is the alarm's name with dashes."""
+        """The flag with which a stopped run goes on; `{}` is the alarm's name with dashes."""
         self.asked = "off"
         """The strongest thing that is asked for and not done yet: checkpoint, pause or stop; else off."""
         self.cause = ""
@@ -43,18 +40,16 @@ class Alarms:
         self.active: dict[str, int] = {}
         """The alarms that are raised and not over, with the step at which each was found last."""
         self.times: Counter[str] = Counter()
-        """How often each was raised."""
 
     def restore(self, name: str, events: Iterable[Mapping[str, Any]], step: int) -> None:
         """Take in an alarm's events before a resume at `step`, so as not to report it again."""
         kinds = [one["kind"] for one in events if one["kind"] in ("alarm", OVER) and one.get("name") == name]
         self.times[name] = kinds.count("alarm")
         if kinds[-1:] == ["alarm"] and step > 0:
-            self.active[name] = step - 1  # when it was found last is in no metric of every mode
+            self.active[name] = step - 1  # no record of every mode has the last step at which it was found
 
     @property
     def saves(self) -> bool:
-        """True if a checkpoint is asked for, with or without a pause after it."""
         return self.asked in ("checkpoint", "pause")
 
     def raised(self, step: int, name: str, finding: Finding) -> Event | None:
@@ -77,10 +72,9 @@ class Alarms:
             self.asked, self.cause = action, cause
 
     def done(self) -> None:
-        """Forget the requested action: it is done."""
         self.asked, self.cause = "off", ""
 
 
 def took_step(metrics: Mapping[str, Any]) -> bool:
     """Return True for metrics of a step, False for metrics of an evaluation or of the run's end."""
-    return any(name in metrics for name in TRAINED)
+    return any(name in metrics for name in ("reward/mean", "groups/trained", "loss"))

@@ -1,4 +1,4 @@
-"""What a run has cost, and stopping on purpose before time, money or tokens run out, with enough left to save."""
+"""The cost of a run, and stopping before time, money or tokens run out, with enough left to save."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ ENDING = ("checkpoint", "publish", "evaluate", "validate")
 
 @dataclass(frozen=True)
 class Spent:
-    """Wall seconds and US dollars of all processes of a run (dollars None if no price was given), tokens up to here,
-    and what recent steps and the phases of an ending took, which predicts the next.
-    """
+    """Cost of all processes of a run (dollars None without a price), and of recent steps, to predict the next."""
 
     seconds: float = 0.0
     usd: float | None = None
@@ -37,7 +35,7 @@ class Spent:
     phases: Mapping[str, float] = field(default_factory=dict)
 
     def usd_at(self, price: float) -> float:
-        """Return US dollars, at `price` per hour if none was given then."""
+        """Return US dollars, at `price` per hour if there was no price then."""
         return self.seconds / 3600 * price if self.usd is None else self.usd
 
 
@@ -52,9 +50,9 @@ def process_seconds() -> float:
 
 
 class Budget:
-    """What a run has spent over all its processes, and whether another step fits into its limits.
+    """The cost of a run over all its processes, and whether another step fits into its limits.
 
-    `before` is what its earlier processes spent. A step is expected to take as much as the most of the last ten, the
+    `before` is the cost of its earlier processes. A step is expected to take as much as the most of the last ten, the
     phases after it as long as their longest so far.
     """
 
@@ -88,7 +86,6 @@ class Budget:
         return self._before.usd_at(price) + (self._clock() - self._began) / 3600 * price
 
     def took(self, phase: str, seconds: float) -> None:
-        """Note the seconds of a phase that the end of the run may need time for."""
         if phase in ENDING:
             self._phases[phase] = max(seconds, self._phases.get(phase, 0.0))
 
@@ -107,10 +104,7 @@ class Budget:
 
     @property
     def used_up(self) -> str:
-        """Return what is spent of the limit that another step would cross, in words; "" if none would be crossed.
-
-        Once one is reached, it stays so.
-        """
+        """Return, in words, how much is used of a limit that another step would cross; "" if none. Never reset."""
         limits = self.limits
         if limits is None:
             return ""
@@ -126,7 +120,6 @@ class Budget:
 
     @property
     def spent(self) -> Spent:
-        """What all processes spent so far."""
         return Spent(self.seconds, self.usd, self.tokens)
 
 
@@ -140,7 +133,6 @@ def in_words(limit: str, spent: Spent, limits: BudgetConfig) -> str:
 
 
 def _money(usd: float) -> str:
-    """Return cents, and of less than a dollar two digits that say something."""
     return f"{usd:.2f}" if usd >= 1 else f"{usd:.2g}"
 
 

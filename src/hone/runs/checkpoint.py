@@ -34,9 +34,7 @@ class Checkpoints:
         return self.folder / f"step_{step}"
 
     def save(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Write step `step`, complete or not at all, with the content of the folder `part`. Equal content gives equal
-        bytes.
-        """
+        """Write step `step`, whole or not at all, with the content of the folder `part`. Equal content, equal bytes."""
         with new_dir(self.path(step)) as folder:
             for entry in sorted(part.iterdir()) if part else ():
                 entry.rename(folder / entry.name)
@@ -54,7 +52,7 @@ class Checkpoints:
         return folder
 
     def load(self, step: int, with_tensors: bool = True) -> tuple[Tensors, dict[str, Any]]:
-        """Return the tensors, whole and on the CPU, and the state of step `step`, in which `problems` found none."""
+        """Return the tensors, whole and on the CPU, and the state of step `step`, after `problems` found none."""
         folder = self.path(step)
         return load_groups(folder) if with_tensors else {}, json.loads((folder / "state.json").read_bytes())
 
@@ -72,7 +70,7 @@ class Checkpoints:
         return [f"it holds version {state['step']}"] if state.get("step", step) != step else []
 
     def newest(self) -> tuple[int | None, list[str]]:
-        """Return newest step that is intact to the last byte, and a sentence on each newer one that isn't."""
+        """Return the newest step that is intact to the last byte, and a sentence on each newer one."""
         warnings = []
         for step in reversed(self._all()):
             if not (problems := self.problems(step)):
@@ -81,7 +79,6 @@ class Checkpoints:
         return None, warnings
 
     def remedy(self, but: int | None = None) -> str:
-        """Return what one can resume from instead, as the end of a sentence."""
         steps = [step for step in self.steps() if step != but]
         if not steps:
             return "there is no complete checkpoint: leave out --resume to start again"
@@ -97,7 +94,6 @@ class Checkpoints:
 
 
 def save_groups(folder: Path, tensors: Tensors) -> None:
-    """Write each group of tensors as a file."""
     for group, named in tensors.items():
         whole = {name: tensor.detach().contiguous() for name, tensor in named.items()}
         save_tensors(whole, folder / f"{group}.safetensors")
@@ -115,7 +111,7 @@ def load_groups(folder: Path) -> Tensors:
 
 
 def shapes(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the parameters of the model in a checkpoint, without their content: on torch's device `meta`."""
+    """Return the parameters of the model in a checkpoint, on torch's device `meta`."""
     from safetensors import safe_open
 
     from hone.runs import shards
@@ -127,7 +123,7 @@ def shapes(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def misfit(saved: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return why a checkpoint's model is not the one with these parameters (names, shapes, dtypes); "" if it is."""
+    """Return why a checkpoint's model has other parameters (names, shapes, dtypes); "" if they are equal."""
     for name, parameter in parameters.items():
         if name not in saved:
             return f"{name} is missing"

@@ -43,15 +43,13 @@ class Display(Observer):
         self.progress.update(step, metrics, timings)
 
     def start(self, step: int) -> None:
-        """Begin at `step`."""
         self.progress.start(step)
 
     def phase(self, name: str) -> None:
-        """Begin a part of the step: sample, grade, train, evaluate, …"""
         self.progress.enter(name)
 
     def doing(self, words: str) -> None:
-        """Take in how far that part has come, in words; without any, the part itself."""
+        """Show the progress within that part, in words; without any, the part itself."""
         self.progress.doing = words or self.progress.phase
 
     def message(self, text: str) -> None:
@@ -181,7 +179,6 @@ class LiveDisplay(Display):
 
 
 def panel(progress: Progress, width: int, notice: str = "") -> Panel:
-    """Return the live panel for a state of the run, at most 100 columns wide."""
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
     from rich.table import Table

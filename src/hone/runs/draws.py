@@ -1,7 +1,7 @@
 """Reads how every draw of an RL run ended, from its checkpoints and rollouts.
 
-The ledger of record is in the checkpoints. Draws after the newest one are read from the rollouts; a resume would take
-them again.
+The ledger of record is in the checkpoints. Draws after the newest one come from the rollouts; a resume would take them
+again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ def read_draws(run: Run) -> list[dict[str, Any]]:
 
 
 def measures(run: Run) -> bool:
-    """Return True if the run's curriculum uses what was solved."""
     config = run.config if (run.path / CONFIG).is_file() else {}
     curriculum = config.get("orchestrator", {}).get("curriculum", {})
     return curriculum.get("order") == "difficulty" or "pool" in curriculum
@@ -51,7 +50,7 @@ def measures(run: Run) -> bool:
 def drawn(run: Run, step: int) -> list[dict[str, Any]]:
     """Return the ledger's entries of a step, from its rollouts, by draw; with `solved` and `graded`.
 
-    A group's state is that of a sample whose grader did not fail, if there is one.
+    A group's state comes from a sample that its grader graded, if there is one.
     """
     from hone.types import Outcome  # loads numpy, which a list of runs does without
 

@@ -1,8 +1,8 @@
 """Files that survive a crash: whole files and directories appear complete or not at all, logs grow by whole lines.
 
-And reading a file that somebody sent, or that a disk has damaged: a file is a regular one, JSON is finite and not deep.
+Readers expect that somebody sent a file, or that a disk damaged it: files are regular, JSON is finite and not deep.
 
-A temporary name starts with `.tmp-hone-`, so leftovers of a killed process are recognised and cleaned up by `sweep`.
+Temporary names start with `.tmp-hone-`, so `sweep` recognises what a killed process left, and cleans up.
 """
 
 from __future__ import annotations
@@ -33,14 +33,11 @@ os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK
 """Mode of a file that is written by `open`."""
 RESTORE = "fix it, or restore a backup"
-"""What to do about a damaged file."""
+"""The remedy for a damaged file."""
 
 
 def dumps(value: Any) -> str:
-    """Return one line of canonical JSON: keys in insertion order, floats by repr, API keys taken out of texts.
-
-    NaN and infinity are refused.
-    """
+    """Return canonical JSON on one line: keys in insertion order, floats by repr, no API keys, no NaN or infinity."""
     return json.dumps(map_texts(redact, value), ensure_ascii=False, allow_nan=False)
 
 
@@ -50,7 +47,7 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
-    """Replace these files of `folder`, by name, in order. If the disk does not take all of them, none is changed."""
+    """Replace these files of `folder`, by name, in order; all of them, or none if the disk does not take all."""
     temporary = {name: folder / f"{NEW_PREFIX}{name}" for name in contents}
     try:
         for name, content in contents.items():
@@ -69,7 +66,6 @@ def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON as `write_file` does, without API keys; NaN is refused."""
     write_file(path, to_json(value))
 
 
@@ -79,7 +75,6 @@ def to_json(value: Any) -> str:
 
 
 def _fsync(path: Path) -> None:
-    """Flush a file, or the entries of a directory, so that it survives a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -111,8 +106,8 @@ def error_number(error: BaseException) -> int | None:
 def new_dir(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill, which becomes `path` in one step when the block ends, replacing one there.
 
-    Last of all it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises,
-    `path` stays as it was. OSError if `path` is there and was not made so.
+    At the end it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises,
+    `path` stays as it was. OSError if `path` exists without such a file.
     """
     if path.exists() and not (path / MARKER).is_file():
         raise FileExistsError(errno.EEXIST, "hone did not write it, so it is not replaced", str(path))
@@ -144,7 +139,6 @@ def save_tensors(tensors: dict[str, Any], file: Path, metadata: dict[str, str] |
 
 
 def _seal(temporary: Path) -> None:
-    """Flush all files of a directory, and write its completion marker."""
     names = _files(temporary)
     listed = {name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in names}
     for name in names:
@@ -175,14 +169,12 @@ def sweep(folder: Path) -> None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return True if `new_dir` made the directory and its files have their names and sizes: fast, without contents."""
+    """Return True if `new_dir` made the directory and its files have their names and sizes; reads no contents."""
     return not verify(folder, content=False)
 
 
 def verify(folder: Path, content: bool = True) -> list[str]:
-    """Return the damage to a directory made by `new_dir`; empty if every byte is as written. Without `content` only
-    names and sizes of files are checked.
-    """
+    """Return the damage to a directory made by `new_dir`. Without `content` only names and sizes are checked."""
     try:
         listed = read_json(folder / MARKER)["files"]
         facts = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in listed.items()}
@@ -214,9 +206,7 @@ def sha256(path: Path) -> str:
 
 
 def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
-    """Open a file of a run for reading. Raises UserError with the remedy if it can't be read, or is no regular file
-    (reading a pipe could hang); FileNotFoundError if there is none.
-    """
+    """Open a run's file. UserError with the remedy unless it is readable and regular (reading a pipe could hang)."""
     if os.path.lexists(path) and not path.is_file():
         raise UserError(f"{path} cannot be read (it is no regular file): {remedy}")
     try:
@@ -246,9 +236,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def check_plain(value: Any, depth: int = 64, finite: bool = True) -> None:
-    """Raise ValueError if a parsed value holds a number that no float holds, or, with `finite`, one that is not finite,
-    or if it is nested deeper than `depth`.
-    """
+    """Raise ValueError for a number that no float holds, or (`finite`) is not finite, or nesting below `depth`."""
     if isinstance(value, dict | list):
         if depth == 0:
             raise ValueError("nested too deeply")
@@ -272,9 +260,7 @@ def parse_time(stamp: Any) -> datetime | None:
 
 
 def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises UserError with the remedy if it is damaged or can't be read;
-    FileNotFoundError if there is none.
-    """
+    """Return the object in a JSON file. UserError with the remedy if it is damaged, FileNotFoundError if missing."""
     data = read_file(path, remedy)
     try:
         value = parse_json(data)
@@ -296,9 +282,9 @@ def split_lines(data: bytes) -> list[bytes]:
 
 
 class JsonlLog:
-    """An append-only file of JSON lines, each written by one `write` call. A torn last line is dropped on open.
+    """An append-only file of JSON lines, each written by one `write` call, from several threads.
 
-    Several threads may append. `bytes` and `sha256` are of the file as it is.
+    A torn last line is dropped on open. `bytes` and `sha256` are of the file as it is.
     """
 
     def __init__(self, path: Path):
@@ -313,7 +299,6 @@ class JsonlLog:
 
     @property
     def sha256(self) -> str:
-        """Hex SHA-256 of the file as it is."""
         return self._hash.hexdigest()
 
     def append(self, record: dict[str, Any]) -> bytes:
@@ -331,7 +316,6 @@ class JsonlLog:
         return line
 
     def sync(self) -> None:
-        """Flush to the disk."""
         with _naming(self.path):
             os.fsync(self._fd)
 

@@ -13,14 +13,12 @@ from hone.runs.view import RunTail
 
 POLL = 0.25
 """Seconds between two looks at the files."""
-_QUIET = {"start", "weights"}
-"""Events that are not worth a line."""
 _PHASES = {"paused": "pause", "continued": "under way"}
 """Consequences of an event."""
 
 
 def follow(run: Summary, display_mode: str) -> None:
-    """Show the run as it would show itself, until no process writes it. Rewound if a resume began meanwhile."""
+    """Show the run as it would show itself, until no process writes it. Raises Rewound if a resume began meanwhile."""
     resumes = run.info["resumes"]
     first_step, began = (resumes[-1]["step"], resumes[-1]["time"]) if resumes else (0, run.info["started"])
     progress = Progress(run.kind, run.progress.max_steps, time.time)
@@ -31,13 +29,13 @@ def follow(run: Summary, display_mode: str) -> None:
     earlier = [pair for pair in past if pair[0]["step"] < first_step]
     for metrics, timings in earlier:
         progress.update(metrics["step"], metrics, timings)
-    progress.step = None  # the pace is that of this process
+    progress.step = None  # the pace of this process counts
     display.start(first_step)
     progress.began = datetime.fromisoformat(began).timestamp()
     try:
         for metrics, timings in past[len(earlier) : -1]:
             progress.update(metrics["step"], metrics, timings)
-        for metrics, timings in past[len(earlier) :][-1:]:  # of what is past only the last step is shown
+        for metrics, timings in past[len(earlier) :][-1:]:  # only the last of the past steps is shown
             display.after_step(metrics["step"], metrics, timings)
         progress.enter(_PHASES.get(run.status, "under way"))
         while True:
@@ -45,7 +43,7 @@ def follow(run: Summary, display_mode: str) -> None:
             for event in tail.events.new():
                 if event.get("kind") in _PHASES:
                     progress.enter(_PHASES[event["kind"]])
-                if event.get("kind") not in _QUIET:
+                if event.get("kind") not in ("start", "weights"):  # not worth a line
                     display.message(describe_event(event))
             for metrics, timings in tail.steps():
                 display.after_step(metrics["step"], metrics, timings)

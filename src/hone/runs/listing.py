@@ -1,4 +1,4 @@
-"""Finding runs on disk: all of those under a folder, or the one that a user names."""
+"""Finding runs on disk: all runs under a folder, or one that a user names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 
 def is_previous(path: Path) -> bool:
-    """Return True for a run that a later one in the same directory has moved aside."""
     return PREVIOUS in path.parts
 
 
@@ -40,9 +39,7 @@ def count_text(runs: int, evaluations: int, previous: int) -> str:
 
 
 def find_run(name: str, root: Path = OUTPUTS) -> Path:
-    """Return the directory of a run, given itself, or its id or a unique beginning of that under `root`; else
-    UserError.
-    """
+    """Return the directory of a run, given itself, or its id or a unique beginning of that under `root`."""
     path = Path(name)
     if os.path.lexists(path / INFO):
         return path

@@ -39,7 +39,7 @@ class Metric:
     curve: bool = False
     """True if it is drawn by default."""
     tolerance: float | None = 0
-    """Times the rounding limit by which a run on other ranks may differ; 0 means equal, None: not compared."""
+    """Largest difference of a run on other ranks, in rounding limits; 0 means equal, None: not compared."""
 
 
 _OF_ENV = "(?:eval|env)/[^/]+/"
@@ -114,13 +114,11 @@ def row(metric: str) -> Metric | None:
 
 
 def unit(metric: str) -> str:
-    """Return the unit of a metric in words; empty for one that has none, or is not known here."""
     found = row(metric)
     return found.unit if found else ""
 
 
 def label(metric: str) -> str:
-    """Return what a metric is, in words; its name if that says it."""
     found = row(metric)
     if found is None or not found.label:
         return metric
@@ -133,8 +131,7 @@ def label(metric: str) -> str:
 def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[int] | str:
     """Return the steps at which a run of `config` writes `metric`; if it never does, the fault, to end a sentence with.
 
-    `env_id` is the own id of a single task, if known: its metrics are named after it. Some metrics need a setting as
-    well.
+    `env_id` is the id of a single task, if known: its metrics carry that name.
     """
     found, last = row(metric), config.max_steps
     where = found.where.split() if found else []
@@ -167,9 +164,7 @@ def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[i
 
 
 def check(config: RunConfig, env_id: str | None = None) -> None:
-    """Raise UserError if `stop.metric` or `ckpt.best` is no metric of the run, or the best one is never measured where
-    a checkpoint is saved. `env_id` is the own id of a single task, if known.
-    """
+    """Raise UserError if the run has no such `stop.metric` or `ckpt.best`, or measures that at no checkpoint."""
     interval = config.ckpt and config.ckpt.interval
     named = {"stop.metric": config.stop and config.stop.metric, "ckpt.best": config.ckpt and config.ckpt.best}
     for name, metric in named.items():
@@ -184,9 +179,7 @@ def check(config: RunConfig, env_id: str | None = None) -> None:
 
 
 def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> tuple[int, float] | None:
-    """Return which of `steps` has the best value of a metric in these lines of metrics.jsonl, the earliest of equals,
-    and that value; None if none of them has one. Higher is better, but for a loss, or what `METRICS` says.
-    """
+    """Return the one of `steps` with the best value of a metric (earliest of equals, lowest loss), and that value."""
     found, sign = row(metric), 1
     if metric.endswith("loss") or (found is not None and found.better == "lower"):
         sign = -1
@@ -206,12 +199,12 @@ def known(config: RunConfig, env_id: str | None = None) -> list[str]:
 
 
 def _evaluated(config: RLConfig, env_id: str | None) -> list[str | None]:
-    """Return the names of the tasks that a run is evaluated on; None: a single one whose own id is not known."""
+    """Return the names of the tasks that a run is evaluated on; None for a single task with an unknown id."""
     return [name or env_id for name in config.eval_tasks()]
 
 
 def component_means(components: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Compute `reward/<component>/mean` over the samples in which the component did not abstain."""
+    """Compute `reward/<component>/mean` over the samples that have the component: others abstained."""
     names = dict.fromkeys(name for sample in components for name in sample)
     return {f"reward/{n}/mean": float(np.mean([sample[n] for sample in components if n in sample])) for n in names}
 

@@ -24,7 +24,7 @@ Action = Literal["checkpoint", "pause", "stop"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong: the measured `value`, the `threshold` that it passed, the evidence in words, and what to do."""
+    """A problem: the measured `value`, the `threshold` that it passed, the evidence in words, and advice."""
 
     value: float
     threshold: float
@@ -50,7 +50,7 @@ class Observer:
         """
 
     def at_end(self, status: str) -> None:
-        """Called when run.json has the run's last status, in reverse order: the first observer is told last."""
+        """Called when run.json has the run's last status, in reverse order: the first observer comes last."""
 
     def report(self) -> str:
         """Return what a command prints before its last lines, each with a line break."""

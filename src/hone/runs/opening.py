@@ -1,5 +1,5 @@
 """Opening a run directory: a new run moves an earlier one aside, a resume rolls back to a checkpoint, and a branch
-copies what another run had written up to its checkpoint.
+copies another run's history up to its checkpoint.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _INHERITED += ("inexact", "reward_weights", "reward_ranges", "correctness")
 class Opening:
     """A run directory that is being opened.
 
-    What a process brings: the config, its kind (sft, rl), the command that was typed, `say`, which shows a line to the
-    user, the model's parameters by name, digests of what it reads besides the config (`sources`), whether it wants the
-    checkpoint's tensors or its state only, and how many ranks train.
+    Given: the config, its kind (sft, rl), the typed command, `say` (shows a line to the user), the model's parameters
+    by name, digests of the run's `sources` besides the config, whether the checkpoint's tensors are wanted or its state
+    only, and the number of ranks.
 
-    What `open` makes: run.json, the first step to take, the (tensors, state) to go on from, and what the run has spent.
-    `differs` are changes that make it another run than one that never stopped. `nothing_left`: it is at its end.
-    `lost_checkpoint`: a checkpoint newer than the one it goes on from is damaged.
+    Made by `open`: run.json, the first step to take, the (tensors, state) to go on from, and the cost so far. `differs`
+    are changes that make it another run than one that never stopped. `nothing_left`: it is at its end.
+    `lost_checkpoint`: a checkpoint newer than the loaded one is damaged.
     """
 
     config: RunConfig
@@ -77,8 +77,8 @@ class Opening:
 
     def check(self, protect: Sequence[Path], keep: Iterable[str]) -> bool:
         """Return True if the config asks to go on with a run. UserError, with nothing touched, if another process
-        writes to its directory, or that holds foreign files, one of `protect` (paths that the run reads), or the user's
-        file of a name in `keep`.
+        writes to its directory, or that holds foreign files, one of `protect` (paths that the run reads), or a file
+        named in `keep`.
         """
         check_kept(self.folder, keep)
         if (self.folder / view.LOCK).exists():
@@ -97,7 +97,7 @@ class Opening:
     def open(self) -> None:
         """Start a new run, resume, or go on from the checkpoint of another run, as the config says.
 
-        UserError, with nothing moved, if there is no going on: another kind of run, a damaged file, other settings or
+        UserError, with nothing moved, if it can't go on: another kind of run, a damaged file, other settings or
         sources, or a checkpoint that is missing, damaged, past `max_steps` or of another model.
         """
         if self.branches:
@@ -110,7 +110,6 @@ class Opening:
                 self.say(f"There is nothing to resume in {self.folder}: starting at step 0.")
 
     def _begin(self, **facts: Any) -> None:
-        """Move an earlier run aside, and write the run.json of a new one, with further `facts`."""
         info: dict[str, Any] = dict(format=view.FORMAT, id=provenance.new_id(), kind=self.kind, status="running")
         info |= {"numerics": provenance.NUMERICS, "exact": True, "inexact": []}
         info |= {"seed": self.config.seed, "command": self.command}
@@ -133,7 +132,6 @@ class Opening:
         }
 
     def _resume(self) -> None:
-        """Choose the checkpoint, roll back what came after it, and note the resume in run.json."""
         from hone.runs.rollback import finish_roll_back, roll_back
 
         folder, config = self.folder, self.config
@@ -164,9 +162,7 @@ class Opening:
         self._note_resume(changes)
 
     def _branch(self) -> None:
-        """Begin a run that goes on from another run's checkpoint, with a copy of its history; the same command resumes
-        it.
-        """
+        """Copy another run's history up to its checkpoint, and go on; the same command resumes that."""
         from hone.runs.rollback import copy_history, interrupted
 
         folder, source = self.folder, self.source
@@ -212,7 +208,6 @@ class Opening:
         return info
 
     def _load_checkpoint(self) -> None:
-        """Take the checkpoint to go on from, if there is one."""
         checkpoints, step = Checkpoints(self.source / view.CHECKPOINTS), self.resume.step
         if step is None:
             step, warnings = checkpoints.newest()
@@ -235,7 +230,6 @@ class Opening:
         self.start_step, self.restored = step, checkpoints.load(step, self.with_tensors)
 
     def _check_fits(self) -> None:
-        """Raise UserError if the checkpoint is not of the model that was loaded."""
         if self.restored is None or self.parameters is None:
             return
         path = Checkpoints(self.source / view.CHECKPOINTS).path(self.start_step)
@@ -247,8 +241,8 @@ class Opening:
             )
 
     def _last_step(self) -> int | None:
-        """Return the last version of a run that is at its end, with its weights, even if its checkpoint is older; None
-        if it is not at its end, a newer checkpoint is damaged, or an older one was asked for.
+        """Return the last version of a run that is at its end, with its weights, even if its checkpoint is older. None:
+        go on, also for a damaged newer checkpoint, or if the user asked for an older one.
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
@@ -266,7 +260,7 @@ class Opening:
         return verify(path) if path.exists() else ["the folder is gone"]
 
     def _note_resume(self, changes: list[Change]) -> None:
-        """Enter the resume in run.json. If it restores nothing, it begins anew, and is exact."""
+        """Enter the resume in run.json. A run without a restored checkpoint begins anew, and is exact."""
         step, info = self.start_step, self.info
         if changes:
             self.say(f"Changed since the run began: {', '.join(map(str, changes))}.")
@@ -291,10 +285,10 @@ class Opening:
         self.spent = spent(self.folder, info)
 
     def _checked_changes(self, info: Mapping[str, Any]) -> list[Change]:
-        """Return the changes since the run was at `start_step`; none if nothing is restored.
+        """Return the changes since the run was at `start_step`; none without a restored checkpoint.
 
-        Raises UserError if that would break exactness and was not allowed. A run that went on with other settings may
-        do so again, or be set back to those that it had at that step.
+        Raises UserError if they break exactness without permission. A run that went on with other settings may do so
+        again, or get back its settings at that step.
         """
         if self.restored is None:
             return []
@@ -308,7 +302,7 @@ class Opening:
             )
         now = settings.settings_of(source, self.config), info.get("sources", {})
         then = dict(now[0]), dict(now[1])
-        for entry in reversed(info.get("drift", [])):  # at which steps it went on with others, and what was before
+        for entry in reversed(info.get("drift", [])):  # steps at which it went on with others, and the values before
             if entry["step"] >= step:
                 then[0].update(entry["settings"])
                 then[1].update(entry["sources"])
@@ -323,7 +317,6 @@ class Opening:
         return [Change(name, "recorded", "edited", kind="records") for name in edited] + found
 
     def _changes(self, settings_before: Mapping[str, Any], sources_before: Mapping[str, Any]) -> list[Change]:
-        """Return the settings and sources that are not as before."""
         return settings.changes(settings_before, self.config, sources_before) + [
             Change(name, sources_before[name], now, kind="sources")
             for name, now in self.sources.items()
@@ -351,7 +344,6 @@ def parent_of(info: Mapping[str, Any] | None, source: Mapping[str, Any], step: i
 
 
 def target_in_words(info: Mapping[str, Any]) -> str:
-    """Return how a run came to its target; empty for one that has not."""
     if not (target := info.get("target")):
         return ""
     return "{metric} was {value:.4g} (target {target}) at step {step}".format(**target)

@@ -1,6 +1,4 @@
-"""Who owns an output directory, and whether a run is written there. hone recognises its own files by run.json, and
-never touches others.
-"""
+"""The owner of an output directory: hone recognises its own files by run.json, and never touches others."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ _FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
-    """Return the run that `path` is, or among whose own files it lies, and the name in it that leads there, or ""."""
+    """Return the run that contains `path` among its own files, and the name in it that leads there, or ""."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]
@@ -43,13 +41,12 @@ def _run_around(path: Path) -> tuple[Path, str] | None:
 
 
 def refuse_inside_run(path: Path, flag: str) -> None:
-    """Raise UserError if `path`, given by `flag`, lies where a run keeps its files: nothing is written into a run."""
     if around := _run_around(path):
         raise UserError(f"{path} lies in the run {around[0]}, where nothing may be written: choose another {flag}")
 
 
 def check_target(path: Path, flag: str) -> None:
-    """Raise UserError if no file can be put at `path`, given by `flag`, before the work that it is to hold."""
+    """Raise UserError if no file can be put at `path`, given by `flag`: called before long work."""
     refuse_inside_run(path, flag)
     refuse_inside_run(path.parent, flag)
     if path.is_dir():
@@ -61,8 +58,8 @@ def check_target(path: Path, flag: str) -> None:
 def with_own_folder(config: Config, name: str) -> Config:
     """Return the config with an `output_dir`; if it names none, a new `outputs/NAME-1`, or the first free number.
 
-    The folder is made, so that no other run takes it; `delete_unused` deletes it if it stays empty. With `resume` it is
-    the folder of the last run of that name.
+    The folder is made, so that no other run takes it; `delete_unused` deletes an empty one. With `resume` it is the
+    folder of the last run of that name.
     """
     if "output_dir" in config.model_fields_set:
         return config
@@ -90,14 +87,12 @@ _made: list[Path] = []
 
 @atexit.register
 def delete_unused() -> None:
-    """Delete the folders that `with_own_folder` has made and no run has used."""
     while _made:
         with suppress(OSError):  # it holds a run
             _made.pop().rmdir()
 
 
 def check_output(folder: Path, protect: list[Path]) -> None:
-    """Raise UserError if a new run in `folder` would touch foreign files, or its own sources."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a directory: choose another --output-dir")
     if (around := _run_around(folder)) and (name := around[1]):
@@ -128,7 +123,6 @@ def check_output(folder: Path, protect: list[Path]) -> None:
 
 
 def check_kept(folder: Path, names: Iterable[str]) -> None:
-    """Raise UserError if a file of one of these `names` is there that no run of hone has put there."""
     own = (view.run_info(folder) or {}).get("kept", [])
     for name in names:
         if name not in own and os.path.lexists(folder / name):
@@ -139,10 +133,7 @@ def check_kept(folder: Path, names: Iterable[str]) -> None:
 
 
 def clear(folder: Path) -> Path | None:
-    """Move the earlier run in `folder` to `.previous/<its id>` and return that place; None if there was none.
-
-    A crash midway is recovered by the next call: run.json goes last.
-    """
+    """Move the earlier run in `folder` to `.previous/<its id>`, run.json last: after a crash the next call goes on."""
     sweep_run(folder)
     info = view.run_info(folder)
     if info is None:
@@ -159,16 +150,12 @@ def clear(folder: Path) -> Path | None:
 
 
 def size_of_run(folder: Path) -> int:
-    """Return the bytes of the files of the run in `folder`."""
     files = [file for path in _own(folder) for file in (path, *path.rglob("*")) if not file.is_symlink()]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def delete_run(folder: Path) -> None:
-    """Delete the files of the run in `folder`, run.json last, and the folder if it is empty then.
-
-    Links are deleted, not followed. Raises UserError if another process is writing the run.
-    """
+    """Delete the files of the run in `folder`, run.json last; links are deleted, not followed."""
     with writable(folder):
         lock = Lock(folder)
         try:
@@ -193,7 +180,6 @@ def _own(folder: Path) -> list[Path]:
 
 
 def sweep_run(folder: Path) -> None:
-    """Clean up what a killed process left anywhere in a run's directory."""
     shutil.rmtree(folder / view.SPOOL, ignore_errors=True)
     for name in ("", *view.OF_STEPS, *view.OF_VERSIONS):
         sweep(folder / name)
@@ -201,7 +187,6 @@ def sweep_run(folder: Path) -> None:
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Turn what the system refuses while `folder` is being opened into a UserError."""
     try:
         yield
     except OSError as error:
@@ -247,8 +232,8 @@ ELSEWHERE = 0
 def holder(folder: Path) -> int | None:
     """Return the id of the process that writes the run in `folder`: `ELSEWHERE` if it can't be named, None for none.
 
-    Of several it is the launcher, which takes the signals that end a run. The process itself must not call this:
-    closing the file would release its own lock.
+    A launcher comes first: it takes the signals that end a run. The process itself must not call this: closing the file
+    would release its own lock.
     """
     launcher = _holder(folder / view.LAUNCHER)
     return _holder(folder / view.LOCK) if launcher is None else launcher

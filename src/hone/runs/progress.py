@@ -93,7 +93,6 @@ class Progress:
         return fmean(self.seconds[1:] or self.seconds) * (self.max_steps - self.done)
 
     def summary(self) -> list[str]:
-        """Return the latest step in words, one part per quantity."""
         m, parts = self.metrics, []
         if self.kind == "sft":
             parts += [f"loss {m['loss']:.4f} nats/token"] if m.get("loss") is not None else []
@@ -136,9 +135,7 @@ class Progress:
 
 
 def reward_interval(metrics: Mapping[str, float | None], env: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean reward of an evaluation; None without one, and if it has no width: if all
-    examples have the same reward, nothing shows how sure that is.
-    """
+    """Return the 95 % interval of an evaluation's mean reward; None for equal rewards: they show no uncertainty."""
     low, high = (metrics.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
     return None if low is None or high is None or high - low < 1e-9 else (low, high)
 

@@ -1,4 +1,4 @@
-"""Where a run comes from: code revision, package versions, hardware, ranks; and the command that goes on with it."""
+"""Origin of a run: code revision, package versions, hardware, ranks; and the command that goes on with it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pya
 
 
 def now(ago: float = 0.0) -> str:
-    """Return the time as ISO 8601 in UTC, to the second; or that of so many seconds ago."""
+    """Return the time as ISO 8601 in UTC, to the second, `ago` seconds before now."""
     return (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="seconds")
 
 
@@ -70,7 +70,6 @@ def other_numerics(info: Mapping[str, Any]) -> str | None:
 
 
 def refuse_other_numerics(info: Mapping[str, Any], folder: Path) -> None:
-    """Raise UserError naming the hone that can go on with the run in `folder`, if this one has other numerics."""
     if (problem := other_numerics(info)) is None:
         return
     version = (info.get("versions") or {}).get("hone-rl") or "that began it"
@@ -100,7 +99,6 @@ def code() -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Return CPU model, usable cores, memory in GiB, and the GPU if torch is loaded and has one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     cpuinfo = Path("/proc/cpuinfo")
@@ -121,13 +119,12 @@ def variables() -> dict[str, str]:
 
 
 def threads() -> int | None:
-    """Return the CPU threads that torch uses; None while torch isn't loaded."""
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch is not None else None
 
 
 def most_ranks(info: Mapping[str, Any]) -> int:
-    """Return the most processes that any step of the run was trained on, of those that no resume rolled back."""
+    """Return the most processes that trained any step of the run, without the steps that resumes rolled back."""
     parts = [(0, info.get("ranks", 1))]
     for resume in info.get("resumes", []):
         parts = [part for part in parts if part[0] < resume["step"]] + [(resume["step"], resume.get("ranks", 1))]
@@ -135,9 +132,7 @@ def most_ranks(info: Mapping[str, Any]) -> int:
 
 
 def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
-    """Return `hone rl @ outputs/config.toml --resume`, to paste, with further words; for several ranks of SFT
-    torchrun's.
-    """
+    """Return `hone rl @ outputs/config.toml --resume`, to paste; for several ranks of SFT torchrun's."""
     ranks = ranks_of(info)
     program = ["hone", info["kind"]]
     if ranks > 1 and info["kind"] == "sft":
@@ -146,7 +141,6 @@ def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
 
 
 def ranks_of(info: Mapping[str, Any]) -> int:
-    """Return on how many ranks the run with this run.json trained last."""
     return [info, *info.get("resumes", [])][-1].get("ranks", 1)
 
 

@@ -37,7 +37,6 @@ class Run(RunView):
         return html_table([self._facts()])
 
     def _facts(self) -> dict[str, Any]:
-        """Return what a table of runs has of this one, of whatever can be read."""
         from hone.runs import summary  # a run that trains does without it
 
         facts: dict[str, Any] = {"run": str(self.path), "kind": self.info["kind"], "status": self.info["status"]}
@@ -56,9 +55,7 @@ class Run(RunView):
         return moved(table, table.get("output_dir", ""), self.path)
 
     def locate(self, name: str) -> str:
-        """Return where a folder or file of the config is, seen from here: a relative name is one of the folder where
-        the run began, which may be another one than the current.
-        """
+        """Return a folder or file of the config as seen from here: relative names start where the run began."""
         here, written = self.path.resolve(), Path(self.config.get("output_dir", ""))
         if written.is_absolute() or Path(name).exists() or here.parts[-len(written.parts) :] != written.parts:
             return name
@@ -83,8 +80,7 @@ class Run(RunView):
         return read_rollouts(path, columns)
 
     def samples(self, step: int | None = None) -> Samples:
-        """Return what can be read of the completions of a step, by default of the last: an Arrow table, a row each, as
-        sampled, which a notebook shows as rows.
+        """Return a readable table (Arrow) of the completions of a step, by default of the last, which a notebook shows.
 
         Columns: sample_id, prompt and text (of messages their contents), answer, reward (null if grading failed),
         outcome, detail (why), advantage, stop_reason, and one for each component of the reward, before its weight.
@@ -167,7 +163,6 @@ class Run(RunView):
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the contents of messages, with an empty line between them."""
     return "\n\n".join(str(message.get("content") or "") for message in messages)
 
 

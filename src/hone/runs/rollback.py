@@ -1,8 +1,8 @@
 """Rolling a run back to a checkpoint: later files move to `superseded/<n>/`.
 
 Checkpoint N restores the state before step N. So metrics, timings, rollouts, evaluations and alarms of step N and later
-go, and weights and checkpoints of versions after N. A crash midway is finished by the next resume: the
-plan is on disk first, every move is a rename, and doing any part again changes nothing.
+go, and weights and checkpoints of versions after N. The next resume finishes after a crash: the plan is on disk first,
+every move is a rename, and doing any part again changes nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def interrupted(folder: Path) -> bool:
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
-    """Leave in `folder` what the run had written before its step `step`. Returns where the rest went; None if that is
-    nothing, or the fingerprint of version `step` alone, which a run that was stopped leaves as its last line.
+    """Leave in `folder` what the run had written before its step `step`; return the place of the rest, None without.
+    The fingerprint of version `step`, the last line of a run that was stopped, is no rest.
     """
     late = [line for name in view.LOGS for line in view.read_lines(folder / name) if _goes(name, line, step)]
     files = _later(folder, step)
@@ -58,10 +58,9 @@ def roll_back(folder: Path, step: int) -> Path | None:
 
 
 def copy_history(source: Path, target: Path, step: int) -> None:
-    """Copy to `target` what the run in `source` had written before its step `step`, with that checkpoint and weights.
+    """Copy to `target` the history of the run in `source` before its step `step`, with that checkpoint and weights.
 
-    What extensions have in run.json stays behind, and so do damaged weights. The checkpoint comes last: where it is,
-    everything is.
+    Records of extensions in run.json stay behind, and so do damaged weights. The checkpoint comes last.
     """
     for name in view.LOGS:
         pairs = zip(view.read_lines(source / name), whole_lines(source / name), strict=True)
@@ -80,9 +79,7 @@ def copy_history(source: Path, target: Path, step: int) -> None:
 
 
 def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
-    """Move the lines of a log for which `goes(record)` to the file `moved_to`; a crash loses none, a repeat does no
-    harm.
-    """
+    """Move lines with `goes(record)` to the file `moved_to`; a crash loses none, a repeat does no harm."""
     kept, removed = [], []
     for number, line in enumerate(whole_lines(path), 1):
         (removed if goes(view.read_record(path, number, line)) else kept).append(line)
@@ -92,13 +89,11 @@ def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Pat
 
 
 def _places(folder: Path) -> list[Path]:
-    """Return where roll-backs of the run in `folder` have put what they took away, in their order."""
     found = [path for path in (folder / view.SUPERSEDED).glob("*") if path.name.isdigit()]
     return sorted(found, key=lambda path: int(path.name))
 
 
 def _goes(log: str, record: dict[str, Any], step: int) -> bool:
-    """Return True if a line of `log` belongs to what a roll-back to `step` takes away."""
     at = record.get("step")
     if at is None or at < step:
         return False

@@ -52,8 +52,8 @@ def schema(
 ) -> pyarrow.Schema:
     """Return columns and types. Every step's file has all of them, so that any set of files is one table.
 
-    `kept`: with those of a run whose sampling cuts the distribution; `mixed`: of several tasks;
-    `branched`: of an agent; `by_call`: that rewards each call; `columns`: of extensions.
+    Further columns: `kept` if sampling cuts the distribution, `mixed` for several tasks, `branched` for an agent,
+    `by_call` for rewards of each call, and `columns` of extensions.
     """
     import pyarrow as pa
 
@@ -101,9 +101,7 @@ def schema(
 
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
-    """Return the rows of one group: `index` within its step, `state` is its fate; a sample whose grader failed has
-    `failed`.
-    """
+    """Return the rows of a group: `index` within its step, `state` is its fate (`failed` if the grader failed)."""
     import numpy as np
 
     shared = {
@@ -157,7 +155,6 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
 
 
 def _branch(one: Segment, call_advantages: np.ndarray | None) -> dict[str, Any]:
-    """Return a further segment of a rollout under the names of the columns, in what JSON knows."""
     names = ("token_ids", "sampled_mask", "logprobs", "versions")
     branch = {name: getattr(one, name).tolist() for name in names}
     branch |= {"stop_reason": one.stop_reason, "messages": one.messages}
@@ -167,7 +164,6 @@ def _branch(one: Segment, call_advantages: np.ndarray | None) -> dict[str, Any]:
 
 
 def _on_disk(columns: Columns) -> dict[str, np.ndarray]:
-    """Return a segment's columns under their names in the file."""
     from hone.types import Ragged
 
     found: dict[str, Any] = {}
@@ -178,7 +174,6 @@ def _on_disk(columns: Columns) -> dict[str, np.ndarray]:
 
 
 def columns_of(row: Mapping[str, Any]) -> dict[str, Column]:
-    """Return the columns of a segment that a row, or a branch of one, has."""
     import numpy as np
 
     from hone.types import Ragged
@@ -192,11 +187,7 @@ def columns_of(row: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
-    """Write rows (keys of `schema`; a missing one is null) as Parquet, 2 to 7 bytes a token. Equal rows give equal
-    bytes.
-
-    Returns the SHA-256 of the file, in hex.
-    """
+    """Write rows (keys of `schema`; a missing one is null) as Parquet, 2 to 7 bytes a token. Return its SHA-256."""
     import pyarrow as pa
 
     optional, more = ("kept_ids", "env", "branches", "call_rewards"), gathered("COLUMNS", {})
@@ -237,7 +228,6 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.T
 
 
 def _read_table(path: Path, columns: list[str] | None, remedy: str) -> pyarrow.Table:
-    """Read a Parquet file, of `columns` those that it has."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -252,8 +242,8 @@ def _read_table(path: Path, columns: list[str] | None, remedy: str) -> pyarrow.T
 def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
     """Write the token statistics of a step of the run in `folder`. Equal rows give equal bytes; about 5 bytes a token.
 
-    Rows have `sample_id`, `entropies` (float16) and `trainer_logprobs` (float32), a value for each token that was
-    sampled; None where the completion was not trained on.
+    Rows have `sample_id`, `entropies` (float16) and `trainer_logprobs` (float32), a value for each sampled token; None
+    where the completion was not trained on.
     """
     import numpy as np
     import pyarrow as pa
@@ -274,7 +264,6 @@ def read_tokens(folder: Path, step: int) -> pyarrow.Table | None:
 
 
 def to_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return rows as `hone.evaluation.result.EvalSample.row` makes them, each as a line of JSON."""
     return [dumps(plain(row)) + "\n" for row in rows]
 
 
@@ -284,7 +273,7 @@ def as_read(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_evaluation(folder: Path, version: int, rows: Sequence[dict[str, Any]]) -> str:
-    """Write the samples of a version into the run in `folder`. Equal rows give equal bytes; returns their SHA-256."""
+    """Write the samples of a version into the run in `folder`. Returns their SHA-256."""
     content = "".join(to_lines(rows)).encode()
     (folder / EVALS).mkdir(exist_ok=True)
     write_file(folder / evals_file(version), content)

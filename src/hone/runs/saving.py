@@ -1,4 +1,4 @@
-"""When a run saves, what, and how it pauses: the same for every loop."""
+"""When and what a run saves, and how it pauses: the same for every loop."""
 
 from __future__ import annotations
 
@@ -21,20 +21,16 @@ from hone.runs.writer import RunWriter
 if TYPE_CHECKING:
     import torch
 
-
-_PAUSE_POLL = 0.5
-"""Seconds between two looks of a paused run at its mark."""
 Ending = Literal["done", "stopped", "budget"]
-"""How a loop ended: all steps taken or its target reached, asked to stop by a signal, or its budget used up."""
+"""The end of a loop: all steps taken or its target reached, stopped by a signal, or its budget used up."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state that an exact resume needs: the live tensors, of which group `model` is the policy, and the loop's
-    state.
+    """The state that an exact resume needs: the live tensors (group `model` is the policy), and the loop's state.
 
-    `state()` may be called later, by another thread, and gives the state of now. `part` is a folder of files that other
-    processes wrote; they are moved into the checkpoint.
+    Another thread may call `state()` later, for the state of now. `part` is a folder of files that other processes
+    wrote, for the checkpoint.
     """
 
     tensors: Tensors
@@ -47,7 +43,7 @@ class Saver:
 
     `export(folder, step, parameters)` writes weights; `snapshot` gets whether a checkpoint will be made of it. Unless
     `ckpt.background` is off, the loop waits only while the tensors are copied. An alarm may ask for a checkpoint, and
-    for a pause after it. With `planned`, a version becomes one only if `wants_checkpoint` was true of it before.
+    for a pause after it. With `planned`, only a version for which `wants_checkpoint` was true becomes one.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class Saver:
 
     @property
     def stopping(self) -> bool:
-        """True once the run was asked to end, by a signal or by its budget."""
         return bool(self.stop) or bool(self.run.budget.used_up)
 
     def at_target(self, version: int = 0, metrics: Mapping[str, float] = MappingProxyType({})) -> bool:
@@ -83,7 +78,6 @@ class Saver:
         return self.run.target is not None
 
     def ending(self, version: int, max_steps: int) -> Ending:
-        """Return how the loop ends that has come to `version`."""
         if self.stop:
             return "stopped"
         return "done" if version == max_steps or self.run.target else "budget"
@@ -92,7 +86,7 @@ class Saver:
         """Save version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
 
         Without `--ckpt` the end writes weights only, unless the run is stopped early. With `last` all files are written
-        when this returns. OSError if they, or those of an earlier version, could not be.
+        when this returns. Raises OSError for files that could not be written, also of an earlier version.
         """
         if self._writing is not None and self._writing.done():
             self._wait()
@@ -114,7 +108,6 @@ class Saver:
                 pause(self.run, step, cause, lambda: self.stopping)
 
     def save_now(self, step: int) -> None:
-        """Save version `step` as weights and as a checkpoint; all files are written when this returns."""
         self.halted = True
         try:
             self.save(step, last=True)
@@ -132,7 +125,6 @@ class Saver:
         self._thread.shutdown()
 
     def _is_due(self, step: int, last: bool = False, asked: bool = False, checkpoint: bool = True) -> bool:
-        """Return True if version `step` should be saved, and is not yet."""
         regular = self.ckpt is not None and self.ckpt.interval is not None and step % self.ckpt.interval == 0
         if not (last or asked or regular or self._is_resumed(step)):
             return False
@@ -149,7 +141,10 @@ class Saver:
     def _start(self, step: int, with_checkpoint: bool, in_background: bool) -> None:
         checkpoint = with_checkpoint and not self._is_resumed(step)
         positions, snapshot = self.run.log_positions(), self.snapshot(checkpoint)
-        tensors = _copies(snapshot.tensors) if in_background else snapshot.tensors
+        tensors = snapshot.tensors
+        if in_background:  # training changes the originals
+            copies = lambda named: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}  # noqa: E731
+            tensors = {group: copies(named) for group, named in tensors.items()}
         self._saved = (step, with_checkpoint)
 
         def write() -> None:
@@ -173,22 +168,8 @@ class Saver:
             writing.result()
 
 
-def _copies(tensors: Tensors) -> Tensors:
-    """Return copies in CPU memory, which training can't change."""
-    import torch
-
-    with torch.no_grad():
-        return {
-            group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
-            for group, named in tensors.items()
-        }
-
-
 def pause(run: RunWriter, step: int, cause: str, ended: Callable[[], bool]) -> None:
-    """Wait until `hone runs continue`, or until the run has `ended` otherwise; version `step` is saved.
-
-    A file is in the run's directory meanwhile: removing it lets the run go on.
-    """
+    """Wait while a file lies in the run's directory: `hone runs continue` removes it. Version `step` is saved."""
     mark = run.folder / PAUSED
     write_json(mark, {"step": step, "alarm": cause})
     run.note(status="paused")
@@ -202,7 +183,7 @@ def pause(run: RunWriter, step: int, cause: str, ended: Callable[[], bool]) -> N
     try:
         with run.phase("pause"):
             while mark.exists() and not ended():
-                time.sleep(_PAUSE_POLL)
+                time.sleep(0.5)
     finally:
         mark.unlink(missing_ok=True)
         run.note(status="running")

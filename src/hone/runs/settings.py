@@ -21,15 +21,13 @@ from hone.config.shared import RunConfig
 from hone.runs.files import RESTORE
 from hone.runs.view import CONFIG, GIVEN, read_toml
 
-_SERVER = "orchestrator.client.base_url"
-"""A server's address: its presence matters, its value does not."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
 """Names in run.json's `sources`, in words where they don't say it."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting (None: not set) or a source (its digest) of a run that is not as it was.
+    """A changed setting (None: not set) or source (its digest) of a run.
 
     `harmless`: the numbers are as if it had always been so.
     """
@@ -47,7 +45,6 @@ class Change:
 
     @property
     def values(self) -> list[str]:
-        """Both values in words."""
         words = {None: "unset", True: "true", False: "false"}
         return [words[value] if isinstance(value, bool | None) else str(value) for value in (self.before, self.now)]
 
@@ -70,19 +67,18 @@ def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def config_class(kind: str) -> type[BaseConfig]:
-    """Return the class of the config of a run of this kind: rl, sft or eval."""
     name = f"{kind.upper() if kind != 'eval' else 'Eval'}Config"
     return getattr(import_module(f"hone.config.{kind}"), name)
 
 
 def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Return the flat settings of the run in `folder`; those of `config` if it was killed before it had written any."""
+    """Return the flat settings of the run in `folder`, or of `config` if it was killed before it wrote any."""
     file = folder / CONFIG
     return flat(read_toml(file) if file.exists() else tomllib.loads(run_toml(config, "")))
 
 
 def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
-    """Return the settings in which `config` differs from the flat ones, but for those that don't change the numbers.
+    """Return the changed settings of `config` against flat ones, except those that don't change the numbers.
 
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
@@ -99,19 +95,17 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool = False) -> list[str]:
-    """Return names of the settings in which two `flat` configs differ, except those that don't change the numbers.
-
-    `names_matter`: the names of the model and its template do.
-    """
+    """Return the settings that differ in two `flat` configs and change the numbers; `names_matter`: a model's too."""
     before, now = _with_own_paths(old), _with_own_paths(new)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     names = [name for name in names if before.get(name) != now.get(name)]
-    split = "split" in (old.get("mode"), new.get("mode"))  # then there is a server in any case
+    # A server's address: its presence matters, its value does not. In mode split there is a server in any case.
+    server = "" if "split" in (old.get("mode"), new.get("mode")) else "orchestrator.client.base_url"
     return [
         name
         for name in names
         if about(name).decides in ("bytes", *["digest"] * names_matter)
-        or (name == _SERVER and not split and (name in old) != (name in new))
+        or (name == server and (name in old) != (name in new))
     ]
 
 
@@ -131,12 +125,12 @@ def about(name: str) -> Meta:
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat settings in which the paths of files that a run keeps do not depend on its directory."""
+    """Return flat settings with the paths of a run's files independent of its directory."""
     return moved(settings, settings.get("output_dir", ""), "RUN")
 
 
 def moved(settings: Mapping[str, Any], before: str | Path, now: str | Path) -> dict[str, Any]:
-    """Return settings, flat or nested, in which the files that a run keeps lie in the folder `now`, not in `before`."""
+    """Return settings, flat or nested, with the run's files in the folder `now` instead of `before`."""
 
     def change(value: Any) -> Any:
         if isinstance(value, dict):

@@ -34,13 +34,10 @@ _NAMES = {
 
 
 def is_sharded(folder: Path) -> bool:
-    """Return True if `folder` holds tensors that several ranks wrote."""
     return (folder / FOLDER).is_dir()
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes nothing but the records, numbers and paths of an index."""
-
     def find_class(self, module: str, name: str) -> Any:
         import torch
 
@@ -91,8 +88,7 @@ def load(
     process_group: Any = None,
     only: str = "",
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors by group and name; with `only`, of that group. By default whole, on the CPU, in this process
-    alone.
+    """Return the tensors by group and name; with `only`, of that group. By default whole, on the CPU, in one process.
 
     They are loaded into what `make(group/name, its shape)` returns, which may be in shards: then all ranks of
     `process_group` load together, each its rows.
@@ -114,7 +110,7 @@ def load(
 
 
 def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group: Any) -> None:
-    """Write the tensors, each rank of `process_group` its rows, all together. An error of one rank is raised on all."""
+    """Write the tensors, each rank of `process_group` its rows. An error of one rank is raised on all."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_together

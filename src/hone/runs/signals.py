@@ -1,9 +1,8 @@
 """Reasons for an early end: signals, and failures of the machine (a full disk, an I/O error, no memory).
 
-Stopping is polite: the first signal lets the step finish and be saved, a second Ctrl-C stops at once.
-
-With SIGTERM, schedulers and spot machines announce that they will kill the process in a moment. A step that would take
-longer than the grace period is given up then: the state before it is still whole, and is saved.
+The first signal lets the step finish and be saved; a second Ctrl-C stops at once. Schedulers and spot machines send
+SIGTERM a moment before they kill the process: a step that would take longer than the grace period is given up. The
+state before it is whole, and is saved.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from typing import Any
 from hone.runs.files import NEW_PREFIX, error_number
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-_SHORTEST = 0.05
-"""Seconds that a step gets in any case."""
 _DISK = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("the disk quota is used up", "free some space"),
@@ -44,10 +41,10 @@ class StepAbandoned(KeyboardInterrupt):
 class StopRequest:
     """While entered, SIGINT, SIGTERM and SIGHUP only set `signum`, for the loop to see at the end of its step.
 
-    SIGHUP, unless ignored before (`nohup`), is taken for SIGTERM. `say` gets a line about what will happen, inside the
+    SIGHUP, unless ignored before (`nohup`), counts as SIGTERM. `say` gets a line about what will happen, inside the
     signal handler. A SIGINT after either raises KeyboardInterrupt. `grace_seconds` after the first SIGTERM, less the
     `save_seconds` that saving takes, StepAbandoned is raised inside `abandonable`, or by `check`. Outside the main
-    thread signals can't be caught, and nothing is changed.
+    thread it does nothing: signals can't be caught there.
     """
 
     def __init__(self, say: Callable[[str], None], grace_seconds: float = 25.0):
@@ -60,7 +57,6 @@ class StopRequest:
         self._deadline = math.inf
 
     def __bool__(self) -> bool:
-        """Return True once a stop was asked for."""
         return self.signum is not None
 
     @property
@@ -70,7 +66,6 @@ class StopRequest:
 
     @property
     def time_left(self) -> bool:
-        """False once the grace period is over."""
         return time.monotonic() < self._deadline
 
     @contextmanager
@@ -89,7 +84,6 @@ class StopRequest:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check(self) -> None:
-        """Raise StepAbandoned if the time for this step is over."""
         if not self.time_left:
             raise StepAbandoned
 
@@ -112,7 +106,7 @@ class StopRequest:
         is_ctrl_c = signum == signal.SIGINT
         if not is_ctrl_c and self._deadline == math.inf:
             # A timer to end what waits for itself, and a time to compare with: a grader may use the timer, too.
-            left = max(self.grace_seconds - self.save_seconds, _SHORTEST)
+            left = max(self.grace_seconds - self.save_seconds, 0.05)  # the least that a step gets
             self._deadline = time.monotonic() + left
             signal.setitimer(signal.ITIMER_REAL, left)
         if self.signum is None:
@@ -129,7 +123,7 @@ class StopRequest:
 
 
 def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
-    """Return (cause, remedy) if the machine is to blame for `error`; None if it may be a bug, or a file of the user's.
+    """Return (cause, remedy) if the machine caused `error`; None for a possible bug, or a file of the user's.
 
     A file error counts only if it concerns a file below `folder`, or names none.
     """
@@ -147,7 +141,7 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
 
 
 def disk_sentence(error: OSError) -> str | None:
-    """Return what is wrong with the disk or with what a file permits, and what to do; None if it may be a bug."""
+    """Return a problem of the disk or of permissions, and the remedy; None if it may be a bug."""
     if error.errno not in _DISK or error.errno == errno.ENOENT:
         return None
     cause, remedy = _DISK[error.errno]
@@ -157,12 +151,11 @@ def disk_sentence(error: OSError) -> str | None:
 
 
 def _final_name(file: Any) -> str:
-    """Return the name that a file was to have in the end."""
     return str(file).replace(NEW_PREFIX, "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for Python's, the system's and PyTorch's: on a CPU that is a plain RuntimeError."""
+    """Return True for Python's, the system's and PyTorch's error: on a CPU that is a plain RuntimeError."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     named = type(error).__name__ == "OutOfMemoryError"  # torch.OutOfMemoryError, without importing torch

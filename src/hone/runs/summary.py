@@ -1,7 +1,4 @@
-"""A run in a few facts and words, from its files: how far it came, its latest numbers, what to do next. Writes nothing.
-
-Commands and pages share these sentences.
-"""
+"""A run in facts and words, from its files: progress, latest numbers, next commands. Shared by commands and pages."""
 
 from __future__ import annotations
 
@@ -35,10 +32,10 @@ from hone.runs.settings import about, config_class, flat, read_config
 from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, OVER, WEIGHTS, RunView
 
 KILLED = "killed"
-"""Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
+"""Status of a run that ended without a word: run.json names a process that is gone."""
 _NEEDED = ("command", "hardware", "seed", "status", "threads", "versions")
 _NEEDED_OF_TRAINING = ("exact", "inexact", "resumes", "started")
-"""Keys of run.json that the words about a run need, and those that an evaluation lacks."""
+"""Keys of run.json that the words about a run need, and further keys of a run that trains."""
 _ENDED = {
     "done": "done, {}",
     "stopped": "stopped by {by} after {}, and saved",
@@ -69,7 +66,6 @@ class Summary:
 
     @property
     def seconds(self) -> float:
-        """Wall seconds of all processes of the run so far."""
         return self.spent.seconds
 
     @property
@@ -87,7 +83,6 @@ class Summary:
 
     @property
     def task(self) -> str | None:
-        """The name of the task, if there is one."""
         return task_label(self.env["id"], self.env.get("args") or {}) if "id" in self.env else None
 
     @cached_property
@@ -102,12 +97,10 @@ class Summary:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config by dotted names."""
         return flat(self.config)
 
     @property
     def tags(self) -> list[str]:
-        """The tags in the config, `wandb.tags`."""
         return [str(tag) for tag in self.settings.get("wandb.tags") or ()]
 
 
@@ -142,7 +135,7 @@ def status_of(info: dict[str, Any], pid: int | None) -> str:
 
 
 def status_text(run: Summary) -> str:
-    """Return `outputs/rl: killed after 4 of 6 steps`; a folder whose path is dots only is shown by its name."""
+    """Return `outputs/rl: killed after 4 of 6 steps`; a path of dots only is shown by its name."""
     path = run.path.resolve() if run.path.name in ("", "..") else run.path
     steps = f"{run.progress.done} of {run.progress.max_steps or '?'} steps"
     if run.status in ("running", "paused"):
@@ -158,7 +151,7 @@ def status_text(run: Summary) -> str:
 
 
 def next_commands(run: Summary) -> list[tuple[str, str]]:
-    """Return what makes sense now, as (what for, command to paste)."""
+    """Return commands to run next, as (purpose, command to paste)."""
     quoted = shlex.quote(str(run.path))
     end = ("end it", f"hone runs stop {quoted}")
     if run.status == "paused":
@@ -180,7 +173,6 @@ def next_commands(run: Summary) -> list[tuple[str, str]]:
 
 
 def print_next(run: Summary) -> None:
-    """Print what makes sense now, each command on a line of its own."""
     for what, command in next_commands(run):
         print(f"To {what}:\n  {command}")
 
@@ -205,9 +197,7 @@ def _resuming(run: Summary) -> str:
 
 
 def typed(command: list[str], ranks: int = 1) -> str:
-    """Return a recorded command as it was typed, without the folder of the program; with torchrun, for several ranks of
-    SFT.
-    """
+    """Return a recorded command as it was typed, without its folder; for several ranks of SFT with torchrun."""
     if not command:
         return ""
     program = Path(command[0]).name
@@ -218,9 +208,7 @@ def typed(command: list[str], ranks: int = 1) -> str:
 
 
 def evaluating(run: Summary, weights: Path) -> str:
-    """Return the command that evaluates weights as a run does, on its task; after SFT on what another run sampled, as
-    that one does.
-    """
+    """Return the command that evaluates weights on the run's task; after SFT on the task of the sampled run."""
     of = run
     if run.kind == "sft" and (sampled := run.config.get("data", {}).get("run")):
         with suppress(UserError):  # it may be gone
@@ -250,7 +238,6 @@ def evaluating(run: Summary, weights: Path) -> str:
 
 
 def numbers(run: Summary) -> list[str]:
-    """Return the latest step and the last evaluation, in a line each."""
     progress = run.progress
     lines = [f"step {progress.done}: {', '.join(progress.summary())}"] if progress.history else []
     return lines + [f"held out, at step {progress.eval_step}: {line}" for line in progress.evaluation()]
@@ -279,7 +266,6 @@ def environments(names: Sequence[str]) -> list[str]:
 
 
 def pool_in_words(metrics: Mapping[str, float | None]) -> str:
-    """Return how many prompts a curriculum has in its pool and out of it, from a step's metrics; else empty."""
     if "pool/active" not in metrics:
         return ""
     active, retired, parked = (int(metrics.get(f"pool/{name}") or 0) for name in ("active", "retired", "parked"))
@@ -287,7 +273,6 @@ def pool_in_words(metrics: Mapping[str, float | None]) -> str:
 
 
 def local_time(stamp: str | None) -> str:
-    """Return an ISO time of a run's files in this machine's time zone, to the minute; empty for none."""
     return f"{time:%Y-%m-%d %H:%M}" if (time := parse_time(stamp)) else ""
 
 
@@ -307,7 +292,6 @@ def shortened(value: Any) -> str:
 
 
 def best_checkpoint(run: Summary) -> str:
-    """Return which checkpoint is the best by `ckpt.best`, and its value; empty without."""
     metric = run.config.get("ckpt", {}).get("best")
     lines = run.files.metric_lines() if metric else []
     found = best_step(metric, lines, run.files.checkpoint_steps()) if metric else None
@@ -315,7 +299,6 @@ def best_checkpoint(run: Summary) -> str:
 
 
 def missed_target(run: Summary) -> str:
-    """Return what the metric of `stop` was last; empty of a run that came to its target, or has none."""
     if not (stop := run.config.get("stop")) or run.info.get("target"):
         return ""
     metric, stop = stop["metric"], StopConfig.model_validate(stop)
@@ -339,7 +322,6 @@ class Raised:
 
 
 def alarms_in(events: Iterable[Mapping[str, Any]]) -> list[Raised]:
-    """Return each alarm that these events raise, in order."""
     raised: list[Raised] = []
     for event in events:
         kind, name, step = event.get("kind"), str(event.get("name")), event.get("step") or 0
@@ -351,20 +333,17 @@ def alarms_in(events: Iterable[Mapping[str, Any]]) -> list[Raised]:
 
 
 def exactness(info: Mapping[str, Any]) -> str:
-    """Return whether another run of the same config gives the same bytes by its settings, and if not why."""
     if info["exact"]:
         return "yes, by its settings: the same config and seed give the same bytes on this machine"
     return "no: " + "; ".join(f"from step {entry['step']} on, {entry['cause']}" for entry in info["inexact"])
 
 
 def settings_in_words(one: Summary) -> list[str]:
-    """Return the settings that aren't defaults, as `key=value`."""
     found = {} if one.kind == "eval" else non_defaults(config_class(one.kind), one.config)
     return [f"{name}={shortened(value)}" for name, value in found.items() if about(name).listed]
 
 
 def machine_in_words(info: Mapping[str, Any]) -> str:
-    """Return the hardware that a run was made on, and how many threads and ranks used it."""
     hardware, threads = info["hardware"], info["threads"]
     gpu = ", ".join(hardware["gpu"]) if hardware.get("gpu") else "no GPU"
     used = f"{threads} thread{'s' if threads != 1 else ''}"
@@ -375,7 +354,6 @@ def machine_in_words(info: Mapping[str, Any]) -> str:
 
 
 def code_in_words(info: Mapping[str, Any]) -> str:
-    """Return the versions of hone, torch and Python, hone's numerics, and the git revision of the code around it."""
     git, versions = info.get("git"), info["versions"]
     revision = f"; revision {git['revision'][:12]}{' with changes' if git['dirty'] else ''}" if git else ""
     known = (f"{name} {versions[name]}" for name in ("hone-rl", "torch", "python") if versions.get(name))
@@ -383,7 +361,6 @@ def code_in_words(info: Mapping[str, Any]) -> str:
 
 
 def audit_in_words(path: Path) -> str:
-    """Return what the audit before step 0 found; empty for a run without one."""
     file = path / AUDIT
     if not file.is_file():
         return ""
@@ -400,7 +377,6 @@ def audit_in_words(path: Path) -> str:
 
 
 def regraded_in_words(info: Mapping[str, Any]) -> list[str]:
-    """Return what grading completions again while the run trained has found; empty for a run without it."""
     record = info.get("regraded", {})
     count, differing = record.get("completions", 0), record.get("differing", 0)
     lines = [f"{count:,} completions: all equal" if not differing else f"{differing:,} of {count:,} differ"]
@@ -415,16 +391,13 @@ def certificate_path(run: Path) -> Path:
 
 
 def pinned(run: Path) -> dict[str, str]:
-    """Return the SHA-256 by name of the files that stand for all that a verification covers: others are hashed in
-    these.
-    """
+    """Return the SHA-256 of the files that contain the hashes of all others that a verification covers."""
     markers = [path for kind in (WEIGHTS, CHECKPOINTS) for path in sorted(run.glob(f"{kind}/step_*/{MARKER}"))]
     files = [run / name for name in (INFO, CONFIG, HASHES, METRICS)] + markers
     return {file.relative_to(run).as_posix(): sha256(file) for file in files if file.is_file()}
 
 
 def certificate_in_words(path: Path) -> str:
-    """Return the verdict of the certificate that `hone verify` left beside the run; empty without one."""
     file = certificate_path(path)
     if not file.is_file():
         return ""

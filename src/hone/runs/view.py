@@ -1,7 +1,7 @@
 """The files of a run: their names, and how each is read. Writes nothing.
 
-A run may be at work meanwhile, or of an older hone, or damaged: a torn last line is left out, old names of metrics are
-replaced, and other damage raises a UserError that names the file and the line.
+A run may be active, from an older hone, or damaged: a torn last line is left out, old names of metrics are replaced,
+and other damage raises a UserError that names the file and the line.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from hone.runs.files import (
 INFO, CONFIG = "run.json", "config.toml"
 METRICS, TIMINGS, EVENTS, HASHES = LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 ROLLOUTS, TOKENS, EVALS = OF_STEPS = ("rollouts", "tokens", "evals")
-"""Folders with a file for each step, or some; `hone eval` may put folders of its own beside the files of `evals`."""
+"""Folders with a file for each step, or some; `hone eval` may put folders beside the files of `evals`."""
 CHECKPOINTS, WEIGHTS = OF_VERSIONS = ("checkpoints", "weights")
 """Folders with a folder for each version that was saved."""
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 """Samples and numbers of `hone eval`."""
 AUDIT, JUDGEMENTS, PAUSED = "audit.json", "judgements.jsonl", "paused.json"
-"""What the audit before step 0 found; replies of services that reward; there while an alarm pauses the run."""
+"""Findings of the audit before step 0; replies of services that reward; exists while an alarm pauses the run."""
 OVER = "alarm_over"
 """Kind of the event that an alarm is over."""
 CARD = ("report.html", "report.json", "card.md")
@@ -56,10 +56,8 @@ NAMES = (
     *(CONFIG, *LOGS, AUDIT, PAUSED, JUDGEMENTS, ROLLOUTS, TOKENS, CHECKPOINTS, WEIGHTS, SPOOL, PROCESS_LOGS),
     *(SUPERSEDED, "wandb", "trackio", *CARD, "curve.svg", RESULTS, METADATA, INFO),
 )
-"""Files that hone writes in the directory of a run or an evaluation; run.json, the last, is also moved away last.
-
-`evals/step_N.jsonl` are not here, for evaluations have their folders beside them.
-"""
+"""Files of a run or an evaluation; run.json, the last, is also moved away last. `evals/step_N.jsonl` are not here, for
+evaluations have their folders beside them."""
 PREVIOUS, LOCK, LAUNCHER = ".previous", ".hone.lock", ".hone.launcher.lock"
 """Earlier runs of the same directory; locked by the process that writes the run, and by its launcher in mode split."""
 CERTIFICATE = ".verify.json"
@@ -86,11 +84,10 @@ class RunView:
         return read_lines(self.path / METRICS)
 
     def timing_lines(self) -> list[dict[str, Any]]:
-        """Return a record per step: what comes from a clock."""
+        """Return a record per step: its numbers from a clock."""
         return read_lines(self.path / TIMINGS)
 
     def superseded_timings(self) -> list[dict[str, Any]]:
-        """Return the timings of steps that resumes have rolled back."""
         return [line for log in self.path.glob(f"{SUPERSEDED}/*/{TIMINGS}") for line in read_lines(log)]
 
     def events(self) -> list[dict[str, Any]]:
@@ -98,17 +95,15 @@ class RunView:
         return read_lines(self.path / EVENTS)
 
     def hashes(self) -> list[dict[str, Any]]:
-        """Return for each step, and for the final version, the fingerprint of its `weights`, and the SHA-256 of its
-        `metrics`, `rollouts`, and samples of an evaluation (`evals`).
-        """
+        """Return for each step, and the final version, the hashes of `weights`, `metrics`, `rollouts` and `evals`."""
         return read_lines(self.path / HASHES)
 
     def rollout_steps(self) -> list[int]:
-        """Return steps whose rollouts are there, ascending."""
+        """Return the steps with rollouts, ascending."""
         return list(steps_in(self.path / ROLLOUTS, ".parquet"))
 
     def evals(self) -> list[int]:
-        """Return the versions whose evaluation samples exist, ascending. Older runs have none."""
+        """Return the versions with evaluation samples, ascending. Older runs have none."""
         return list(steps_in(self.path / EVALS, ".jsonl"))
 
     def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
@@ -139,15 +134,13 @@ class RunView:
         return {step: path for step, path in self.folders(WEIGHTS).items() if is_complete(path)}
 
     def checkpoint_steps(self) -> list[int]:
-        """Return steps with a complete checkpoint, ascending."""
         return [step for step, path in self.folders(CHECKPOINTS).items() if is_complete(path)]
 
     def folders(self, kind: str) -> dict[int, Path]:
-        """Return the folders of CHECKPOINTS or WEIGHTS by version, ascending."""
         return {step: path for step, path in steps_in(self.path / kind).items() if path.is_dir()}
 
     def stamp(self) -> tuple[Any, ...]:
-        """Return when each file that a summary is made of was last changed, and its bytes: equal if nothing changed."""
+        """Return a value that changes with any file that a summary is made of."""
         return tuple(stamp(self.path / name) for name in (INFO, CONFIG, METRICS, TIMINGS, EVENTS, METADATA))
 
 
@@ -185,9 +178,7 @@ class Tail:
 
 
 class RunTail:
-    """What the logs of a run, from their beginning, got since the last call of `steps`, and of `events.new`, whose
-    errors they raise.
-    """
+    """New lines in the logs of a run, from their beginning; `steps` and `events.new` raise the errors of `Tail.new`."""
 
     def __init__(self, folder: Path):
         self._metrics, self._timings, self.events = (Tail(folder / name) for name in (METRICS, TIMINGS, EVENTS))
@@ -214,30 +205,22 @@ def stamp(path: Path) -> tuple[int, int] | None:
     return (status.st_mtime_ns, status.st_size) if stat.S_ISREG(status.st_mode) else None
 
 
-def step_of(path: Path) -> int | None:
-    """Return the N of a name like `step_12` or `step_000012.parquet`; None for other names."""
-    match = _STEP.fullmatch(path.name.split(".")[0])
-    return int(match.group(1)) if match else None
-
-
 def steps_in(folder: Path, ending: str = "") -> dict[int, Path]:
-    """Return the files of a run's folder that are named after a step and have this ending, by step, ascending."""
-    found = {step_of(path): path for path in folder.glob(f"step_*{ending}")}
-    return {step: found[step] for step in sorted(step for step in found if step is not None)}
+    """Return the files named `step_12` or `step_000012` with this ending, by step, ascending."""
+    named = ((_STEP.fullmatch(path.name.split(".")[0]), path) for path in folder.glob(f"step_*{ending}"))
+    found = {int(match[1]): path for match, path in named if match}
+    return {step: found[step] for step in sorted(found)}
 
 
 def rollouts_file(step: int) -> str:
-    """Return where the rollouts of a step lie, relative to the run."""
     return f"{ROLLOUTS}/step_{step:06d}.parquet"
 
 
 def tokens_file(step: int) -> str:
-    """Return where the token statistics of a step lie, relative to the run."""
     return f"{TOKENS}/step_{step:06d}.parquet"
 
 
 def evals_file(version: int) -> str:
-    """Return where the samples of the evaluation of a version lie, relative to the run."""
     return f"{EVALS}/step_{version:06d}.jsonl"
 
 
@@ -247,8 +230,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Return the record in a line of a log: a JSON object whose step, if it has one, is a number; in a log of numbers
-    it has one, and all values are numbers or null; in events.jsonl texts are texts. Raises UserError if not.
+    """Return the record in a line of a log. UserError unless it is a JSON object, its step is a number if it has one,
+    and in a log of numbers it has one and all values are numbers or null; in events.jsonl texts must be texts.
     """
     numbers = path.name in (METRICS, TIMINGS)
     try:
@@ -270,15 +253,12 @@ def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def current_name(metric: str) -> str:
-    """Return what a metric of hone 0.1 is called now: the share of right answers was `eval/ENV/exact`."""
+    """Return today's name of a metric of hone 0.1: `eval/ENV/exact` was the share of right answers."""
     return re.sub(r"^(eval/[^/]+)/exact(?=$|/ci95/)", r"\1/correct", metric)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return a config.toml as a nested dict, without retired keys that change nothing.
-
-    Raises UserError if it isn't TOML, or can't be read.
-    """
+    """Return a config.toml as a nested dict, without retired keys that change nothing."""
     data = read_file(path)
     try:
         table = tomllib.loads(data.decode())
@@ -288,11 +268,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     return without_retired(table)
 
 
-def _check_time(stamp: str) -> str:
-    parse_time(stamp)
-    return stamp
-
-
 def _record(optional: dict[str, Any], **needed: Any) -> Any:
     """Return a model of a table with values of these types; it may have other keys as well."""
     fields: dict[str, Any] = {name: (kind, ...) for name, kind in needed.items()}
@@ -300,10 +275,9 @@ def _record(optional: dict[str, Any], **needed: Any) -> Any:
     return create_model("Record", __config__=ConfigDict(strict=True, extra="ignore"), **fields)
 
 
-_Time: Any = Annotated[str, AfterValidator(_check_time)]
+_Time: Any = Annotated[str, AfterValidator(parse_time)]
 _Step: Any = Annotated[int, Field(ge=0)]
 _Ranks: Any = Annotated[int, Field(ge=1)]
-_HARDWARE = {"cpu": str, "cores": int, "memory_gib": float, "gpu": list[str] | None}
 _FACTS = _record(
     {
         "status": str,
@@ -326,7 +300,7 @@ _FACTS = _record(
         "ended": _Time | None,
         "command": list[str],
         "git": _record({}, revision=str, dirty=bool) | None,
-        "hardware": _record(_HARDWARE),
+        "hardware": _record({"cpu": str, "cores": int, "memory_gib": float, "gpu": list[str] | None}),
         "versions": dict[str, str | None],
         "variables": dict[str, str],
         "sources": dict[str, str],

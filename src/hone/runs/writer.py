@@ -42,9 +42,6 @@ from hone.runs.rollouts import write_evaluation, write_rollouts, write_tokens
 from hone.runs.signals import explain
 from hone.runs.view import CARD, CHECKPOINTS, CONFIG, INFO, LOGS, PAUSED, PROCESS_LOGS, WEIGHTS, RunView, rollouts_file
 
-_DISK_RATE = 5e8
-"""Bytes a second that a disk may be expected to write."""
-
 
 class RunWriter:
     """Writes one run directory; made by `RunWriter.start`.
@@ -67,11 +64,11 @@ class RunWriter:
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, *keep)
         self.budget = Budget(config.budget, opened.spent)
         self.target: dict[str, Any] | None = None
-        """What had come to the target of `config.stop`: metric, value, target, step; None before."""
+        """Metric, value, target and step with which the run came to `config.stop`; None before."""
         self._stop, self._best = config.stop, config.ckpt and config.ckpt.best
         self.alarms = Alarms()
         self._started: list[Observer] = []
-        """Observers whose `before_start` was called: their `at_end` is due."""
+        """Observers after `before_start`: their `at_end` is due."""
         self._lock = lock
         (folder / PROCESS_LOGS).mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
@@ -98,9 +95,8 @@ class RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
         A new run moves an earlier one to `.previous/<its id>`. `observers` default to a display. `keep` are the texts
-        of files that belong to the run, by name. `brought` are an `Opening`'s other arguments. UserError, with nothing
-        touched, if the directory can't be written, or holds foreign files or any of `protect` (paths that the run
-        reads); or as `Opening.open`.
+        of files that belong to the run, by name. `brought` are an `Opening`'s other arguments. Raises UserError, with
+        nothing touched, as `Opening.check` and `Opening.open` do, or if the directory can't be written.
         """
         if observers is None:
             observers = [make_display(config.display, Progress(kind, config.max_steps))]
@@ -129,12 +125,11 @@ class RunWriter:
             raise
         if opening.parameters is not None:  # a guess: the weights, and a checkpoint of them with two fp32 moments
             saved = sum(p.numel() * (2 * p.element_size() + 8) for p in opening.parameters.values())
-            run.budget.expect("checkpoint", saved / _DISK_RATE)
+            run.budget.expect("checkpoint", saved / 5e8)  # bytes a second of a disk
         run._step_began = time.perf_counter()
         return run
 
     def _begin(self, config: RunConfig, resuming: bool, keep: Mapping[str, str]) -> None:
-        """Write a directory's first files, and remove those of another state."""
         step, folder = self.start_step, self.folder
         self.event("resume" if resuming else "start", step)
         if self._differs:
@@ -234,7 +229,6 @@ class RunWriter:
         return None
 
     def event(self, kind: str, step: int | None, **fields: Any) -> None:
-        """Write one line to events.jsonl, with the time."""
         self._events.append({"kind": kind, "step": step, "time": provenance.now()} | fields)
 
     def rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
@@ -246,9 +240,7 @@ class RunWriter:
         write_tokens(self.folder, step, rows)
 
     def evaluation(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Write `evals/step_N.jsonl`, the samples of the evaluation of version `step`, before the lines of that step;
-        rows as `hone.evaluation.result.EvalSample.row` makes them.
-        """
+        """Write `evals/step_N.jsonl` of version `step`, before `log_step`; rows as `EvalSample.row` makes them."""
         self._evaluations[step] = write_evaluation(self.folder, step, rows)
 
     @contextmanager
@@ -262,10 +254,7 @@ class RunWriter:
         return self.folder / WEIGHTS / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Save version `step` (before step `step`) with the files in the folder `part`, after flushing the logs; then
-        delete those that the run doesn't keep. Like `weights_dir` it may be called by another thread than the
-        loop's.
-        """
+        """Flush the logs, save version `step` with the files in the folder `part`, and prune; from any thread."""
         for log in self._logs:
             log.sync()
         path = self.checkpoints.save(step, tensors, state, part)
@@ -274,7 +263,6 @@ class RunWriter:
         return path
 
     def _prune(self) -> None:
-        """Delete surplus checkpoints and their weights."""
         lines = RunView(self.folder).metric_lines() if self._best else []
         best = best_step(self._best, lines, self.checkpoints.steps()) if self._best else None
         for step in self.checkpoints.surplus(best and best[0]):
@@ -284,16 +272,12 @@ class RunWriter:
             remove_dir(self.checkpoints.path(step))
 
     def note(self, **facts: Any) -> None:
-        """Put facts about the run into run.json."""
         if any(self.info.get(name) != value for name, value in facts.items()):
             self.info |= facts
             self._save_info()
 
     def mark_inexact(self, step: int, cause: str, message: str = "") -> None:
-        """Say in run.json that, from `step` on, another run of this config may give other numbers, and why.
-
-        Only the first step of each cause is kept. `message` stands in for what the display says.
-        """
+        """Record in run.json why another run of this config may differ from `step` on, once for each cause."""
         if any(entry["cause"] == cause for entry in self.info["inexact"]):
             return
         self.info["inexact"].append({"step": step, "cause": cause})
@@ -303,9 +287,7 @@ class RunWriter:
         self.display.message(message or f"Another run of this config may differ from step {step} on: {cause}.")
 
     def finish(self, status: str, alarm: str = "") -> None:
-        """Close the run with its last status: done, stopped (by a signal or by `alarm`, saved), budget, failed or
-        interrupted.
-        """
+        """Close the run with its last status. `alarm`: what stopped it."""
         assert status in ("done", "stopped", "budget", "failed", "interrupted"), status
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
@@ -340,7 +322,7 @@ class RunWriter:
     ) -> None:
         """End a run that didn't call `finish`: done, interrupted (KeyboardInterrupt) or failed.
 
-        Raises UserError if the machine refused something, such as a full disk; it says what is kept.
+        Raises UserError if the machine refused something, such as a full disk; it names the last checkpoint.
         """
         if self.nothing_left:
             self._files().close()
@@ -378,7 +360,6 @@ def find_display(observers: Sequence[Observer]) -> Display:
 
 
 def _rounded(value: Any) -> Any:
-    """Round a time to the microsecond; null if it isn't finite."""
     if not isinstance(value, float):
         return value
     return round(value, 6) if math.isfinite(value) else None
@@ -390,7 +371,6 @@ class _Redacting(logging.Formatter):
 
 
 def _log_warnings(path: Path) -> RotatingFileHandler:
-    """Send warnings and log records of level WARNING and up to a file of at most 1 MiB (and one older one)."""
     handler = RotatingFileHandler(path, maxBytes=2**20, backupCount=1, delay=True, encoding="utf-8")
     handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.setLevel(logging.WARNING)

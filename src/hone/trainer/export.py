@@ -1,4 +1,4 @@
-"""Writing the policy: as a folder that transformers and `hf upload` take as it is, and on its way to a server."""
+"""Writing the policy: into a folder for transformers and `hf upload`, and on its way to a server."""
 
 from __future__ import annotations
 
@@ -16,31 +16,25 @@ from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
 GATHERED_BYTES = 10**9
-"""Largest file of weights in shards: so much of them rank 0 holds whole at once."""
+"""Largest file of sharded weights: rank 0 holds this much of full weights at once."""
 
 
 def save_weights(folder: Path, model: Decoder, parameters: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Write config and safetensors into `folder`; with LoRA the adapter too.
-
-    `parameters` by name stand in for the model's own: a copy of an earlier version.
-    """
+    """Write config, safetensors and any adapter into `folder`; `parameters` by name replace the model's."""
     save_model(model, folder, parameters=parameters)
     if model.lora is not None:
         save_adapter(model, folder / ADAPTER, parameters)
 
 
 def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
-    """Write what belongs to weights in `folder`: the tokenizer with its chat template, and the model card."""
     renderer.save(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def save_policy(trainer: Trainer, folder: Path, max_bytes: int | None = None, reserved: bool = False) -> None:
-    """Write the trainer's model into `folder` as `save_model` does, its adapter beside it; all ranks together, rank 0
-    writes.
+    """Write the trainer's model and any adapter into `folder`. All ranks call this; rank 0 writes.
 
-    With several ranks, weights are gathered one file (`max_bytes`) at a time; no rank holds all of them.
-    `reserved`: into the files of `reserve_policy`.
+    Sharded weights are gathered one file (`max_bytes`) at a time. `reserved`: into the files of `reserve_policy`.
     """
     ranks = trainer.ranks
     save_model(trainer.model, folder, max_bytes or _limit(trainer), whole=whole, write=ranks.first, reserved=reserved)
@@ -59,10 +53,10 @@ def _limit(trainer: Trainer) -> int:
 
 
 class Spool:
-    """Weights on their way to a server: versions of `model` in `folder`, of which the last two stay.
+    """Weights on their way to a server: the last two versions of `model`, so that the server can still read the older.
 
-    They go to the folder `memory` as long as that has room; `no_room` is called when it has none. `adapter_alone`: a
-    version is the adapter in its folder, without merged weights; that goes to `folder`.
+    They lie in the folder `memory`, or in `folder` once `memory` has no room (after a call of `no_room`).
+    `adapter_alone`: write only the adapter, into `folder`.
     """
 
     def __init__(
@@ -78,7 +72,6 @@ class Spool:
         self._versions: list[Path] = []
 
     def put(self, version: int) -> Path:
-        """Write the model as it is now; returns the folder. A server that still reads the one before finds it."""
         if self.memory is not None and not self.adapter_alone:
             try:
                 return self._put(self.memory, version, reserved=True)

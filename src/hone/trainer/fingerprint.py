@@ -1,7 +1,4 @@
-"""A fingerprint of tensors: cheap enough for every step, and the same on every device and in every order of addition.
-
-It tells versions of a policy apart. It is no defence against someone who wants two to look alike, as SHA-256 is.
-"""
+"""A fingerprint of tensors, cheap enough for every step and equal on every device. Unlike SHA-256 it can be forged."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import torch
 from hone.trainer.parallel import ALONE, Ranks, local, rows_of
 
 _CHUNK = {"cpu": 2**16, "cuda": 2**22}
-"""Elements at a time: what stays in a core's cache, and what keeps a GPU busy."""
+"""Elements at a time, to stay in a core's cache, or to keep a GPU busy."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -23,8 +20,7 @@ def fingerprint(tensors: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> st
     """Compute 16 hex digits that depend on every bit, name, shape and dtype of the tensors, and on nothing else.
 
     Per tensor: the sum over its elements of (bits as an integer) x (2 x position + 1), modulo 2^64. Integer addition is
-    exact, so no reduction order can change it; a change of one element always changes it, as the factor is odd. Tensors
-    in shards over `ranks` are summed where they lie, all ranks at once.
+    exact in any order, and with odd factors a change of one element always shows. Each of the `ranks` sums its shard.
     """
     ordered = sorted(tensors.items())
     sums = ranks.add(torch.tensor([_weighted_sum(tensor) for _, tensor in ordered], dtype=torch.int64)).tolist()
@@ -35,7 +31,7 @@ def fingerprint(tensors: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> st
 
 
 def _weighted_sum(tensor: torch.Tensor) -> int:
-    """Sum over the rows that this rank holds."""
+    """Sum over this rank's rows."""
     offset = rows_of(tensor)[0] * math.prod(tensor.shape[1:])
     bits = local(tensor.detach()).reshape(-1).view(_BITS[tensor.element_size()])
     size = min(_CHUNK[bits.device.type], len(bits))

@@ -1,4 +1,4 @@
-"""How glibc treats memory that was freed. With other C libraries, and on other systems than Linux, nothing is done."""
+"""Settings of glibc for freed memory. Other C libraries and systems are left alone."""
 
 from __future__ import annotations
 
@@ -10,40 +10,36 @@ from hone.hardware import resident_bytes
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 GROWTH = 256 * 2**20
-"""Bytes by which a process grows before it gives back what it has freed."""
+"""Bytes by which a process grows before it gives freed memory back."""
 
 
 def tune(alone: bool) -> None:
-    """Set glibc's thresholds, for a process that is the only rank of its trainer or not.
+    """Set glibc's thresholds.
 
-    Alone it reuses freed memory and does not give it back: mapping and clearing activations of a few MB anew took a
-    fifth of an SFT step of the tiny preset (63 ms against 50 ms). A model in shards gathers and frees its layers all
-    the time, which leaves gaps in the heap: given back at once, 61M parameters take 950 MiB a rank, not 1,550.
+    Alone, a rank reuses freed memory: mapping it anew took a fifth of an SFT step of the tiny preset (63 ms against 50
+    ms). A sharded model gathers and frees its layers all the time, which leaves gaps in the heap: with memory given
+    back at once, 61M parameters take 950 MiB a rank instead of 1,550.
     """
-    if not hasattr(_LIBC, "mallopt"):
+    if _LIBC is None or not hasattr(_LIBC, "mallopt"):
         return
-    assert _LIBC is not None
     _LIBC.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20 if alone else 2**20)
     if alone:
         _LIBC.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 class Heap:
-    """Gives freed memory back when much has gathered.
+    """Gives freed memory back when the process has grown by GROWTH.
 
-    oneDNN keeps the kernels that it compiles, for each number of tokens others. They come to lie between activations,
-    and what is freed around them is too small for the next ones: four layers of SmolLM2's size grew by 50 MB a step of
-    SFT in bf16, a run of RL with all of them to 12 GiB.
+    oneDNN compiles and stores kernels for each number of tokens. They lie between activations, and leave gaps that are
+    too small for the next ones: four layers of SmolLM2's size grew by 50 MB a step of SFT in bf16.
     """
 
     def __init__(self) -> None:
         self._usual: int | None = None
 
     def trim(self) -> None:
-        """Give freed memory back if the process is larger by GROWTH than at the first call after the last time."""
-        if not hasattr(_LIBC, "malloc_trim"):
+        if _LIBC is None or not hasattr(_LIBC, "malloc_trim"):
             return
-        assert _LIBC is not None
         size = resident_bytes()
         if self._usual is None:
             self._usual = size

@@ -1,8 +1,7 @@
 """KL in the reward: each completion's divergence from the reference is taken off its reward, before the advantages.
 
-The orchestrator computes advantages from rewards alone; the reference's logprobs are here. So the trainer adds what the
-KL changes: the advantages of the rewards less the KL, minus the advantages of the rewards. Only completions that are
-trained on are here: a masked one counts in the baseline of the rewards, but not in what the KL changes.
+The orchestrator computes advantages from rewards alone, and the trainer, which has the reference's logprobs, adds the
+difference that the KL makes. A masked completion counts in the baseline of the rewards, but not in this difference.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ class RewardKL:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A sequence of the step, on any rank: the numbers of its task, prompt and completion, the completion's reward, and
-    the KL `[T]` float64 of its loss tokens.
-    """
+    """Numbers of the task, prompt and completion, the completion's reward, and the KL `[T]` float64 of loss tokens."""
 
     pool: int
     group: int
@@ -88,9 +85,9 @@ def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -
 
 
 def _changes(sequences: list[_Sequence], how: RewardKL) -> dict[tuple[int, int], np.ndarray]:
-    """Return what the KL changes in the advantages `[T]` of a task's sequences, by group and sample.
+    """Compute the KL's changes to the advantages `[T]` of a task's sequences, by group and sample.
 
-    The branches of a completion share its reward, and its KL is the sum of theirs.
+    The branches of a completion share its reward, and their KL is summed.
     """
     rows = {group: row for row, group in enumerate(dict.fromkeys(one.group for one in sequences))}
     places = [(rows[one.group], one.sample % how.rollouts) for one in sequences]

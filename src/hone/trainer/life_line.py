@@ -1,8 +1,7 @@
-"""Notices that another rank's process has ended, whatever this one waits for.
+"""Notices that another rank's process has ended.
 
-gloo's collectives fail at once then. Those of NCCL wait on, until a watchdog ends the process ten minutes later.
-torchrun sends SIGTERM to the other ranks of the same machine, which those that follow ignore, and SIGKILL 30 seconds
-later; ranks on other machines it leaves alone.
+gloo's collectives then fail at once, but NCCL's wait for a watchdog of ten minutes. torchrun ends only ranks of the
+same machine, by a SIGTERM that the following ranks ignore, and SIGKILL 30 seconds later.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ import torch
 from hone.errors import RankLost
 
 GRACE = 5.0
-"""Seconds that a rank has to notice by itself that another is gone, before its process is ended."""
+"""Seconds for the main thread to notice the loss, before its process is ended."""
 
 
 class LifeLine:
     """Threads that are blocked in a receive over gloo, which fails when the process of the sender ends.
 
-    Rank 0 listens to all others, they listen to rank 0. Nobody sends before the end. When a peer is lost while `armed`,
-    the main thread has `GRACE` seconds to leave that by itself; then the process ends with exit code 1.
+    Rank 0 and each other rank listen to one another. If a peer is lost while `armed`, the main thread has `GRACE`
+    seconds to leave the block; then the process ends with exit code 1.
     """
 
     def __init__(self, rank: int, world: int, group: Any) -> None:
@@ -62,7 +61,7 @@ class LifeLine:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Release the peers' threads, and wait for those of this rank. All ranks close theirs."""
+        """Release the peers' threads and wait for this rank's. All ranks call this."""
         for peer in self._peers:
             with suppress(RuntimeError):  # it is gone
                 torch.distributed.send(torch.zeros(1), dst=peer, group=self._group)

@@ -16,7 +16,7 @@ from hone.types import PackedBatch, ragged
 
 
 def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) -> torch.Tensor:
-    """Return the hidden states `[M, D]` that predict the tokens at `indices_M`: those of the tokens before them."""
+    """Return the hidden states `[M, D]` of the tokens before `indices_M`, which predict the tokens there."""
     attention = PackedAttention(batch.lengths, batch.parents)
     hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
     return hidden_ND.index_select(0, batch.previous[indices_M])
@@ -29,10 +29,10 @@ def token_logprobs(
     temperature: float = 1.0,
     cache_bytes: int = HEAD_CACHE_BYTES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute log-probability and entropy `[M]` of predicting the tokens at `indices_M` from what precedes them.
+    """Compute log-probability and entropy `[M]` of predicting the tokens at `indices_M`, in nats, with gradients.
 
-    Both are of softmax(logits / temperature), in nats, and carry gradients; of tokens with a `kept` set, the batch's
-    loss tokens, over that. For `cache_bytes` see `hone.model.head`.
+    Both are of softmax(logits / temperature), over the token's candidates if the batch has them. For `cache_bytes` see
+    `hone.model.head`.
     """
     hidden_MD = token_hidden(model, batch, indices_M)
     return head_logprobs(
@@ -43,7 +43,7 @@ def token_logprobs(
 
 @torch.no_grad()
 def sequence_logprobs(model: Decoder, token_ids: SequenceABC[int], temperature: float) -> list[float]:
-    """Compute the log-probability of each token of one sequence but the first, given those before it."""
+    """Compute the log-probability of each token of one sequence except the first."""
     if len(token_ids) < 2:
         return []
     ids = np.array(token_ids, dtype=np.int64)

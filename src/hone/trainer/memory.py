@@ -1,8 +1,6 @@
-"""Bytes that a trainer takes on its device, by part. Imports no torch, for `plan` needs none.
+"""Bytes that a trainer takes on its device, by part. Imports no torch, because `plan` does without.
 
-Weights, their bf16 casts, the optimiser's state and a reference model stay; gradients and activations come and go with
-each step. What a micro-batch keeps for its backward pass is counted tensor by tensor, as the autograd functions
-of `hone.model` save them.
+Activations are counted tensor by tensor, as the autograd functions of `hone.model` save them.
 """
 
 from __future__ import annotations
@@ -19,23 +17,21 @@ from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
-"""As `hone.model.head`: logits of a chunk whose softmax is made. Where they are made again, a CPU takes as many too."""
+"""Logits of a chunk for which `hone.model.head` makes a softmax. To make them again, a CPU takes as many as a GPU."""
 CHECKPOINTING = get_args(Checkpointing)
 """From the fastest to the leanest."""
 STATE_BYTES = {"fp32": 8.0, "8bit": 2 + 2 * 4 / 256}
 """Bytes of AdamW's two moments of one weight; in 8 bits, each block of 256 has a scale in fp32."""
-
 BASE_BYTES = {"8bit": 1 + 2 / 64, "4bit": 0.5 + 2 / 64}
-"""Bytes of a weight that `model.lora.base` freezes, and of its part of a scale."""
+"""Bytes of a weight that `model.lora.base` freezes, with its share of a bf16 scale for each 64."""
 
 
 def training_bytes(
     config: RLConfig | SFTConfig, model: DecoderConfig, device: str, prompt: int, completion: int, ranks: int = 1
 ) -> dict[str, int]:
-    """Return the parts of a trainer of `config` on a `device` ("cpu" or "cuda") when sequences have these lengths.
+    """Return the bytes of a rank's trainer on a `device` ("cpu" or "cuda"), by part, if sequences have these lengths.
 
-    With several `ranks`, those of one of them: weights, gradients and optimiser are in shards, of which one layer at a
-    time is gathered.
+    With several `ranks`, weights, gradients and optimiser are sharded, and gathered one layer at a time.
     """
     precision, settings, lora = config.precision, trainer_of(config), config.model.lora
     tokens, slots, loss_tokens = micro_batch(config, device, prompt, completion)
@@ -74,19 +70,16 @@ def takes_products_in_fp32(device: str) -> bool:
 
 
 def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
-    """Return the section with a trainer's settings."""
     return config.trainer if isinstance(config, RLConfig) else config
 
 
 def trained(model: DecoderConfig, lora: LoraConfig | None) -> int:
-    """Return the scalars that training changes: all, or A and B of each matrix of the layers."""
+    """Count the scalars that training changes: all, or A and B of each matrix of the layers."""
     return model.parameters if lora is None else lora.rank * sum(map(sum, model.linear_shapes))
 
 
 def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of the weights in memory: with LoRA those of the matrices are frozen in the products' dtype, or
-    in 8 or 4 bits.
-    """
+    """Return the bytes of the weights. LoRA freezes matrices in the products' dtype, or in 8 or 4 bits."""
     item, product = 2 if precision == "bf16" else 4, 4 if precision == "fp32" else 2
     if lora is None:
         return item * model.parameters
@@ -96,13 +89,11 @@ def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None =
 
 
 def dequantized_bytes(model: DecoderConfig, precision: str, device: str, lora: LoraConfig | None) -> int:
-    """Return what it takes to make the largest matrix (gate and up) of `model.lora.base` for a product: its values, and
-    the indices of the levels, or what a CPU multiplies in fp32.
-    """
+    """Return the bytes to dequantize the largest matrix (gate and up) of `model.lora.base` for a product."""
     if lora is None or lora.base is None:
         return 0
     by_fp32 = precision != "fp32" and takes_products_in_fp32(device)
-    besides = max(2 if lora.base == "4bit" else 0, 4 if by_fp32 else 0)
+    besides = max(2 if lora.base == "4bit" else 0, 4 if by_fp32 else 0)  # indices of levels, or a copy
     return 2 * max(map(math.prod, model.linear_shapes)) * ((4 if precision == "fp32" else 2) + besides)
 
 
@@ -112,7 +103,7 @@ def cast_bytes(model: DecoderConfig, precision: str) -> int:
 
 
 def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of AdamW's two moments or Muon's one, and of bf16 weights an fp32 master, wherever they are."""
+    """Return the bytes of AdamW's two moments or Muon's one, and of fp32 masters of bf16 weights."""
     if lora is not None:
         return int(trained(model, lora) * STATE_BYTES[optim.state])
     spared = 4 * model.matrices if optim.type == "muon" else 0
@@ -122,8 +113,8 @@ def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lo
 def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
     """Return the bytes of the host's memory that `optim.offload` takes for a model on a GPU; 0 without it.
 
-    Moments in fp32, and, in whatever precision the model is, masters and the gradients that have arrived: each of these
-    two in one pinned block, of which torch makes a power of two.
+    Moments, masters and arrived gradients are in fp32; the last two in pinned blocks, which torch rounds up to a power
+    of two.
     """
     scalars = trained(model, lora)
     block = 1 << (4 * scalars - 1).bit_length()
@@ -131,7 +122,7 @@ def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None
 
 
 def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:
-    """Return the bytes of what is trained, optimiser state, and a reference that follows; in memory or on the disk."""
+    """Return the bytes of a checkpoint: trained weights, optimiser state, and a reference that follows the policy."""
     lora, precision = config.model.lora, config.precision
     follows = isinstance(config, RLConfig) and config.trainer.loss.reference_interval is not None
     weights = (1 + follows) * weight_bytes(model, precision) if lora is None else 4 * trained(model, lora)
@@ -139,7 +130,7 @@ def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:
 
 
 def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:
-    """Return the most tokens of (prompt, completion) that the config allows; by guess, where only their sum is set."""
+    """Return the most tokens of (prompt, completion) that the config allows; guessed if only their sum is set."""
     if isinstance(config, SFTConfig):
         return 0, config.data.seq_len
     most = config.most_tokens
@@ -148,7 +139,6 @@ def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:
 
 
 def micro_batch_limit(config: RLConfig | SFTConfig, device: str) -> int:
-    """Return the tokens that a micro-batch has room for."""
     section = config.trainer if isinstance(config, RLConfig) else config.data
     return section.micro_batch_tokens or MICRO_BATCH_TOKENS[device]
 
@@ -180,23 +170,19 @@ def activation_bytes(
     checkpointing: str = "none",
     lora: LoraConfig | None = None,
 ) -> tuple[int, int]:
-    """Return what `tokens` of one micro-batch, in `slots` of attention, keep for their backward pass; and what the
-    backward pass of one layer needs besides.
-
-    Inputs of products are kept in bf16 unless the precision is fp32.
-    """
+    """Return the bytes that `tokens` in `slots` of attention save for the backward pass, and what one layer's adds."""
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2
     by_fp32 = low == 2 and takes_products_in_fp32(device)
     result = 4 if by_fp32 else low
     norms = 2 * 4 * hidden + (4 * (q + kv) if model.qk_norm else 0)  # their inputs, normalised, in fp32
-    # What attention gives is the very input of o, unless it is cast, or taken from padded rows.
+    # Attention's output is the very input of o, unless it is cast, or taken from padded rows.
     shared = slots == tokens and (precision == "fp32" or device == "cuda")
     inputs = low * (2 * hidden + (0 if shared else q))  # of qkv, gate_up, o
     halves = low * 7 * lora.rank if lora else 0  # A x of each matrix
     mlp = low * 3 * inner + halves  # gate_up and activation
     wide = 2 if precision != "fp32" and device == "cuda" else 4
-    # q, k, v and what comes out; without a kernel that groups query heads, k and v are repeated for them.
+    # q, k, v and the output; without a kernel that groups query heads, k and v are repeated for them.
     attention = wide * (2 * q + 2 * (q if precision == "fp32" and device == "cuda" else kv))
     rows = tokens
     if device == "cpu" and precision == "bf16_linear":  # rows of zeros are appended, as in `hone.model.packed`
@@ -222,9 +208,7 @@ def activation_bytes(
 def head_bytes(
     model: DecoderConfig, precision: str, device: str, rows: int, cache_bytes: int, frozen: bool = False
 ) -> int:
-    """Return what the head needs for `rows` of loss tokens, with the gradient of its weight if that is not `frozen`:
-    see `hone.model.head`.
-    """
+    """Return the bytes that `hone.model.head` needs for `rows` of loss tokens, with the gradient of its weight."""
     low = 4 if precision == "fp32" else 2
     logits, softmax = rows * model.vocab_size, rows * model.vocab_size * low
     made = 6 if (precision, device) == ("bf16", "cpu") else 0  # of bf16 weights, before it is in the buffer

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,19 +22,17 @@ if TYPE_CHECKING:
 
 
 class Optimizer:
-    """AdamW (decoupled weight decay, arXiv:1711.05101) with global-norm clipping.
+    """AdamW (decoupled weight decay, arXiv:1711.05101) with global-norm clipping. Each rank updates its rows.
 
-    Weights that are not fp32 get an fp32 master copy here: a bf16 weight keeps 8 bits, so an update of lr 1e-6 would be
-    rounded away. Their gradients are summed in fp32, for the same reason. Matrices decay; norms, biases and embeddings
-    don't. Of weights in shards each rank updates its rows.
+    Weights that are not fp32 get an fp32 master copy and fp32 sums of gradients: bf16 has 8 bits, and would round an
+    update of lr 1e-6 away. Matrices decay; norms, biases and embeddings don't.
 
-    With `offload`, the weights of a GPU have their masters, moments and update on the host. With `state` "8bit", the
-    moments of weights of 4,096 scalars and more are codes of 8 bits with a scale for each 256 (arXiv:2110.02861).
-    Either is for one rank; see `check_state`.
+    With `offload`, a GPU's weights have masters, moments and update on the host. With `state` "8bit", the moments of
+    weights of 4,096 scalars and more are codes of 8 bits with a scale for each 256 (arXiv:2110.02861).
 
-    With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps): each
-    of q, k, v, gate and up by itself, not the weights that fuse them. Its updates are scaled to the usual RMS of
-    AdamW's (0.2 times the learning rate, arXiv:2502.16982), so both take the same learning rate. It is for one rank.
+    With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps), with
+    q, k, v, gate and up separate. Its updates are scaled to the usual RMS of AdamW's (0.2 times the learning rate,
+    arXiv:2502.16982), so both take the same learning rate. These three are for one rank; see `check_state`.
     """
 
     def __init__(self, model: Decoder, config: OptimConfig) -> None:
@@ -51,14 +50,15 @@ class Optimizer:
         self.momenta = {n: torch.zeros_like(m) for n, m in inner.items() if config.type == "muon"}
         slices = [(name, slice(*rows)) for name, *rows in hf_slices(model.config).values() if name in self.momenta]
         self.matrices = [(name, rows, self.masters[name].detach()[rows]) for name, rows in slices]
-        """Of each matrix that Muon updates: the parameter it is in, its rows, a view of the master's."""
+        """For each matrix that Muon updates: its parameter, its rows there, and a view of the master's rows."""
         decayed = [n for n, p in self.params.items() if p.ndim >= 2 and "embed" not in n and n not in self.momenta]
         plain = [n for n in self.params if n not in {*decayed, *self.momenta}]
         groups = [
             {"params": [self.masters[n] for n in decayed], "weight_decay": config.weight_decay},
             {"params": [self.masters[n] for n in plain], "weight_decay": 0.0},
         ]
-        self.adamw: Any = _adamw([g for g in groups if g["params"]], config)
+        adamw = partial(torch.optim.AdamW, fused=True) if config.state == "fp32" else _adamw_8bit()
+        self.adamw: Any = adamw([g for g in groups if g["params"]], config.lr, config.betas, config.eps)
         self.optimizers: list[Any] = [self.adamw]
         if self.matrices:
             views = [part for _, _, part in self.matrices]
@@ -70,7 +70,7 @@ class Optimizer:
     def step(self, lr: float) -> float:
         """Clip the gradients, update the weights at learning rate `lr`, clear the gradients.
 
-        Returns the gradient's global L2 norm before clipping; if it is not finite, nothing is updated.
+        Returns the gradient's global L2 norm before clipping; if it is not finite, the weights stay.
         """
         grads = {name: getattr(param, _SUM, param.grad) for name, param in self.params.items()}
         grads = {name: grad for name, grad in grads.items() if grad is not None}
@@ -97,7 +97,6 @@ class Optimizer:
         return nullcontext() if self.config.state == "fp32" or on_gpu else torch.compiler.set_stance("force_eager")
 
     def clear(self) -> None:
-        """Drop the gradients."""
         for _, _, part in self.matrices:
             part.grad = None
         for name, param in self.params.items():
@@ -112,17 +111,16 @@ class Optimizer:
                 param.copy_(self.masters[name], non_blocking=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return first and second moments, step counts, Muon's momenta and master weights by parameter name.
+        """Return moments, step counts, Muon's momenta, and masters that differ from their parameter, by name.
 
-        A moment of 8 bits is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`. A master that equals its
-        parameter is left out.
+        A moment of 8 bits is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`.
         """
         tensors = {f"momentum_buffer/{name}": momentum for name, momentum in self.momenta.items()}
         for name, master in self.masters.items():
             for kind, value in self.adamw.state[master].items():
-                parts = (
-                    {f".{part}": getattr(value, part) for part in _PARTS} if hasattr(value, "codes") else {"": value}
-                )
+                parts = {"": value}
+                if hasattr(value, "codes"):  # the table of what a code means is constant
+                    parts = {".codes": value.codes, ".scale": value.scale}
                 tensors |= {f"{kind}{part}/{name}": tensor for part, tensor in parts.items()}
             if self.params[name].dtype != torch.float32:
                 tensors[f"master/{name}"] = master.detach()
@@ -130,10 +128,9 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state` returned, bit for bit; of whole tensors a rank takes its rows.
+        """Restore what `state` returned, bit for bit after the model's weights; a rank takes its rows of whole tensors.
 
-        The model's weights are restored before. Moments in fp32 are rounded for a state of 8 bits; the other way round
-        raises UserError, and so does the state of another `type`.
+        Raises UserError for the state of another `type`, or of 8 bits for fp32; the other way round it is rounded.
         """
         self.adamw.state.clear()
         for momentum in self.momenta.values():
@@ -181,9 +178,9 @@ def check_state(config: OptimConfig, ranks: int = 1) -> None:
 
 
 def _pinned(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return an empty fp32 tensor of each one's shape in one block of the host's memory that a GPU copies to and from.
+    """Return an empty fp32 tensor of each one's shape, all in one pinned block.
 
-    Of each block torch makes a power of two: a block for each would take up to twice the memory.
+    Torch rounds a block up to a power of two, so separate blocks would take up to twice the memory.
     """
     if not params:
         return {}
@@ -193,16 +190,9 @@ def _pinned(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _master(param: Tensor, hosted: Tensor | None) -> Tensor:
-    """Return the fp32 weight that is updated: in `hosted`, if that is given, else the parameter itself if it is one."""
     if hosted is not None:
         return hosted.copy_(param.detach()).requires_grad_()
     return param if param.dtype == torch.float32 else param.detach().float().requires_grad_()
-
-
-def _adamw(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
-    if config.state == "fp32":
-        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    return _adamw_8bit()(groups, lr=config.lr, betas=config.betas, eps=config.eps)
 
 
 def _adamw_8bit() -> Any:
@@ -214,17 +204,12 @@ def _adamw_8bit() -> Any:
     return AdamW8bit
 
 
-_PARTS = ("codes", "scale")
-"""What a moment of 8 bits consists of; the table of what a code means is always the same."""
-
-
 _SUM = "grad_fp32"
 """Attribute of a weight that is not fp32: the sum of its gradients so far, in fp32, or None."""
 
 
 @torch.no_grad()
 def _sum_in_fp32(param: Any) -> None:
-    """Add the gradient of one micro-batch to those before it, and drop it."""
     total = getattr(param, _SUM)
     setattr(param, _SUM, param.grad.float() if total is None else total.add_(param.grad))
     param.grad = None

@@ -1,11 +1,10 @@
 """Packing: sequences laid end to end in flat batches, without padding. SFT and RL pack alike.
 
-A micro-batch is what one forward and backward pass sees; a token's weight in the loss is that of the whole step, so
-splitting a step changes its gradient only by rounding. A row is a budget of tokens, not a shape: sequences never
-straddle two rows, and attention never crosses from one sequence to the next.
+Tokens are weighed within the whole step, so splitting it into micro-batches changes the gradient only by rounding.
+Attention never crosses from one sequence to the next.
 
-The completions of one prompt may share it (`share_prompts`, for RL): it is laid down and computed once, as a segment
-that theirs continue, in each micro-batch that holds some of them.
+The completions of one prompt may share it (`share_prompts`, for RL): each micro-batch computes it once, as a segment
+that the completions' segments continue.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ from hone.types import Columns, Counts, PackedBatch, joined, where
 class Sequence:
     """One sequence to train on: `token_ids` `[T]` int; `loss_mask` `[T]` bool, True where a token is learned.
 
-    `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` is that of the whole
-    sequence, or `[T]` float32 of each token; `group` and `sample` number its prompt and completion. `weight` is what
-    each of its tokens counts in the step's loss; None: 1 / the step's loss tokens. `columns` are the segment's.
-    `reward` is the completion's where the trainer takes the KL off it, and `pool` the number of its task.
+    `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` of the sequence, or
+    `[T]` float32; `group`, `sample` and `pool` number its prompt, completion and task. `weight` of each token in the
+    step's loss; None: 1 / the step's loss tokens. `reward` is given if the trainer takes the KL off it.
     """
 
     token_ids: np.ndarray
@@ -67,9 +65,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Batch:
-    """The sequences that a step is trained on; how much of the step was `filtered`, for it has no signal; and the most
-    tokens that a completion may have.
-    """
+    """The sequences of a step; the part `filtered` for lack of signal; the most tokens that a completion may have."""
 
     sequences: list[Sequence]
     filtered: Counts = field(default_factory=Counts)
@@ -78,7 +74,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Tokens `start` to `stop` of a sequence; `parent` is the segment with those before, or -1 if it starts at 0."""
+    """Tokens `start` to `stop` of a sequence; `parent` is the segment before them, or -1 if it starts at 0."""
 
     sequence: Sequence
     start: int
@@ -101,7 +97,7 @@ def run_tokens(run: list[Sequence]) -> int:
 
 
 def _segments(runs: list[list[Sequence]]) -> list[_Segment]:
-    """Return one segment a sequence, and one before those of each run of several for their prompt."""
+    """Make a segment of each sequence, and before each run of several one of their prompt."""
     segments: list[_Segment] = []
     for run in runs:
         prompt = run[0].prompt_length
@@ -121,10 +117,7 @@ def pack(
     share_prompts: bool = False,
     minibatch: int = 0,
 ) -> PackedBatch:
-    """Lay sequences end to end in the order given, on `device`; with `share_prompts`, a group's prompt only once.
-
-    `num_loss_tokens` are those of the whole step; by default these sequences are the whole step.
-    """
+    """Lay sequences end to end in the order given. They are the whole step unless `num_loss_tokens` counts more."""
     assert sequences, "nothing to pack"
     segments = _segments(prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences])
     lengths_S = np.array([len(segment) for segment in segments])
@@ -167,14 +160,12 @@ def pack(
 
 
 def _loss_columns(segment: _Segment) -> Columns:
-    """Return the columns of its loss tokens."""
     sequence = segment.sequence
     places = np.arange(len(sequence))
     return where(sequence.columns, sequence.loss_mask & (segment.start <= places) & (places < segment.stop))
 
 
 def _advantages(segment: _Segment) -> np.ndarray:
-    """Return those of the segment's tokens, float32; 0 for a prompt that several completions share."""
     own = np.asarray(0.0 if segment.shared else segment.sequence.advantage, dtype=np.float32)
     return np.broadcast_to(own, len(segment.sequence))[segment.start : segment.stop]
 
@@ -187,14 +178,11 @@ def deal(
     ranks: Ranks = ALONE,
     minibatches: int = 1,
 ) -> list[PackedBatch]:
-    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens (None: what suits `device`),
-    and return those of this rank; all ranks know all `sequences`.
+    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens, and return this rank's.
 
-    A sequence longer than that is a micro-batch of its own (a sequence is never cut). Those that share a prompt, which
-    counts once, stay together if they fit. With `minibatches`, each of which gets an update of its own, a micro-batch
-    has sequences of one. Each rank gets equally many, as few as `max_tokens` allows, of about as many tokens each.
-    Where there are not enough sequences, a rank gets one without loss. Every micro-batch carries the `num_loss_tokens`
-    of all ranks.
+    A longer sequence is a micro-batch alone. Sequences that share a prompt, which counts once, stay together if they
+    fit. No micro-batch has sequences of two `minibatches`. Each rank gets the same number of micro-batches, as few as
+    `max_tokens` allows and of about equal size, with one without loss if there are not enough sequences.
     """
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
@@ -212,7 +200,7 @@ def deal(
 def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequence]]:
     """Split a step's sequences, in order, into `count` minibatches of about as many prompts each, none of them empty.
 
-    Each gets an update, so its tokens weigh `count` times as much as in an update on all.
+    Each gets a separate update, so its tokens weigh `count` times as much.
     """
     groups = [list(members) for _, members in groupby(sequences, lambda sequence: sequence.group)]
     if count == 1 or len(groups) < 2:
@@ -231,7 +219,7 @@ def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequen
 
 
 def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
-    """Return batches of at most `max_tokens` tokens, or one sequence; the runs in order, whole where they fit."""
+    """Cut into batches of at most `max_tokens` tokens, or one sequence; runs stay in order, and whole if they fit."""
     batches: list[list[Sequence]] = []
     tokens = 0
     for run in runs:
@@ -245,9 +233,9 @@ def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
 
 
 def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, world: int) -> list[list[Sequence]]:
-    """Deal a step's sequences into micro-batches on `world` ranks, of which rank r takes every `world`-th from r on.
+    """Cut a step's sequences into micro-batches for `world` ranks. Rank r takes every `world`-th from r on.
 
-    The largest is as small as it can be without giving a rank one more than `max_tokens` asks for.
+    The largest is as small as possible without more micro-batches for a rank than `max_tokens` asks for.
     """
     runs = prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences]
     if world == 1:
@@ -261,7 +249,6 @@ def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, 
 
 
 def _cut_run(run: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
-    """Return parts of a run, in order, each of at most `max_tokens` tokens or one sequence."""
     parts: list[list[Sequence]] = [[]]
     for sequence in run:
         if parts[-1] and run_tokens([*parts[-1], sequence]) > max_tokens:
@@ -271,10 +258,9 @@ def _cut_run(run: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
 
 
 class RowPacker:
-    """First-fit packing of a stream into a fixed number of rows of `row_tokens` tokens each.
+    """First-fit packing of a stream into rows of `row_tokens` tokens each, until a sequence fits in none.
 
-    All rows stay open until a sequence fits in none, so gaps fill up later; and the stream is taken strictly in order:
-    what was taken is a prefix of it, so one number says where the next step goes on.
+    It takes the stream strictly in order, so one number says where the next step goes on.
     """
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:
@@ -283,7 +269,7 @@ class RowPacker:
         self.free = [row_tokens] * num_rows
 
     def add(self, sequence: Sequence) -> bool:
-        """Put the sequence in the first row with room for it; False (and nothing changed) if there is none."""
+        """Put the sequence in the first row with room for it; return False if there is none."""
         assert len(sequence) <= self.row_tokens, "longer than a row: the data source checks this"
         for row, free in enumerate(self.free):
             if len(sequence) <= free:
@@ -293,5 +279,4 @@ class RowPacker:
         return False
 
     def sequences(self) -> list[Sequence]:
-        """Return what was added, row after row."""
         return [sequence for row in self.rows for sequence in row]

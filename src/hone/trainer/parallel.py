@@ -1,10 +1,7 @@
-"""Several ranks: one model in shards (FSDP2), one process a rank, started by torchrun.
+"""Several ranks: one model in shards (FSDP2, arXiv:2304.11277), one process a rank, started by torchrun.
 
-Each rank computes its own micro-batches with weights that are gathered layer by layer; gradients are summed over the
-ranks, each rank keeping its rows. Everything that ranks must agree on (when to stop, what to save) goes over a control
-group of its own, which waits for as long as rank 0 needs.
-
-Zhao et al. 2023, "PyTorch FSDP" (arXiv:2304.11277); `torch.distributed.fsdp.fully_shard`.
+Each rank computes different micro-batches with weights that are gathered layer by layer, and keeps its rows of the
+summed gradients. Decisions (when to stop, what to save) go over a separate control group, which waits for rank 0.
 """
 
 from __future__ import annotations
@@ -29,14 +26,14 @@ from hone.trainer.life_line import LifeLine
 T = TypeVar("T")
 
 has_joined = False
-"""True in a process that has joined other ranks: it has threads of theirs, and should end by `os._exit`."""
+"""True in a process that has joined other ranks: torch's threads are left, so it should end by `os._exit`."""
 _FOREVER = timedelta(days=365)
-"""Time limit of the control group: rank 0 may read data, sample or wait for an order meanwhile."""
+"""Time limit of the control group, during which rank 0 may read data, sample or wait for an order."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which rank of how many this process is; `local_rank` and `local_world` count those of this machine."""
+    """The number of this process and of all; `local_rank` and `local_world` count on this machine."""
 
     rank: int = 0
     world: int = 1
@@ -79,16 +76,15 @@ class Ranks:
         return values
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
         if not self.alone:
             torch.distributed.barrier(group=self.control)
 
     def watched(self) -> AbstractContextManager[None]:
-        """End this process soon, in the block, when that of another rank has ended; see `LifeLine.armed`."""
+        """End this process, in the block, soon after another rank's has ended; see `LifeLine.armed`."""
         return self.life_line.armed() if self.life_line else nullcontext()
 
     def together(self, action: Callable[[], T]) -> T:
-        """Call `action` on each rank; if it raises UserError on some, all raise that of the first of them."""
+        """Call `action` on each rank; if it raises UserError on some, all ranks raise the first one."""
         value: Any = None
         error: UserError | None = None
         try:
@@ -107,7 +103,7 @@ class Ranks:
         return values
 
     def device(self, name: str) -> str:
-        """Return `cuda` with this rank's GPU. Raises UserError if that is not there, or is given for all ranks."""
+        """Return `cuda` with this rank's GPU. Raises UserError if it is missing, or if the config names one GPU."""
         if self.alone or torch.device(name).type != "cuda":
             return name
         if torch.device(name).index is not None:
@@ -124,17 +120,16 @@ ALONE = Ranks()
 
 
 def launched_ranks() -> int:
-    """Return how many processes torchrun started for this command (`WORLD_SIZE`); 1 without it."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """Join this process to those that torchrun started (RANK, WORLD_SIZE, …), or ALONE; `device` as from `device_of`.
+    """Join the processes that torchrun started (RANK, WORLD_SIZE, …), or give ALONE; `device` as from `device_of`.
 
     Gradients and weights go over gloo on a CPU, over nccl between GPUs. Ends with a barrier. After an error the process
-    group stays: to destroy it is to wait for collectives under way, which other ranks may never join. It is for the
-    command to say what was wrong and end the process at once (`os._exit`); the others' next collective fails then.
+    group stays, because destroying it waits for collectives that other ranks may never join: the command must end the
+    process by `os._exit`, and then the others' next collective fails.
     """
     if launched_ranks() == 1:
         yield ALONE
@@ -144,19 +139,18 @@ def joined(device: str) -> Iterator[Ranks]:
             f"WORLD_SIZE is {launched_ranks()}, but {missing[0]} is not set: start several ranks by torchrun "
             "--nproc-per-node, or unset WORLD_SIZE"
         )
-    variables = {name: int(os.environ.get(name) or 0) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    rank, world, local_rank = (int(os.environ.get(name) or 0) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
-        torch.cuda.set_device(variables["LOCAL_RANK"] % torch.cuda.device_count())
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
     global has_joined
     has_joined = True
-    rank, world = variables["RANK"], variables["WORLD_SIZE"]
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     torch.distributed.init_process_group(backend, store=_meeting_point(rank, world), rank=rank, world_size=world)
     control, line = (torch.distributed.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
     life_line = LifeLine(rank, world, line)
-    ranks = Ranks(rank, world, variables["LOCAL_RANK"], local_world, control, life_line)
+    ranks = Ranks(rank, world, local_rank, local_world, control, life_line)
     yield ranks
     with suppress(RuntimeError):  # a rank that ended by an error is not there
         ranks.barrier()
@@ -167,8 +161,7 @@ def joined(device: str) -> Iterator[Ranks]:
 def _meeting_point(rank: int, world: int) -> Any:
     """Return the store over which ranks find each other, served by rank 0; None where torchrun has one.
 
-    It has no key, and torch's own listens on all addresses: this one listens on MASTER_ADDR alone, if that is an
-    address of this machine. Where all ranks are on this machine, gloo listens on it alone, too.
+    It has no password, so it listens on MASTER_ADDR alone if it can, and gloo on loopback if all ranks are here.
     """
     from torch.distributed.distributed_c10d import default_pg_timeout
 
@@ -185,11 +178,10 @@ def _meeting_point(rank: int, world: int) -> Any:
 
 
 def shard(model: Decoder, ranks: Ranks) -> None:
-    """Leave each rank its rows of every parameter (a DTensor each), to be gathered where they are used; in place.
+    """Leave each rank its rows of every parameter (a DTensor each), in place. All ranks must have loaded equal weights.
 
     A layer is gathered for its forward and again for its backward pass; embedding, last norm and head stay gathered
-    between the two, as `logits` comes after `hidden`. Gradients are summed in fp32, not averaged: the loss is divided
-    by the token count of all ranks. All ranks must have loaded the same weights. Does nothing alone.
+    between the two. Gradients are summed in fp32, not averaged: the loss is divided by the token count of all ranks.
     """
     if ranks.alone:
         return
@@ -198,12 +190,7 @@ def shard(model: Decoder, ranks: Ranks) -> None:
             f"a model of {model.config.family}, which transformers computes, trains on one rank: set trainer.ranks = 1"
         )
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import (
-        FSDPModule,
-        MixedPrecisionPolicy,
-        fully_shard,
-        register_fsdp_forward_method,
-    )
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(model.device.type, (ranks.world,))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -226,17 +213,16 @@ def shard(model: Decoder, ranks: Ranks) -> None:
 class _GatherInBf16:
     """Gathers a layer's fp32 parameters: in bf16 the matrices that are multiplied in bf16, in fp32 all others.
 
-    It is an `AllGather` of FSDP, which has one dtype for all parameters of a layer, but biases and norms must not be
-    rounded. `halves_any` is False where there is no such matrix.
+    An `AllGather` for FSDP, which has one dtype for a layer and would round biases and norms, too.
     """
 
     def __init__(self, layer: nn.Module) -> None:
         self.parts: list[tuple[int, bool]] = []
-        """Of each parameter, as FSDP lays them: the scalars that a rank sends, and True if it sends them in bf16."""
+        """For each parameter, in FSDP's order: the scalars that a rank sends, and True if it sends them in bf16."""
         for param in _fsdp_params(layer):
             owner, name = param._module_info.module, param._module_info.param_name
             half = isinstance(owner, Linear) and owner.bf16_product and name == "weight"
-            half = half and param.sharded_param.dtype == torch.float32  # that of LoRA's layers is in bf16 already
+            half = half and param.sharded_param.dtype == torch.float32  # LoRA's are in bf16 already
             self.parts.append((param.padded_sharded_param_size.numel(), half))
         self.halves_any = any(half for _, half in self.parts)
 
@@ -247,7 +233,7 @@ class _GatherInBf16:
         """Gather `[n]` of each rank into `[ranks · n]`, both fp32."""
         assert not async_op and input_tensor.dtype == torch.float32
         own = input_tensor.split([size for size, _ in self.parts])
-        # What is sent is made of pairs of bf16, so that fp32 values can be read from it in place: they come first.
+        # The buffer is bf16. fp32 values come first, as pairs, so that they are aligned and can be read in place.
         exact = [part.view(torch.bfloat16) for part, (_, half) in zip(own, self.parts, strict=True) if not half]
         halves = [part.bfloat16() for part, (_, half) in zip(own, self.parts, strict=True) if half]
         odd = sum(map(len, halves)) % 2
@@ -267,23 +253,20 @@ class _GatherInBf16:
 
 
 def _fsdp_params(module: nn.Module) -> Sequence[Any]:
-    """Return FSDP's records of the parameters that it gathers for `module`, in the order in which it lays them."""
+    """Return FSDP's records of the parameters that it gathers for `module`, in its order."""
     group = module._get_fsdp_state()._fsdp_param_group  # pyright: ignore[reportCallIssue]
     return group.fsdp_params if group else ()
 
 
 def reduce_gradients(model: nn.Module, last: bool) -> None:
-    """Have the next backward pass sum gradients over ranks if it is the `last` of a step; else each rank keeps its own.
-
-    Those that take more than `WHOLE_GRADIENT_BYTES` are summed in every pass. Does nothing for a model that is whole.
-    """
+    """Have the next backward pass sum gradients over ranks if it is the `last` of a step, or if they are large."""
     if hasattr(model, "set_requires_gradient_sync"):
         few = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad) <= WHOLE_GRADIENT_BYTES
         model.set_requires_gradient_sync(last or not few)  # pyright: ignore[reportCallIssue]
 
 
 def drop_gradients(model: nn.Module) -> None:
-    """Forget the gradients that are not summed over ranks yet: FSDP keeps them, out of an optimiser's reach."""
+    """Forget gradients that are not summed over ranks yet: FSDP keeps them, out of an optimiser's reach."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
             for param in _fsdp_params(module):
@@ -293,23 +276,22 @@ def drop_gradients(model: nn.Module) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Give back what a forward pass without a backward one left gathered. Does nothing for a model that is whole."""
+    """Free the weights that a forward pass without a backward one left gathered."""
     if hasattr(model, "reshard"):
         model.reshard()  # pyright: ignore[reportCallIssue]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return True if this process holds only rows of the tensor (it is a DTensor: not imported by who is alone)."""
+    """Return True if this process holds only rows of the tensor: a DTensor, which one rank does not import."""
     return hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the rows that this rank holds; the tensor itself if it is whole."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor. Of one in shards all ranks must ask for it."""
+    """Return the whole tensor. All ranks must call this for a sharded one."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -327,7 +309,7 @@ def rows_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def sharded_like(rows: Tensor, model: Tensor) -> Tensor:
-    """Wrap this rank's `rows` of a tensor of `model`'s shape, as a tensor in shards; `rows` if `model` is whole."""
+    """Wrap this rank's `rows` as a tensor sharded like `model`; return `rows` if `model` is whole."""
     if not is_sharded(model):
         return rows
     from torch.distributed.tensor import DTensor
@@ -339,7 +321,7 @@ def sharded_like(rows: Tensor, model: Tensor) -> Tensor:
 
 
 def share_of(value: Tensor, model: Tensor) -> Tensor:
-    """Return `value`, whole or in shards already, as `model` lies: whole, or this rank's rows of it."""
+    """Return `value` as `model` lies: whole, or this rank's rows."""
     if is_sharded(value) or not is_sharded(model):
         return value
     start, stop = rows_of(model)

@@ -1,7 +1,7 @@
-"""The trainer's part of a checkpoint: model and optimiser, on any number of ranks.
+"""The trainer's part of a checkpoint: model and optimiser.
 
-Alone: `model.safetensors` and `optimizer.safetensors`. On several ranks: `trainer/`, of which each rank writes its rows
-(`torch.distributed.checkpoint`). Either is read on any number of ranks, each taking no more than its rows.
+One rank writes `model.safetensors` and `optimizer.safetensors`. Of several, each writes its rows into `trainer/`
+(`torch.distributed.checkpoint`). Any number of ranks reads either, each only its rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hone.trainer.step import Trainer
 
 
 def save_part(folder: Path, trainer: Trainer) -> None:
-    """Write model and optimiser of the trainer's version into `folder`, which exists; all ranks together."""
+    """Write model and optimiser into `folder`, which exists; all ranks together."""
     if trainer.ranks.alone:
         save_groups(folder, trainer.tensors())
     else:
@@ -28,7 +28,7 @@ def save_part(folder: Path, trainer: Trainer) -> None:
 
 
 def load_part(folder: Path, trainer: Trainer, version: int) -> None:
-    """Restore, bit for bit, what `save_part` wrote of `version`, on however many ranks; all ranks together."""
+    """Restore, bit for bit, what `save_part` wrote of `version`; all ranks together."""
     parameters = dict(trainer.model.named_parameters())
     if trainer.ranks.alone:
         tensors = load_groups(folder)
@@ -46,12 +46,11 @@ def load_part(folder: Path, trainer: Trainer, version: int) -> None:
 
 
 def _parameter(key: str) -> str:
-    """Return name of the parameter that a tensor belongs to: `model/NAME`, `optimizer/KIND/NAME`."""
+    """Return the parameter's NAME in the key `model/NAME` or `optimizer/KIND/NAME`."""
     return key.split("/")[-1]
 
 
 def _own_rows(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Read this rank's rows of tensors in safetensors files, as tensors in shards like the parameters."""
     tensors: dict[str, dict[str, Tensor]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         named = tensors[file.stem] = {}

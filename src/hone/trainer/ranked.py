@@ -1,7 +1,6 @@
-"""A trainer on all ranks that one loop drives: what rank 0 calls, every rank does.
+"""A trainer on all ranks that one loop drives: every rank repeats rank 0's calls.
 
-The loop, the data, the run directory and every decision are rank 0's alone; the other ranks `follow`, each with its
-shard of the model. So nothing but the trainer's own steps has to be agreed on.
+Loop, data, run directory and decisions are rank 0's alone; the other ranks `follow`, with their shards of the model.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hone.types import PackedBatch
 
 
 class Dismissed(BaseException):
-    """Ends the ranks that follow, with the exit code of rank 0. Whatever they wait for from rank 0, this may come."""
+    """Ends the ranks that follow, with the exit code of rank 0. It may come instead of any answer of rank 0."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -38,7 +37,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def on_all_ranks(method: Method) -> Method:
-    """Have every rank run a method of `RankedTrainer` that rank 0 calls; the others do so in `follow`."""
+    """Run a method of `RankedTrainer` that rank 0 calls on every rank, on the others in `follow`."""
 
     @wraps(method)
     def call(trainer: RankedTrainer, *arguments: Any) -> Any:
@@ -61,12 +60,10 @@ def on_all_ranks(method: Method) -> Method:
 
 
 class RankedTrainer:
-    """Rank 0's trainer, whose methods are done by all ranks; alone, a trainer that takes sequences.
+    """Rank 0's trainer, which runs each call on every rank and cuts batches into micro-batches.
 
-    `make` makes a rank's trainer, its model in shards: each `start` calls it on all ranks, with its own arguments. A
-    step is of `sequences`, which are dealt in micro-batches of at most `micro_batch_tokens` tokens (None: what suits
-    the device). Entered on rank 0; when that is left, the other ranks end, too, with the exit code `code`, or that of
-    the error.
+    `start` calls `make` on all ranks, with its arguments. Leaving the context on rank 0 ends the other ranks with the
+    exit code `code`, or the error's.
     """
 
     def __init__(
@@ -84,7 +81,6 @@ class RankedTrainer:
 
     @property
     def trainer(self) -> Trainer:
-        """This rank's."""
         assert self._trainer is not None, "`start` comes first"
         return self._trainer
 
@@ -94,23 +90,20 @@ class RankedTrainer:
 
     @on_all_ranks
     def start(self, *arguments: Any) -> None:
-        self._trainer = None  # its memory is that of the next one
+        self._trainer = None  # free its memory for the next one
         gc.collect()  # a model in shards holds itself
         self._trainer = self.make(*arguments)
 
     @on_all_ranks
     def step(self, batch: Batch) -> dict[str, float]:
-        """Take one update on the batch of a step; see `Trainer.step`."""
         return self.trainer.step(self._dealt(batch))
 
     @on_all_ranks
     def token_stats(self) -> TokenStats | None:
-        """Return what the last step computed of its tokens, on all ranks; None if the trainer does not record it."""
         return self.trainer.token_stats()
 
     @on_all_ranks
     def evaluate(self, sequences: list[Sequence]) -> float:
-        """Compute the mean objective per loss token, without an update."""
         return self.trainer.evaluate(self._dealt(Batch(sequences)))
 
     @on_all_ranks
@@ -119,17 +112,14 @@ class RankedTrainer:
 
     @on_all_ranks
     def score(self, token_ids: tuple[int, ...]) -> list[float]:
-        """Compute each token's log-probability but the first's, given those before, at the trainer's temperature."""
         return sequence_logprobs(self.trainer.model, token_ids, self.trainer.temperature)
 
     @on_all_ranks
     def save_policy(self, folder: Path, reserved: bool = False) -> None:
-        """Write the model in Hugging Face layout, see `export.save_policy`."""
         save_policy(self.trainer, folder, reserved=reserved)
 
     @on_all_ranks
     def save_part(self, folder: Path) -> None:
-        """Write model and optimiser into `folder`, see `parts.save_part`."""
         from hone.trainer.parts import save_part
 
         try:
@@ -141,7 +131,6 @@ class RankedTrainer:
 
     @on_all_ranks
     def load_part(self, folder: Path, version: int) -> None:
-        """Restore what `save_part` wrote, on however many ranks."""
         from hone.trainer.parts import load_part
 
         load_part(folder, self.trainer, version)
@@ -154,10 +143,7 @@ class RankedTrainer:
         return stop.abandonable() if self.ranks.alone else nullcontext()
 
     def follow(self) -> int:
-        """Do, on all ranks but the first, what rank 0 does until it ends. Returns the exit code.
-
-        Signals are left to rank 0: who sends them to one process of a run sends them to all.
-        """
+        """Repeat rank 0's calls until it ends; return the exit code. Signals are ignored: rank 0 gets them, too."""
         assert not self.ranks.first
         with _deaf():
             try:
@@ -202,7 +188,6 @@ def is_lost(error: RuntimeError) -> bool:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Ignore the signals that end a run."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

@@ -1,9 +1,8 @@
-"""What SFT imitates: rows of a data set, or an environment's demonstrations, as token sequences with a loss mask.
+"""SFT's data: rows of a data set, or an environment's demonstrations, as token sequences with a loss mask.
 
 A source holds no iterator. Positions 0, 1, 2, … run through the epochs: position p is example `p % n` of the order of
-epoch `p // n`, which depends on the seed alone. `next_batch` takes the examples of one step from a position onwards and
-says where the next step starts; that one number is all a checkpoint has to hold. Packing fills `batch_size` rows
-first-fit and stops at the first example that fits in none of them, which then opens the next step: nothing is skipped.
+epoch `p // n`, which depends on the seed alone. `next_batch` takes the examples of one step from a position on, and
+returns the position of the next step, which is all that a checkpoint has to hold.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ T = TypeVar("T")
 
 
 class Limit:
-    """The longest example, and what happens to a longer one: `data.too_long` = error, drop or truncate."""
+    """The longest example, and the policy for a longer one: `data.too_long` = error, drop or truncate."""
 
     def __init__(self, data: SFTDataConfig, max_positions: int) -> None:
         self.tokens = min(data.seq_len, max_positions)
@@ -48,7 +47,7 @@ class Limit:
         self.truncated: set[str] = set()
 
     def apply(self, sequence: Sequence, where: str) -> Sequence | None:
-        """Return the sequence, cut if that is wanted; None if it is left out, or if a cut leaves no loss."""
+        """Return the sequence, cut if the policy says so; None if it is dropped, or if a cut leaves no loss."""
         if len(sequence) <= self.tokens:
             return sequence
         if self.policy == "error":
@@ -66,14 +65,12 @@ class Limit:
 def tokenize(
     renderer: ChatRenderer, messages: list[Message], start: int, where: str, tools: list[Tool] | None = None
 ) -> Sequence:
-    """Tokenize the conversation; loss on every assistant message from index `start` on, with its end-of-turn token, but
-    for those of `weight` 0.
+    """Tokenize the conversation, with loss on every assistant message from index `start` on except `weight` 0.
 
-    What follows the last message with loss is left out. `tools` are those that the prompt lists; an assistant message
-    may call them by `tool_calls`. `where` names the example in errors. A thought, in one of `THOUGHTS`, is learned as
-    the template writes it; before the first message with loss it is written if the template keeps it in a prompt. Where
-    the template writes a turn otherwise once tools have answered it (Qwen3's leaves out an empty thought), the turn
-    stays as it was learned, as that of a rollout stays as it was sampled.
+    The sequence ends with the last message with loss, and its end-of-turn token. The prompt lists `tools`; `where`
+    names the example in errors. A thought, in one of `THOUGHTS`, is learned as the template writes it. If the template
+    rewrites a turn after the answers of tools (Qwen3's drops an empty thought), the turn stays as it was learned, as a
+    rollout's stays as it was sampled.
     """
     learned = [_carries_loss(message, i, where) and i >= start for i, message in enumerate(messages)]
     if not any(learned):
@@ -110,7 +107,7 @@ def tokenize(
 
 
 def _carries_loss(message: Message, index: int, where: str) -> bool:
-    """Return True if it is an assistant's message, and not one of `weight` 0 (OpenAI's form of fine-tuning data)."""
+    """Return True for an assistant's message unless its `weight` is 0 (OpenAI's form of fine-tuning data)."""
     if (weight := message.get("weight", 1)) not in (0, 1):
         raise UserError(f"{where}: the weight of message {index} is {weight!r}; it must be 0 (no loss) or 1.")
     return message["role"] == "assistant" and weight == 1
@@ -124,9 +121,7 @@ def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[T
 
 
 def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:
-    """Return row `index` of a data set as tokens, those that a model sampled if it has them; None if it is dropped for
-    its length.
-    """
+    """Return row `index` of a data set as tokens, the sampled ones if it has them; None if it is too long."""
     row, where = rows[index], rows.where(index)
     if row.get("sampled_mask") is not None:
         ids, mask = np.array(row["token_ids"], dtype=np.int32), np.array(row["sampled_mask"], dtype=np.bool_)
@@ -136,13 +131,12 @@ def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -
 
 
 def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
-    """Return a row for each example of a run of RL, or of an evaluation, whose best completion (the first of equals)
-    has at least this reward: rejection sampling, as in RAFT (arXiv:2304.06767).
+    """Return the best completion (the first of equals) of each example of an RL or evaluation run as a row, if it has
+    at least this reward: rejection sampling, as in RAFT (arXiv:2304.06767).
 
-    A row has `prompt` and `completion` as messages and, of a run whose tokenizer has the digest `tokenizer`, the
-    recorded `token_ids` and `sampled_mask`. UserError if there is no such completion, if one is of an agent's rollout
-    with several segments, or if tools answered in one whose ids can't be used: the messages do not say which tools
-    the prompt listed.
+    A row has `prompt` and `completion` as messages, and the recorded `token_ids` and `sampled_mask` if the run's
+    tokenizer has the digest `tokenizer`. Raises UserError if there is none, if an agent's rollout has several segments,
+    or if tools answered and there are no ids: the messages do not list the prompt's tools.
     """
     from hone.environments.data import Rows
 
@@ -180,7 +174,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
 
 
 def _first_best(records: Iterable[tuple[T, str, float | None]], min_reward: float) -> list[T]:
-    """Return, of records (place, example, reward), the place of the first of the best of each example."""
+    """Return the place of each example's first best record (place, example, reward)."""
     best: dict[str, tuple[float, T]] = {}
     for place, example, reward in records:
         if reward is not None and reward >= min_reward and (example not in best or reward > best[example][0]):
@@ -189,7 +183,6 @@ def _first_best(records: Iterable[tuple[T, str, float | None]], min_reward: floa
 
 
 def _sampled_row(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of `hone.runs.rollouts` with its messages as lists."""
     answer = [{"role": "assistant", "content": record["text"]}]
     several = record["completion"] and json.loads(record["completion"])
     return record | {"prompt": json.loads(record["prompt"]), "completion": several or answer}
@@ -232,7 +225,7 @@ def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return the row without the keys that are null, as Parquet fills them up where tools differ."""
+    """Drop keys that are null: Parquet adds them where tools differ."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -256,7 +249,7 @@ def _messages(value: Any, column: str, role: str, where: str) -> list[Message]:
 
 
 class Source(Protocol):
-    """Where examples come from: `len` is one epoch; `sequence` is the example at `position`, None if it is dropped."""
+    """A source of examples: `len` is one epoch; `sequence` is the example at `position`, None if it is dropped."""
 
     def __len__(self) -> int: ...
 
@@ -282,9 +275,7 @@ class DatasetSource:
 
 
 class DemonstrationSource:
-    """An environment's training examples, demonstrated afresh each time: demonstration `draw` of step `step` has its
-    own random stream, so a second pass over the examples brings new demonstrations of them.
-    """
+    """An environment's training examples, demonstrated afresh in each epoch: (step, draw) seeds a demonstration."""
 
     def __init__(self, env: Environment, renderer: ChatRenderer, limit: Limit, seed: int) -> None:
         self.env, self.renderer, self.limit, self.seed = env, renderer, limit, seed
@@ -303,7 +294,6 @@ class DemonstrationSource:
 def demonstration(
     env: Environment, split: str, index: int, rng: np.random.Generator, renderer: ChatRenderer, limit: Limit
 ) -> Sequence | None:
-    """Return an example with a demonstrated answer as tokens; None if it is dropped for its length."""
     example = env.split(split)[index]
     where = f"environment {env.id}, {split} example {index}"
     content = env.demonstrate(example, rng)
@@ -330,10 +320,7 @@ def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) ->
 
 
 def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance: Callable[[int], None]) -> None:
-    """Tokenize every row that `max_steps` steps will use, so that a bad row is found before the run starts.
-
-    `advance` is called with the number of rows done so far, of at most `len(source)`.
-    """
+    """Tokenize every row that the run will use, to find bad rows before it starts; `advance` gets the rows done."""
     position = 0
     for step in range(max_steps):
         _, position = next_batch(source, step, position, data)
@@ -345,8 +332,8 @@ def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance:
 def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Return (training rows, validation rows), disjoint in content, not only in index.
 
-    Rows are ranked by a keyed hash of their content and the lowest `fraction` of the different ones is held out, so
-    equal rows fall on the same side, and adding rows moves few others. Validation rows come in the order of their rank.
+    Rows are ranked by a keyed hash of their content and the lowest `fraction` of distinct rows is held out, in the
+    order of rank. So equal rows fall on the same side, and adding rows moves few others.
     """
     ranks = np.array([key(seed, "sft-val", content_hash(row)) for row in rows], dtype=np.uint64)
     distinct = np.unique(ranks)
@@ -359,13 +346,11 @@ def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
 
 
 def validation_set(held_out: Rows, renderer: ChatRenderer, limit: Limit, max_examples: int) -> list[Sequence]:
-    """Return the first `max_examples` held-out rows as tokens."""
     count = min(max_examples, len(held_out))
     return _some([row_sequence(held_out, i, renderer, limit) for i in range(count)])
 
 
 def validation_demonstrations(source: DemonstrationSource, max_examples: int) -> list[Sequence]:
-    """Return the first `max_examples` examples of the environment's eval split, each with one fixed demonstration."""
     count = min(max_examples, len(source.env.split("eval")))
     rngs = [stream(source.seed, "sft-val-demo", i) for i in range(count)]
     return _some([demonstration(source.env, "eval", i, rngs[i], source.renderer, source.limit) for i in range(count)])

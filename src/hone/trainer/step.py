@@ -1,8 +1,7 @@
 """The train step: forward and backward over micro-batches, an optimiser update.
 
-A token's weight in the loss is that of the whole step, so splitting a batch never changes its gradient, among
-micro-batches or among ranks. A batch may be used for several updates: `updates_per_batch` passes over it, each of
-`minibatches` updates on a part of it. The old policy of the ratio stays the one from before the first.
+Tokens are weighed within the whole step, so micro-batches and ranks do not change its gradient. A batch may get several
+updates: `updates_per_batch` passes with an update for each of `minibatches`, all with the same old policy.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchUse:
-    """What a step does with its batch: `updates_per_batch` passes, with an update for each of `minibatches`.
+    """Use of a step's batch. `keeps_old`: the old policy is the trainer's before the first update, not the sampler's.
 
-    `keeps_old`: the old policy is the trainer's before the first update, not the sampler's. `kl_in_reward`: how the
-    divergence is taken off the rewards, if it is. The reference becomes the policy every `reference_interval` steps.
+    The reference becomes the policy every `reference_interval` steps.
     """
 
     updates_per_batch: int = 1
@@ -58,16 +56,14 @@ ONE_UPDATE = BatchUse()
 class Trainer:
     """Owns the optimiser of `model` and the step counter (= the policy version: steps so far, skipped ones included).
 
-    `reference`, if given, is the model of the KL term; with LoRA it may be `model`, for its adapter is off then.
-    `temperature` is the sampler's: the ratio compares the distributions that the tokens were really drawn from.
-    `weigh` gives the tokens of a batch their weights; without it each counts the same. `interrupt` is called before
-    each micro-batch of a step's first update; what it raises ends the step (or evaluation) there, with weights,
-    optimiser and counter as they were before it. With `record_tokens`, `token_stats` has what the last step computed
-    of each token, before its first update of it.
+    `reference`, if given, is the model of the KL term; with LoRA it may be `model`, with the adapter off. `temperature`
+    is the sampler's, because the ratio compares the distributions that tokens were drawn from. `weigh` sets the tokens'
+    weights in the loss, by default equal ones. Before each micro-batch of a step's first update, rank 0 calls
+    `interrupt`; an error there is raised on all ranks, with weights, optimiser and counter as before the step. With
+    `record_tokens`, `token_stats` describes the last step's tokens before its first update.
 
-    On several `ranks` model and reference are in shards (`parallel.shard`) before they come here. All ranks call
-    `step`, `evaluate`, `fingerprint` and `load_tensors` together, each with its own micro-batches (equally many, see
-    `packing.deal`), and get the same results; of `interrupt`, rank 0's is asked, and what it raises is raised on all.
+    On several `ranks`, model and reference are sharded before (`parallel.shard`). All ranks call `step`, `evaluate`,
+    `fingerprint` and `load_tensors` together, with equally many micro-batches, and get the same results.
     """
 
     interrupt: Callable[[], None]
@@ -107,23 +103,20 @@ class Trainer:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next step."""
         return lr_at(self.version, self.optimizer.config.lr, self.scheduler, self.max_steps)
 
     def deal(self, batch: Batch, micro_batch_tokens: int | None, share_prompts: bool) -> list[PackedBatch]:
-        """Return this rank's micro-batches of a step's batch, which all ranks have; see `packing.deal`."""
         sequences = self.weigh(batch) if self.weigh is not None else batch.sequences
         device = self.model.device
         return deal(sequences, micro_batch_tokens, device, share_prompts, self.ranks, self.use.minibatches)
 
     @torch.enable_grad()  # a reward function of this process may have switched gradients off
     def step(self, micro_batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """Take one step on its micro-batches: an update for each of their minibatches, in each pass.
+        """Take one step: an update for each minibatch, in each pass.
 
         Returns loss, entropy (nats), grad_norm (before clipping), lr and the objective's statistics, as means over loss
-        tokens, and over updates. Without micro-batches or loss tokens, or with a gradient that is not finite, the
-        weights stay as they are, the counter and the schedule go on, and `optimizer/skipped` is 1 (of several updates:
-        their share).
+        tokens, and over updates. Without loss tokens, or with a gradient that is not finite, the weights stay, the
+        counter and the schedule go on, and `optimizer/skipped` is the share of such updates.
         """
         self._tokens.clear()
         metrics, parts, norms = {"lr": self.lr}, list[dict[str, torch.Tensor]](), list[float]()
@@ -157,10 +150,7 @@ class Trainer:
         return metrics
 
     def _update(self, micro_batches: Sequence[PackedBatch], first: bool) -> tuple[list[dict[str, torch.Tensor]], float]:
-        """Take one update; returns the statistics of its micro-batches, and the gradient's norm.
-
-        The gap to the sampler is that of the `first` one: after it the policy is another.
-        """
+        """Return statistics by micro-batch (with the gap to the sampler if `first`) and the gradient's norm."""
         parts = []
         for batch in self._uninterrupted(micro_batches) if first else micro_batches:
             reduce_gradients(self.model, last=batch is micro_batches[-1])
@@ -172,7 +162,6 @@ class Trainer:
         return parts, norm
 
     def _uninterrupted(self, micro_batches: Iterable[PackedBatch]) -> Iterable[PackedBatch]:
-        """Yield the micro-batches, until `interrupt` raises."""
         for batch in micro_batches:
             raised = None
             if self.ranks.first:
@@ -222,17 +211,13 @@ class Trainer:
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """Set the reference to the current policy."""
         assert self.reference is not None
         for own, current in zip(self.reference.parameters(), self.model.parameters(), strict=True):
             own.copy_(current)
         self.reference.refresh()
 
     def token_stats(self) -> TokenStats | None:
-        """Return what the last step computed of its tokens, micro-batch by micro-batch; None without `record_tokens`.
-
-        On several ranks all call it, and rank 0 gets those of all, the others None.
-        """
+        """Return the last step's tokens of all ranks, on rank 0. None on other ranks, or without `record_tokens`."""
         if not self.record_tokens:
             return None
         parts = self.ranks.gather(TokenStats.joined([TokenStats.of_batch(*tokens) for tokens in self._tokens]))
@@ -250,13 +235,10 @@ class Trainer:
         return sum(self.ranks.collect(_summed(_read(losses)).get("loss", 0.0)))
 
     def fingerprint(self) -> str:
-        """Return 16 hex digits that tell this version of the policy from any other."""
         return fingerprint(self.model.trained, self.ranks)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return everything an exact resume needs, as named tensors: of the model what is trained, and the optimiser's;
-        in shards, if they are.
-        """
+        """Return the trained weights and the optimiser's state for an exact resume, sharded if the model is."""
         tensors = {"model": _weights(self.model), "optimizer": self.optimizer.state()}
         if self.reference is not None and self.use.reference_interval:
             tensors["reference"] = _weights(self.reference)
@@ -281,14 +263,14 @@ def _weights(model: Decoder) -> dict[str, torch.Tensor]:
 
 
 def _read(parts: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:
-    """Return the statistics as numbers: the one time that the host waits for a GPU."""
+    """Return the statistics as numbers. Only here the host waits for a GPU."""
     values = [value.double() for part in parts for value in part.values()]
     numbers = iter(torch.stack(values).tolist() if values else [])
     return [{name: next(numbers) for name in part} for part in parts]
 
 
 def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return statistics of parts of a step as those of all: sums, and the largest of what is named `…/max`."""
+    """Add up statistics of parts of a step, or take the largest if the name ends in `/max`."""
     sums: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():

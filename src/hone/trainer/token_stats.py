@@ -1,4 +1,4 @@
-"""What a train step computed of each token it trained on: what people look at when they ask why a run learns."""
+"""Entropy and logprob of each token that a train step trained on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hone.types import PackedBatch
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Of K completions, end to end, with M tokens that carry loss: in the order in which the step met them.
+    """Statistics of K completions, end to end, with M loss tokens, in the order of the step.
 
-    `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, its number among those of the draw,
-    and its tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats: of the distribution that the token
-    was drawn from, by the weights before the update.
+    `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, its number in the draw, and its
+    tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, at the sampler's temperature, by the
+    weights before the update.
     """
 
     draws: np.ndarray
@@ -32,7 +32,6 @@ class TokenStats:
 
     @classmethod
     def of_batch(cls, batch: PackedBatch, entropies_M: torch.Tensor, logprobs_M: torch.Tensor) -> TokenStats:
-        """Make those of a micro-batch."""
         columns = zip(batch.groups, batch.samples, batch.loss_lengths, strict=True)
         draws, samples, lengths = np.array([column for column in columns if column[2]], dtype=np.int64).T
         return cls(
@@ -41,7 +40,6 @@ class TokenStats:
 
     @classmethod
     def joined(cls, parts: Sequence[TokenStats]) -> TokenStats:
-        """Join those of several micro-batches, or ranks."""
         kinds = {"draws": np.int64, "samples": np.int64, "lengths": np.int64}
         kinds |= {"entropies": np.float16, "logprobs": np.float32}
         empty = [np.zeros(0, kind) for kind in kinds.values()]
@@ -49,9 +47,8 @@ class TokenStats:
         return cls(*(np.concatenate(column) for column in columns))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays by name: `TokenStats(**arrays)` is what they were taken from."""
-        names = ("draws", "samples", "lengths", "entropies", "logprobs")
-        return {name: getattr(self, name) for name in names}
+        """Return the arrays by name, such that `TokenStats(**arrays)` equals this."""
+        return dict(vars(self))
 
     def by_completion(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
         """Map (draw, sample) -> entropies and logprobs of its tokens, in their order."""

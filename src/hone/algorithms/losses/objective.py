@@ -1,4 +1,4 @@
-"""What one micro-batch contributes to a step's loss and statistics: the losses, put together as a config says."""
+"""A micro-batch's part of a step's loss and statistics: the losses, put together as a config says."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def token_loss(config: LossConfig, stale: bool = False) -> TokenLoss:
 
 
 def correction(config: CorrectionConfig) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """Return what weighs tokens by (old logprobs `[M]`, the sampler's `[M]`, lengths `[S]`); None if nothing does."""
+    """Return a function of (old logprobs `[M]`, the sampler's `[M]`, lengths `[S]`) that weighs tokens, or None."""
     low, high = config.range
     return {
         "none": None,
@@ -76,13 +76,11 @@ def policy_objective(
     stale: bool = False,
     custom: TokenLoss | None = None,
 ) -> Objective:
-    """Compute a policy gradient: the loss that `config` names, or `custom`, and what is added to it.
+    """Make a policy gradient's objective: the loss that `config` names, or `custom`, with KL and entropy terms.
 
-    The old policy of the ratio is that in the batch (`old_logprobs`). Without it, it is the sampler's: so the ratio
-    corrects for tokens of older versions (`stale`) and for a sampler that computes otherwise. With `old_policy` =
-    "trainer", or a correction, which does that by itself, it is the policy before the update.
-
-    A token whose logprob by the sampler is not finite has no loss.
+    The old policy of the ratio is the batch's (`old_logprobs`), else the sampler's: so the ratio corrects for tokens of
+    older versions (`stale`) and for a sampler that computes otherwise. With `old_policy` = "trainer", or a correction,
+    it is the policy before the update. A token without a finite logprob of the sampler has no loss.
     """
     loss_of = custom or token_loss(config, stale)
     weigh = correction(correct) if correct is not None else None

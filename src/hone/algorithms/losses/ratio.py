@@ -1,6 +1,4 @@
-"""Ratios of probabilities, of tokens and of whole completions. `lengths_S` int64 are the loss tokens of the
-completions, which lie one after the other.
-"""
+"""Ratios of probabilities, of tokens and of whole completions, which have `lengths_S` int64 loss tokens."""
 
 from __future__ import annotations
 

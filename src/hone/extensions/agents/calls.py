@@ -1,7 +1,7 @@
-"""Calls of the model by a program: what it may ask for, and what it is answered.
+"""Calls of the model by a program, and their answers.
 
-Calls come as requests in OpenAI's form (`hone.extensions.agents.host`). They are sampled as the run says, with keys of
-their own, and a rollout has limits.
+Calls come as requests in OpenAI's form (`hone.extensions.agents.host`). They are sampled with the run's settings, under
+separate keys, and a rollout has limits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 LONGEST_TOKEN = 16
-"""Characters that a token has on average at most: a longer prompt does not fit, and is not tokenised."""
+"""Most characters per token on average: a longer prompt can't fit, and is not tokenised."""
 Reply = tuple[str, Message, str, dict[str, int]]
 """The id of an answer, its message, why it ended, and its usage."""
 
@@ -41,10 +41,10 @@ class ModelCalls:
         self.api_key = f"hone-{model.sample_id}-{secrets.token_hex(16)}"  # no other program can guess it
         self.sampled = self.refused = 0
         self.limit = ""
-        """The bound that a call was refused for, in words."""
+        """The limit that a call was refused for, in words."""
         self.closed = False
         self.entering = asyncio.Lock()
-        """Held until a call is begun: calls begin in the order in which they came, and one after another."""
+        """Held until a call has started: calls start one after another, in their order."""
 
     async def url(self) -> str:
         return await self._host.url()
@@ -53,15 +53,15 @@ class ModelCalls:
         return self._host.client(self.api_key)
 
     async def begin(self, body: ChatRequest, session: str, again: bool) -> Coroutine[Any, Any, Reply]:
-        """Begin a call, or find the one that is sent `again`; return what waits for its answer. Raises ApiError."""
+        """Begin a call, or find a repeated one (`again`); return an awaitable answer. Raises ApiError."""
         raise NotImplementedError
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout: leave out the calls of these sessions, and return how many others were answered."""
+        """End the rollout: leave out the calls of these sessions, and return the number of other answered calls."""
         raise NotImplementedError
 
     def check_open(self) -> None:
-        """Raise ApiError if the rollout takes no more calls. Calls that were refused count."""
+        """Raise ApiError if the rollout takes no more calls. Refused calls count."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
         asked = self.model.asked
@@ -72,11 +72,10 @@ class ModelCalls:
             raise ApiError(400, f"{made}, of which {self.refused} were refused", "messages")
 
     def too_large(self) -> ApiError:
-        """Return the error of a call with more bytes than `largest_body`."""
         return too_large()
 
     def most(self, *bounds: int | None) -> int | None:
-        """Return the most tokens of a call: the least of the bounds and of what is left of `max_tokens`."""
+        """Return the limit of tokens of a call: the least of the bounds and the rest of `max_tokens`."""
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         return min((x for x in (left, *bounds) if x is not None), default=None)
 
@@ -142,7 +141,6 @@ class ProgramCalls(ModelCalls):
         return found[-1] if found and not self.closed else None
 
     def _commit(self, call: Call, turn: Segment) -> None:
-        """Record what was sampled for a call, when its program is about to get it."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
         self.sampled += turn.num_sampled - call.request.max_tokens
@@ -155,7 +153,7 @@ class ProgramCalls(ModelCalls):
         call.reply = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
 
     def _drop(self, call: Call) -> None:
-        """Remove a call without an answer, which the program did not wait for or hone refused; it trains nothing."""
+        """Remove a call without an answer (its program left, or hone refused it); it trains nothing."""
         if call.turn is None and call in self.model.calls:
             self.model.calls.remove(call)
             self.sampled -= call.request.max_tokens
@@ -163,7 +161,7 @@ class ProgramCalls(ModelCalls):
                 call.parent.continued = False
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout; calls without an answer get a 410 and are dropped, and so are those that don't train."""
+        """End the rollout; unanswered calls get a 410 and are dropped, and so are untrained ones."""
         self.closed = True
         for call in [call for call in self.model.calls if call.turn is None]:
             if not call.future.done():
@@ -192,7 +190,7 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> None:
-    """Raise ApiError for what a call of a rollout can't ask for: it is sampled as the run says, `sampling`."""
+    """Raise ApiError for options that a call of a rollout can't set: the run's `sampling` decides them."""
     asked = {"n": body.n != 1, "logprobs": bool(body.logprobs), "top_logprobs": bool(body.top_logprobs)}
     asked |= {name: getattr(body, name) not in (None, value) for name, value in sampling.items()}
     asked |= {name: getattr(body, name) is not None for name in ("seed", "key")}

@@ -1,12 +1,11 @@
-"""A task whose rollouts a program makes: it calls the model as often as it likes, and gives the reward itself.
+"""Tasks with rollouts of a program: it calls the model as often as it likes, and gives the reward.
 
     async def agent(client: AsyncOpenAI, example: Example) -> float | dict[str, float]: ...
 
     rl --agent my_agent:agent --data problems.jsonl
     rl --agent-command "python my_agent.py" --data problems.jsonl
 
-The program runs in `hone.extensions.agents.programs`; `rewards.py` has what it may give,
-and `task.py` makes a task of a data set.
+`programs.py` runs the program, `rewards.py` checks its rewards, and `task.py` makes a task of a data set.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
 
 class AgentEnv(SingleTurnEnv):
-    """An environment whose rollouts something else drives: it calls the model, and rewards what came of it.
-
-    It is `run` (an async function of a client and an example), `command` (a command line), or what `program` does else.
+    """An environment with rollouts of `run` (an async function of a client and an example), `command` (a command line),
+    or an overridden `program`, which calls the model and gives the reward.
     """
 
     run: Callable[..., Any] | None = None
@@ -55,12 +53,11 @@ class AgentEnv(SingleTurnEnv):
         return await roll_out(self, model, example)
 
     def environ(self, url: str, key: str) -> dict[str, str]:
-        """Return the whole environment of the command of one rollout."""
         env = {name: os.environ[name] for name in (*PASSED_ON, *self.agent_env) if name in os.environ}
         return env | without_local_proxy(env) | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
 
     async def program(self, calls: Any, example: Example) -> Rewarded:
-        """Make a rollout with these calls of the model; return what it was worth. Raises ProgramFailed."""
+        """Make a rollout with these calls of the model; return its rewards. Raises ProgramFailed."""
         from hone.extensions.agents.programs import run_program
 
         return await run_program(self, calls, example)
@@ -68,7 +65,7 @@ class AgentEnv(SingleTurnEnv):
     def grade_many(
         self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0, groups: Iterable[Hashable] | None = None
     ) -> list[Score]:
-        """Return the scores that the program gave. Raises UserError for completions that it did not make."""
+        """Return the program's scores. Raises UserError for completions that it did not make."""
         return [self._score(completion) for _, completion in pairs]
 
     def _score(self, completion: Completion) -> Score:

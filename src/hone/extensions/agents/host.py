@@ -21,7 +21,7 @@ from hone.serving import serving_here
 
 
 def host_of(driver: Driver, calls: ModelCalls) -> Host:
-    """Return the endpoint of a batch, which answers these calls from now on."""
+    """Return the endpoint of a batch, after adding these calls."""
     host = driver.endpoint = driver.endpoint or Host(driver)
     host.by_key[calls.api_key] = calls
     return host
@@ -37,7 +37,7 @@ class Host:
         self.app = http.application(handlers, self._calls)
 
     async def url(self) -> str:
-        """Return the URL of the endpoint, which listens from the first time on."""
+        """Return the URL of the endpoint; the first call starts it."""
         async with self._starting:
             if not self._url:
                 self._url = await self._stack.enter_async_context(serving_here(self.app)) + "/v1"
@@ -48,7 +48,7 @@ class Host:
         import httpx
         import openai
 
-        # later versions of openai have a fork of httpx, whose clients are called alike
+        # later versions of openai have a fork of httpx with the same client names
         client: Any = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app))
         url = "http://127.0.0.1/v1"
         return openai.AsyncOpenAI(api_key=api_key, base_url=url, http_client=client, max_retries=0, timeout=None)

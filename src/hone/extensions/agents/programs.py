@@ -1,7 +1,7 @@
-"""A rollout that a program makes: a function, a command, or what else an `AgentEnv` runs.
+"""Rollouts of a program: a function, a command, or an overridden `AgentEnv.program`.
 
-An async function runs on the driver's event loop, with a client that needs no socket. A command is a process with a
-group of its own, which calls a server on 127.0.0.1.
+An async function runs on the driver's event loop, with a client that needs no socket. A command is a process group that
+calls a server on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ POLL_SECONDS = 0.02
 MAX_OUTPUT = 64 * 2**20
 """Bytes that a command may print, or write to its standard error."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
-"""The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
+"""Rewards of a program that ended with the error of a call beyond a limit, which the model used up."""
 
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
-    """Run the program of a rollout; note how it ended. Whatever it does costs its own rollout."""
+    """Run the program of a rollout and note its end. A failure costs only this rollout."""
     calls = calls_of(model, env.agent_limits)
     rewarded, failure = Rewarded({}), None
     program = asyncio.create_task(_guarded(env, calls, example))
@@ -60,7 +60,7 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
             if isinstance(error, ProgramFailed):
                 failure = failed(str(error), error.outcome)
                 rewarded = Rewarded({}, untrained=error.untrained)
-            # What a command says of an error need not name its cause.
+            # A command's error message may not name its cause.
             if calls.limit and (env.command is not None or _tells(error, calls.limit)):
                 rewarded, failure = replace(GAVE_UP, untrained=rewarded.untrained), None
     finally:
@@ -77,7 +77,6 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
 
 
 def calls_of(model: Model, limits: AgentLimits) -> ModelCalls:
-    """Return the calls of the model that a program may make: sampled as ids, or passed on to a server."""
     if isinstance(model, TextModel):
         return ForwardedCalls(model, limits)
     assert isinstance(model, IdsModel), "no program runs on a script"
@@ -92,7 +91,6 @@ async def _guarded(env: AgentEnv, calls: Any, example: Example) -> Rewarded:
 
 
 async def run_program(env: AgentEnv, calls: Any, example: Example) -> Rewarded:
-    """Run the function or the command of a task; return what it gives."""
     if env.run is not None:
         async with calls.client() as client:
             given = await env.run(client, copy.deepcopy(example))
@@ -105,7 +103,6 @@ async def run_program(env: AgentEnv, calls: Any, example: Example) -> Rewarded:
 
 
 async def _process(env: AgentEnv, calls: Any, example: Example) -> Any:
-    """Run the command; return the JSON of the last line that it prints."""
     assert env.command is not None
     told = {name: getattr(example, name) for name in ("id", "prompt", "answer", "info")}
     with contextlib.ExitStack() as stack:  # files, not pipes: what the command starts may hold those open
@@ -149,13 +146,12 @@ def _size(file: IO[bytes]) -> int:
 
 
 def _tail(file: IO[bytes]) -> str:
-    """Return the end of what a command wrote into a file."""
     file.seek(max(0, _size(file) - 2**16))
     return file.read(2**16).decode(errors="replace")
 
 
 def _tells(error: BaseException | None, words: str) -> bool:
-    """Return True if an error, one of its group, or one in whose place it was raised has these words."""
+    """Return True if an error, one of its group, or an earlier one that it replaced has these words."""
     while error is not None:
         if words in "".join(traceback.format_exception(error)):
             return True

@@ -1,4 +1,4 @@
-"""What bounds a program's rollout, and what it may give as its reward."""
+"""Limits of a program's rollout, and the rewards that it may give."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ MOST_REWARDS = 64
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """The bounds of one rollout, and how many run at the same time.
-
-    `max_calls` of the model, `max_tokens` sampled in all of them (None: any number), `timeout` in seconds.
-    """
+    """Limits of one rollout (`max_tokens` in all calls, None: any; `timeout` in seconds), and rollouts at a time."""
 
     max_calls: int = 64
     max_tokens: int | None = None
@@ -37,7 +34,7 @@ class AgentLimits:
                 raise UserError(f"{name} of an agent is {value!r}; it must be a {what} above 0")
 
     def reached(self, calls: int, tokens: int) -> str | None:
-        """Return the bound that a rollout with so many calls and sampled tokens has used up, in words; None if none."""
+        """Return the limit that a rollout with this usage has reached, in words; None if none."""
         if calls >= self.max_calls:
             return f"the rollout has made its {self.max_calls} calls (max_calls)"
         if self.max_tokens is not None and tokens >= self.max_tokens:
@@ -46,7 +43,7 @@ class AgentLimits:
 
     @classmethod
     def of(cls, limits: Any) -> AgentLimits:
-        """Return the limits of a config's `agent_limits`. Raises UserError if they are not right."""
+        """Return the limits of a config's `agent_limits`. Raises UserError for wrong ones."""
         known = cls.__dataclass_fields__
         if limits is not None and not (isinstance(limits, Mapping) and limits.keys() <= known.keys()):
             raise UserError(f"agent_limits is {limits!r}; its keys are {', '.join(known)}")
@@ -55,11 +52,11 @@ class AgentLimits:
 
 @dataclass(frozen=True)
 class Rewarded:
-    """What a rollout was worth: scores by name, and their weights (by default 1).
+    """A rollout's scores by name, and their weights (by default 1).
 
-    `right` says if its answer is; by default it is if the first score is at least 1. Calls of the model under one of
-    the session ids `untrained` are not the policy's part, and are not trained. `gave_up`: the program failed for a
-    bound that the model used up. `calls` are the rewards of its calls, in their order; None: they share the rollout's.
+    `right` says if its answer is; by default it is if the first score is at least 1. Calls under a session id in
+    `untrained` are not the policy's part, and are not trained. `gave_up`: the program failed at a limit that the model
+    used up. `calls` are the rewards of its calls, in order; None: they share the rollout's.
     """
 
     scores: Mapping[str, float]
@@ -70,7 +67,6 @@ class Rewarded:
     calls: tuple[float, ...] | None = None
 
     def state(self, limit: str, calls: int) -> dict[str, Any]:
-        """Return what a rollout's trajectory keeps of it, for `AgentEnv.grade_many`."""
         kept = {"rewards": dict(self.scores), "limit": limit, "gave_up": self.gave_up, "calls": calls}
         return kept if self.weights is None else kept | {"weights": dict(self.weights), "right": self.right}
 
@@ -82,7 +78,7 @@ class Rewarded:
 
 
 class ProgramFailed(Exception):
-    """Why a rollout has no reward, in words, and what kind of failure that is. `untrained` as in `Rewarded`."""
+    """Why a rollout has no reward, in words, and its outcome. `untrained` as in `Rewarded`."""
 
     def __init__(
         self, words: str, outcome: Outcome = Outcome.GRADER_ERROR, untrained: frozenset[str] = frozenset()
@@ -92,7 +88,7 @@ class ProgramFailed(Exception):
 
 
 def checked_rollout(given: Any) -> Rewarded:
-    """Return what a program gave: rewards, and under `calls` maybe those of its calls. Raises ValueError."""
+    """Return a program's rewards, and under `calls` perhaps rewards of its calls. Raises ValueError."""
     own = given.get("calls") if isinstance(given, dict) else None
     if not (isinstance(own, list | tuple) or (isinstance(own, np.ndarray) and own.ndim == 1)):
         return Rewarded(checked_rewards(given))
@@ -106,7 +102,7 @@ def checked_rollout(given: Any) -> Rewarded:
 
 
 def checked_rewards(given: Any) -> dict[str, float]:
-    """Return what a program gave as rewards by name; a number is `reward`. Raises ValueError, with the reason."""
+    """Return a program's rewards by name; a number is `reward`. Raises ValueError, with the reason."""
     rewards = given if isinstance(given, dict) else {"reward": given}
     if not 0 < len(rewards) <= MOST_REWARDS:
         raise ValueError(f"the program gave {len(rewards)} rewards; give 1 to {MOST_REWARDS}")
@@ -119,7 +115,6 @@ def checked_rewards(given: Any) -> dict[str, float]:
 
 
 def finite(name: str, value: Any) -> float:
-    """Return a reward as a number. Raises ValueError if it is none, or too large."""
     try:
         number = math.nan if value is None or isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):

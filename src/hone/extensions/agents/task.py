@@ -21,13 +21,10 @@ _SECRET = re.compile("KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 
 
 def agent_task(source: Source | None, command: str | None, limits: Any, *data: Any, **more: Any) -> AgentTask:
-    """Return the task of an async function or a command, within limits of a config."""
     return AgentTask(source, command, AgentLimits.of(limits), *data, **more)
 
 
 class AgentTask(AgentEnv, FunctionTask):
-    """Examples for the program `run` or `command`."""
-
     def __init__(
         self,
         source: Source | None,
@@ -63,7 +60,6 @@ class AgentTask(AgentEnv, FunctionTask):
 
 
 def checked_names(agent_env: Any) -> tuple[str, ...]:
-    """Return the variables that `agent_env` names. Raises UserError if it holds anything else."""
     names = tuple(agent_env) if isinstance(agent_env, list | tuple) else ()
     if not names or not all(isinstance(name, str) and name.isidentifier() for name in names):  # not shown: maybe keys
         raise UserError('agent_env is a list of names of environment variables, such as ["SEARCH_API_KEY"]')

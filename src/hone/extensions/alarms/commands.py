@@ -1,4 +1,4 @@
-"""`hone runs predictions`: what was predicted of runs, and how it came out."""
+"""`hone runs predictions`: the predictions of runs, and their results."""
 
 from __future__ import annotations
 

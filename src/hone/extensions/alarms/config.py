@@ -1,4 +1,4 @@
-"""When a run warns of itself, and what it does then (how each is looked for is in `rules`); `hone runs predictions`."""
+"""Settings of the alarms of a run (`rules` has their symptoms), and of `hone runs predictions`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AlarmConfig(BaseConfig):
     bare = "action"
 
     action: Action | None = None
-    """What it does, if not what `alarms.action` says."""
+    """Action of this alarm; overrides `alarms.action`."""
     threshold: float | None = Field(default=None, gt=0)
     """When it is raised, in the unit of its description."""
 
@@ -70,7 +70,7 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
         return self
 
     def of(self, name: str) -> AlarmConfig:
-        """Return the settings of an alarm: its own, else the action of all and its default threshold."""
+        """Return the settings of an alarm, with the action of all and its default threshold where it has none."""
         own: AlarmConfig = getattr(self, name)
         return AlarmConfig(action=own.action or self.action, threshold=own.threshold or ALARMS[name][0])
 

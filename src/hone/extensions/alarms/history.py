@@ -13,14 +13,14 @@ from typing import Any
 
 NOTHING = math.nan
 SIGMAS = 5.0
-"""Standard errors by which two windows must differ: the extremes of thousands of windows are compared, in many runs."""
+"""Standard errors between two windows that differ: the extremes of thousands of windows are compared, in many runs."""
 RECENT = 10
-"""Windows whose steps give the scatter: ten steps alone sometimes scatter too little."""
+"""Windows of steps that give the scatter: ten steps alone sometimes scatter too little."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Mean of some steps in a row, and its standard error by how much steps differ. NaN where nothing is known."""
+    """Mean of some steps in a row, and its standard error by how much steps differ. NaN if unknown."""
 
     mean: float = NOTHING
     error: float = NOTHING
@@ -33,7 +33,6 @@ UNKNOWN = Window()
 
 
 def differ(one: Window, other: Window, sigmas: float = SIGMAS) -> bool:
-    """Return True if two windows are further apart than their steps scatter."""
     return abs(one.mean - other.mean) > sigmas * math.hypot(one.error, other.error)
 
 
@@ -90,7 +89,6 @@ class History:
         self._unknown = Series(window)
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step; null (not finite) is unknown."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
         for name in numbers.keys() - self._series.keys():
             self._series[name] = Series(self.window, [NOTHING] * len(self.steps), [UNKNOWN] * len(self.steps))
@@ -108,19 +106,16 @@ class History:
         return self.info.get("reward_weights") or {}
 
     def series(self, name: str) -> Series:
-        """Return the metric of this name, with NaN in each step if there is none."""
+        """Return the metric of this name; an unknown metric is NaN in each step."""
         return self._series.get(name, self._unknown)
 
     def values(self, name: str) -> list[float]:
-        """Return the metric in each step."""
         return self.series(name).values
 
     def latest(self, name: str) -> float:
-        """Return the metric in the last step."""
         return self.values(name)[-1] if self.steps else NOTHING
 
     def now(self, name: str) -> Window:
-        """Return the last window."""
         return self.at(name, len(self) - 1)
 
     def at(self, name: str, index: int) -> Window:
@@ -128,5 +123,4 @@ class History:
         return self.series(name).windows[index] if 0 <= index < len(self) else UNKNOWN
 
     def first(self, name: str) -> Window:
-        """Return the first window that is known."""
         return next(filter(None, self.series(name).windows), UNKNOWN)

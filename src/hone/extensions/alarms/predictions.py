@@ -2,8 +2,8 @@
 
 `--predict "reward/mean@40 > 0.6 p=0.8"` says that a metric of a step will hold a bound, with a probability p. The Brier
 score of a prediction is (p - o)², o being 1 if it came true and 0 if not (Brier, 1950): 0 is perfect, always saying 0.5
-gets 0.25, and in the long run nothing beats saying what one believes. run.json has the predictions with a hash over
-them, the run's id and its settings; the event `predicted` has the hash as well, so that a later edit shows.
+gets 0.25, and honest probabilities score best in the long run. run.json has the predictions with a hash over them, the
+run's id and its settings; the event `predicted` repeats the hash, so that a later edit shows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from hone.runs.opening import parent_of
 from hone.runs.writer import RunWriter
 
 KEY = "predictions"
-"""Of run.json."""
 MADE = "predicted"
 """Kind of the event that has the hash."""
 SCORED = ("done", "budget", "stopped")
@@ -59,12 +58,11 @@ class Prediction:
 
     @property
     def statement(self) -> str:
-        """The prediction without its probability."""
         return f"{self.metric}@{'end' if self.end else self.step} {self.op} {_number(self.number)}"
 
     @property
     def key(self) -> tuple:
-        """What was predicted, whatever the last step was then."""
+        """The content of the prediction, for any last step."""
         return (self.metric, None if self.end else self.step, self.op, self.number, self.p)
 
     def holds(self, value: float) -> bool:
@@ -88,7 +86,6 @@ class Scored:
 
 
 def observer(config: Any, by_program: bool) -> Observer:
-    """Return the observer that enters and scores the predictions of a run."""
     return Predictions()
 
 
@@ -126,10 +123,9 @@ class Predictions(Observer):
 
 
 def checked(config: Any, env_id: str | None = None) -> list[str]:
-    """Return what a run of `config` predicts by itself. `env_id`: the task's own id, if known.
+    """Return the predictions of a run of `config` without its parent's. `env_id`: the task's id, if known.
 
-    Raises UserError for what can't be predicted; of a resume for others than the run was begun with, and of a branch
-    for steps before it.
+    Raises UserError for what can't be predicted: also other predictions in a resume, and early steps in a branch.
     """
     folder, resume = config.output_dir, config.resume
     info = view.run_info(folder) if resume else None
@@ -145,7 +141,7 @@ def checked(config: Any, env_id: str | None = None) -> list[str]:
 
 
 def read(config: Any, env_id: str | None = None) -> list[Prediction]:
-    """Return the predictions of a run of `config`. UserError names the one that can't be, and what to write instead."""
+    """Return the predictions of a run of `config`. UserError names an impossible one, and what to write instead."""
     if not config.predict:
         return []
     from hone.runs.metrics import written
@@ -171,7 +167,7 @@ def read(config: Any, env_id: str | None = None) -> list[Prediction]:
 
 
 def parse(text: str, last: int = -1) -> Prediction:
-    """Return the prediction that a text makes of a run whose last step is `last`. Raises UserError if it makes none."""
+    """Return the prediction in a text, for a run with the last step `last`. Raises UserError for another form."""
     match = _FORM.fullmatch(text)
     if match is None or not math.isfinite(float(match["number"])):
         raise UserError(f"{_quoted(text)} can't be read: write {_EXAMPLE}")
@@ -192,7 +188,7 @@ def _number(value: float) -> str:
 
 
 def record(config: Any, kind: str, run_id: str) -> dict[str, Any]:
-    """Return what run.json has of the predictions of a run that begins now; empty without any. Raises as `read`."""
+    """Return the predictions of a run that begins now, for run.json; empty without any. Raises as `read`."""
     found = read(config)
     if not found:
         return {}
@@ -202,18 +198,16 @@ def record(config: Any, kind: str, run_id: str) -> dict[str, Any]:
 
 
 def _sha256(facts: Mapping[str, Any], run_id: str) -> str:
-    """Hash the entries, when they were made, the settings they were made for, and the run."""
     content = {"id": run_id, **{name: facts[name] for name in ("entries", "made", "settings")}}
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def entries(info: Mapping[str, Any]) -> list[Prediction]:
-    """Return the predictions in a run.json."""
     return [Prediction(**entry) for entry in info.get(KEY, {}).get("entries", [])]
 
 
 def problem(info: Mapping[str, Any], folder: Path) -> str:
-    """Return what shows that a run's predictions were edited after they were made; "" if nothing does."""
+    """Return why a run's predictions must have been edited after they were made; "" without a reason."""
     digest = _digest_in_events(folder)
     if KEY not in info:
         return "its predictions are gone" if digest else ""
@@ -245,9 +239,7 @@ def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
 
 
 def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
-    """Raise UserError if a resume comes with other predictions than the run was begun with; none, or the same, are
-    fine.
-    """
+    """Raise UserError if a resume has other predictions than the run; none, or the same, are fine."""
     if damage := problem(info, folder):
         raise UserError(f"{folder / view.INFO}: {damage}: restore it, or begin a new run in another --output-dir")
     own = entries(info)
@@ -259,9 +251,7 @@ def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
 
 
 def of_branch(config: Any, parent: Mapping[str, Any], step: int | None) -> list[str]:
-    """Return the predictions of a branch at `step` (None: at the newest checkpoint), without its parent's. Raises
-    UserError for too early ones.
-    """
+    """Return the new predictions of a branch at `step` (None: at the newest checkpoint). UserError for early ones."""
     inherited = {one.key for one in entries(parent)}
     own = [text for text in config.predict if parse(text).key not in inherited]
     if own and step is None:
@@ -291,7 +281,7 @@ def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
 
 
 def settle(info: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what run.json has of the predictions at the end, with their results, and the event's fields."""
+    """Return the predictions with their results for run.json at the end, and the event's fields."""
     scored = score(info, folder)
     rounded = lambda value: None if value is None else round(value, 6)  # noqa: E731
     finite = lambda value: value if value is not None and math.isfinite(value) else None  # noqa: E731
@@ -302,13 +292,12 @@ def settle(info: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], dict[
 
 
 def mean_brier(scored: Sequence[Scored]) -> float | None:
-    """Return the mean Brier score of those that are decided; None without any."""
     scores = [s.brier for s in scored if s.brier is not None]
     return sum(scores) / len(scores) if scores else None
 
 
 def in_words(info: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yield what became of a run's predictions: a headline with the score, a line for each; nothing without any."""
+    """Yield the results of a run's predictions: a headline with the score, a line for each; nothing without any."""
     scored = score(info, folder)
     if not scored:
         return
@@ -322,5 +311,4 @@ def in_words(info: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 
 def word(outcome: bool | None) -> str:
-    """Return `true`, `false` or `undecided`."""
     return "undecided" if outcome is None else "true" if outcome else "false"

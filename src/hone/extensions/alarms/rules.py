@@ -1,8 +1,8 @@
 """The rules of the alarms: a table of symptoms, and of remedies.
 
-A rule gets the history of the steps and its threshold, and returns what it measured at the last of them, with the
-evidence in words, or None. Means are over windows of steps; a rise or a fall counts only if it also exceeds the
-scatter of the steps (`SIGMAS`). The symptom of each, with its default threshold, is in `config`.
+A rule gets the history of the steps and its threshold, and returns what it measured at the last step, with the evidence
+in words, or None. Means are over windows of steps; a rise or a fall counts only if it also exceeds the scatter of the
+steps (`SIGMAS`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hone.runs.progress import percent
 SOLVED = 0.9
 """From this share of correct completions on, neither sameness nor low entropy is a worry."""
 GROWN = 1.2
-"""Completions that are so many times as long as when the reward was best have grown."""
+"""Growth of the length of completions that counts, since the best reward."""
 FLAT, PATIENCE = 0.1, 3
-"""Correctness that rose by less than this share of itself, and of a component's gain, for so many windows is flat:
-partial credit, and the form of an answer, rise before it does."""
+"""Correctness is flat if it rose by less than FLAT of itself, and of a component's gain, for PATIENCE windows: partial
+credit, and the form of an answer, rise before it does."""
 RISEN = 0.2
 """Least rise of the share of identical completions: some tasks have few answers from the beginning."""
 LASTING = 3
-"""Steps for which a gradient must be large that is no larger than a single one before: single ones come and go."""
+"""Steps of large gradients, none a new maximum, that count: single ones come and go."""
 RISING = 1.0
-"""Standard errors by which a reward must have risen for a pool to live: a slow rise is hope, too."""
+"""Standard errors of a rise of the reward that keeps a pool alive: a slow rise is hope, too."""
 PARKED = 0.95
 """Share of parked prompts at which a pool is dead."""
 
@@ -38,8 +38,6 @@ Measured = tuple[float, str] | tuple[float, str, float] | None
 
 @dataclass(frozen=True)
 class Rule:
-    """An alarm's symptom, and its remedy."""
-
     measure: Callable[[History, float], Measured]
     advice: str
 
@@ -51,9 +49,7 @@ class Rule:
 
 
 def _level(metric: str, text: str) -> Callable[[History, float], Measured]:
-    """Look for a window of a metric above the threshold. In `text`, `{now}` is its mean, `{share}` that in per cent,
-    `{steps}` their number, and `{first}` the share of the first window.
-    """
+    """Look for a window of a metric above the threshold; `text` may show any of `numbers`, and `{steps}`."""
 
     def measure(history: History, threshold: float) -> Measured:
         now, first = history.now(metric), history.first(metric)
@@ -121,7 +117,6 @@ def _unparsable(history: History, threshold: float) -> Measured:
 
 
 def _wrong(history: History, threshold: float) -> Measured:
-    """Look for fewer correct completions, for their answers and not for their form."""
     best_at = history.series("outcome/correct").highest
     if not (change := _change(history, "outcome/correct", best_at, threshold)):
         return None
@@ -138,8 +133,8 @@ def _wrong(history: History, threshold: float) -> Measured:
 def _component(history: History, threshold: float) -> Measured:
     """Look for a component of the reward that earns more than before, with correctness where it was or lower.
 
-    Its gain is its rise times its share of the weights, since its lowest window or some windows ago. What decides
-    correctness may rise long before a completion is wholly correct: there only a fall counts.
+    Its gain is its rise times its share of the weights, since its lowest window or some windows ago. The component that
+    decides correctness may rise long before a completion is wholly correct: there only a fall counts.
     """
     total = sum(map(abs, history.weights.values())) or 1.0
     for name, weight in history.weights.items():
@@ -235,7 +230,7 @@ def _grad_spike(history: History, threshold: float) -> Measured:
 
 
 def _pool(history: History) -> tuple[float, float, float]:
-    """Return how many prompts a curriculum has retired, has parked, and has in all."""
+    """Return a curriculum's numbers of prompts: retired, parked, all."""
     active, retired, parked = (history.latest(f"pool/{name}") for name in ("active", "retired", "parked"))
     return retired, parked, active + retired + parked
 
@@ -252,7 +247,7 @@ def _solved_pool(history: History, threshold: float) -> Measured:
 
 
 def _dead_pool(history: History, threshold: float) -> Measured:
-    """Look for a pool of which nothing is solved while the reward does not rise either."""
+    """Look for a pool without a solved prompt, while the reward does not rise either."""
     steps = math.ceil(threshold)
     _, parked, total = _pool(history)
     if total > 0 and parked / total >= PARKED:

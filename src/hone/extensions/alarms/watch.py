@@ -2,8 +2,7 @@
 
 An alarm is raised at the first step at which its rule finds something, and is over when the rule has found nothing for
 a window of steps, the next time for two, then for four; until then it is not reported again. It is a function of the
-metrics alone, so equal runs raise equal alarms, and a resumed run knows what was raised before. The alarms
-`WITHOUT_RULE` depend on other things than the metrics.
+metrics alone, so equal runs raise equal alarms, and a resumed run knows earlier alarms.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ SHIFTED = ("falling_reward", "wrong")
 class MetricAlarms:
     """Raises the alarms that the metrics of a run's steps show, and ends them; says which action each alarm has.
 
-    `info` is its run.json. `shifting`: prompts are chosen by what was solved, and the alarms `SHIFTED` are off unless
-    the config has an action of their own.
+    `info` is its run.json. `shifting`: a curriculum chooses prompts, so the alarms `SHIFTED` are off unless the config
+    has an action for them.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class MetricAlarms:
         self.history = History(config.window, info)
 
     def look(self, step: int, metrics: Mapping[str, Any]) -> tuple[list[Event], list[str]]:
-        """Return the events of the alarms that the step's metrics raise, and the names of those that are over."""
+        """Return the events of the alarms that the step's metrics raise, and the names of alarms that are over."""
         if not took_step(metrics):
             return [], []
         alarms = self.alarms
@@ -64,7 +63,7 @@ class MetricAlarms:
             finding = rule(self.history, settings.threshold)
             if finding is not None and (event := alarms.raised(step, name, finding)) is not None:
                 raised.append(event)
-        # What hovers about its threshold is not reported every few steps.
+        # An alarm near its threshold is not reported every few steps.
         patience = {name: self.config.window * 2 ** (alarms.times[name] - 1) for name in alarms.active}
         over = [name for name, at in alarms.active.items() if name != REGRADED and step - at >= patience[name]]
         for name in over:
@@ -73,13 +72,10 @@ class MetricAlarms:
 
 
 def observer(config: Any, by_program: bool) -> Observer:
-    """Return the observer that looks for alarms."""
     return AlarmWatch()
 
 
 class AlarmWatch(Observer):
-    """Looks at every step of a run for its alarms."""
-
     def before_start(self, run: RunWriter) -> None:
         config: Any = run.config
         shifting = run.info["kind"] == "rl" and config.orchestrator.curriculum.measures

@@ -32,10 +32,7 @@ from hone.types import Example, Message, Rollout, Segment
 
 
 class Chat(Environment):
-    """A task whose questions are the lines of the standard input, and the sampler of all models, which shows answers.
-
-    Each model has the conversation with its own answers.
-    """
+    """A task with the lines of the standard input as questions, and the sampler of all models, which shows answers."""
 
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
@@ -62,7 +59,6 @@ class Chat(Environment):
         return model.rollout()
 
     def respond_many(self, turns: Sequence[Any]) -> list[Any]:
-        """Read the next question; there is none at the end of the input."""
         line, question = "", list[Message]()
         with suppress(EOFError):
             while not line.strip():
@@ -131,9 +127,8 @@ def run(config: ChatConfig) -> int:
 
 
 def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
-    """Load the model that the config names or, of a run, `before` (its initial model) and `after` (its last weights).
-
-    A run's initial model that is not here any more is left out.
+    """Load the named model or, of a run, `before` (its initial model, unless it is gone) and `after` (its last
+    weights).
     """
     name, path = config.model, Path(config.model)
     more: dict[str, Any] = {"precision": config.precision, "kv_gib": 1.0}  # two models may share a device

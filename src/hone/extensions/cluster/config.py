@@ -34,7 +34,7 @@ class EvalClusterConfig(ClusterConfig):
 
 
 class RLKeys(BaseConfig):
-    """What `hone rl` has of it."""
+    """Keys of `hone rl`."""
 
     cluster: ClusterConfig | None = None
     """The cluster; off unless given."""
@@ -58,7 +58,7 @@ class RLKeys(BaseConfig):
 
 
 class EvalKeys(BaseConfig):
-    """What `hone eval` has of it."""
+    """Keys of `hone eval`."""
 
     cluster: EvalClusterConfig | None = None
     """Serve the model on the nodes of a Ray cluster; off unless given."""

@@ -1,7 +1,7 @@
 """Grading processes on the nodes of a cluster: each is one of `grading.pool`, with its limits, behind an actor.
 
-What the task's code needs travels along: where a node has the same files at the same paths (a shared file system) they
-are used, else they are written to a folder of its own. Their digests are checked as in any worker.
+The task's code travels along. A node with the same files at the same paths (a shared file system) uses them, else they
+are written to a folder. Their digests are checked as in any worker.
 """
 
 from __future__ import annotations
@@ -47,11 +47,9 @@ class Grader:
         self._process = Process(sys.executable, package / script, arguments, memory, environment)
 
     def facts(self) -> dict[str, Any]:
-        """Return the node's name, and the versions on it."""
         return {"name": socket.gethostname()} | versions()
 
     def get_ready(self) -> tuple[str, Any]:
-        """Wait until it can answer; see `ask`."""
         return self._outcome(lambda: self._process.get_ready(self._never))
 
     def ask(self, number: int, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
@@ -82,14 +80,13 @@ class Grader:
             return "closed", (ended.code, ended.words)
 
     def end(self) -> None:
-        """End the process, whatever it is at, and remove its folder."""
         self._has_ended = True
         self._process.finish()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class RemoteProcess:
-    """A `pool.Process` on some node. Where that is lost, the process counts as killed, and its question is asked again.
+    """A `pool.Process` on a node. If the node is lost, the process counts as killed, and its question is asked again.
 
     `python` is the node's own, whatever is given here.
     """
@@ -139,7 +136,6 @@ class RemoteProcess:
         return self._actor.ask.remote(number, question, cpu, clock)
 
     def _answer(self, reference: Any, stop: int, deadline: float | None) -> Any:
-        """Return what a call of the actor says; raise as `pool.Process` does."""
         kind, answer = self._get(reference, stop, deadline)
         if kind == "answer":
             return answer
@@ -161,7 +157,7 @@ class RemoteProcess:
         return self._ended
 
     def _get(self, reference: Any, stop: int, deadline: float | None, waits_for: str | None = None) -> Any:
-        """Return a result; Stopped if it is not wanted any more, Closed if its node or its actor is gone."""
+        """Return a result. Raises Stopped if nobody wants it any more, Closed if its node or its actor is gone."""
         began, said = time.monotonic(), 0.0
         while not ray.wait([reference], timeout=LOOK)[0]:
             if readable(stop, 0):
@@ -181,10 +177,9 @@ class RemoteProcess:
 
 
 def arguments_for_node(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path) -> list[Any]:
-    """Return the arguments of `worker_main.start` for this node, with the task's code in `folder` if need be.
+    """Return the arguments of `worker_main.start` for this node; the task's code goes into `folder` if need be.
 
-    `path` becomes this node's own, and those entries before it that the task's files are below. The folder is made if
-    it is needed.
+    `path` becomes the node's own, behind the entries that the task's files are below.
     """
     env_id, kwargs, home, path, sources, *more = arguments
     shared = Path(home).is_dir() and all(

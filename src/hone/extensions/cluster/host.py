@@ -1,6 +1,6 @@
-"""What runs on a node of the cluster: an actor that has one process of the run, and what that is sent.
+"""The actor on a node of the cluster, which has one process of the run.
 
-A server listens on 127.0.0.1 of its node alone; the actor has a gate to it for those who know the run's secret. Weights
+A server listens on 127.0.0.1 of its node alone; the actor has a gate to it for holders of the run's secret. Weights
 come through Ray's object store, which brings one copy to a node, and are put into its memory.
 """
 
@@ -32,8 +32,6 @@ WATCH = 0.05
 
 
 class Lines:
-    """Gathers the lines of the process, as a `child.Log` would write them down."""
-
     def __init__(self) -> None:
         self._lines: list[bytes] = []
 
@@ -41,13 +39,12 @@ class Lines:
         self._lines.append(line)
 
     def take(self) -> list[bytes]:
-        """Return the lines since the last call."""
         lines, self._lines = self._lines, []
         return lines
 
 
 class Host:
-    """One process of the run on this node, and what it is sent. The process ends with the actor."""
+    """One process of the run on this node, which ends with the actor."""
 
     def __init__(self) -> None:
         self._lines, self._child = Lines(), None
@@ -58,7 +55,6 @@ class Host:
         self._folder = tempfile.TemporaryDirectory(prefix="hone-host-")
 
     async def facts(self) -> dict[str, Any]:
-        """Return the node's name, and the versions on it."""
         return {"name": socket.gethostname()} | versions()
 
     async def start(
@@ -72,8 +68,7 @@ class Host:
     ) -> int:
         """Start the process, a server on a free port of 127.0.0.1; return its pid.
 
-        `command` is for this node's Python; `env` are variables beside those of the node. `files` are texts that it
-        reads, by their paths in `command`.
+        `env` is added to the node's variables. `files` are texts that it reads, by their paths in `command`.
         """
         for name, text in files.items():
             (Path(self._folder.name) / Path(name).name).write_text(text, encoding="utf-8")
@@ -93,10 +88,7 @@ class Host:
         return self._child.pid
 
     async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:
-        """Return the lines of the process since the last call, its exit code, and once the gate of a server that is up.
-
-        Waits until there is one of them.
-        """
+        """Wait for lines of the process, its exit code, or the gate of a server that is up; return the three."""
         assert self._child is not None, "`start` comes first"
         while True:
             code = self._child.poll()
@@ -119,7 +111,6 @@ class Host:
         return address, self._gate.sockets[0].getsockname()[1]
 
     async def send(self, signum: int) -> None:
-        """Send a signal to the process."""
         if self._child is not None:
             self._child.send(signum)
 
@@ -135,11 +126,10 @@ class Host:
         self._folder.cleanup()
 
     async def has(self, path: str) -> bool:
-        """Return True if there is something at this path."""
         return os.path.exists(path)
 
     async def take(self, folder: str, files: Mapping[str, Any]) -> None:
-        """Put files into a folder, unless that is there. It appears whole, and its elder siblings but one go."""
+        """Put files into a folder, unless that is there. It appears whole; of its older siblings one stays."""
         async with self._taking:
             await asyncio.to_thread(put_files, Path(folder), files)
 
@@ -154,7 +144,7 @@ def versions() -> dict[str, Any]:
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
     """Write files into `folder`, which appears whole, by one process of the node at a time.
 
-    Its youngest sibling stays: a server may still read it. OSError if there is no room; nothing is left of it then.
+    Its youngest sibling stays: a server may still read it. OSError if there is no room; then no part of it stays.
     """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)

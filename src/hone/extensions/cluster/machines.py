@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
 
 def of_config(config: Any) -> ClusterMachines | None:
-    """Return the cluster that a config names, None if it names none."""
     return None if config.cluster is None else ClusterMachines(config.cluster)
 
 
 class ClusterMachines:
-    """The nodes of a cluster."""
-
     place, process_place = "the nodes of a Ray cluster", "on a node of the cluster"
 
     def __init__(self, settings: Any) -> None:

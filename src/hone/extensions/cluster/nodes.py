@@ -3,8 +3,8 @@
     with Cluster(config.cluster, roles, say) as cluster:
         Launch(..., child=cluster.child).run()
 
-A trainer's rank 0 is on the launcher's node, where the run directory is; servers and further ranks are anywhere. A role
-whose node is gone gets room on another as soon as there is some; one for which there is none yet waits for a node.
+A trainer's rank 0 is on the launcher's node, where the run directory is; servers and further ranks are anywhere. If its
+node is gone, a role gets room on another as soon as there is some; until then it waits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 VARIABLE = "HONE_CLUSTER"
 """Names the cluster's address and the run's namespace to the orchestrator: `ADDRESS NAMESPACE`."""
 TOKEN = Path.home() / ".ray" / "auth_token"
-"""Where Ray keeps the token of this user's clusters."""
+"""Ray's file with the token of this user's clusters."""
 SAY_AFTER = 10.0
 """Seconds that a role waits for room until a line says so."""
 CONNECT = 10.0
@@ -39,7 +39,7 @@ CONNECT = 10.0
 ENDING = 5.0
 """Seconds that an actor has to end its process."""
 TRAVEL = ("HONE_", "HF_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "VLLM_")
-"""Beginnings of the variables that a process on a node gets from this machine; all others are those of its node."""
+"""Beginnings of the variables that a process on a node gets from this machine; all others come from its node."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^(Raylet is terminated|The node with node id|A worker died)",
@@ -50,7 +50,7 @@ LOST = -9
 
 @dataclass(frozen=True)
 class Needs:
-    """What a process of a role takes of a node."""
+    """The share of a node that a process of a role takes."""
 
     cpus: float
     gpus: float = 0
@@ -106,7 +106,6 @@ class Cluster:
         return self
 
     def needs(self, role: str) -> Needs:
-        """Return what a process of a role takes."""
         gpus = (1 if role == TRAINER else self.server_gpus) if self.on_gpus else 0
         return Needs(self.config.cpus, gpus)
 
@@ -118,11 +117,9 @@ class Cluster:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return what the orchestrator is told."""
         return {VARIABLE: f"{self.address} {self.namespace}"}
 
     def introduction(self) -> str:
-        """Return the nodes and what they have, in words."""
         if self.config.address is None:
             return "Ray is started on this machine for this run alone (cluster.address names one that is up)"
         nodes = self._nodes()
@@ -244,15 +241,14 @@ class RemoteChild(Child):
 
     @property
     def watched(self) -> bool:
-        """True as long as a thread sees to the process, for which it needs Ray."""
+        """True as long as a thread watches the process and needs Ray for it."""
         return self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait until the thread that sees to the process has ended, but not for a node that does not answer."""
+        """Wait until the thread that watches the process has ended, but not for a node that does not answer."""
         self._thread.join(ENDING)
 
     def _live(self) -> None:
-        """Place and start the process, pass on its lines, and see it end."""
         ray, cluster, host = self._cluster._ray, self._cluster, None
         try:
             if cluster.ranks:  # first: servers must not take the last cores, for without a trainer there is no run
@@ -290,7 +286,6 @@ class RemoteChild(Child):
             self._cluster.tunnels.point(self._cluster.ports[self.role], self.role, gate)
 
     def _wait(self, reference: Any, role: str) -> None:
-        """Wait until Ray has room for a role; a line says what it waits for. UserError if that was called off."""
         cluster, began, said = self._cluster, time.monotonic(), 0.0
         while not cluster._ray.wait([reference], timeout=0.5)[0]:
             if self._killed.is_set():
@@ -305,7 +300,6 @@ class RemoteChild(Child):
                 cluster.say(f"{role} waits for {needs} ({waited:.0f} s){cluster.shortage(role)}")
 
     def _placed(self, facts: Any) -> dict[str, Any]:
-        """Return what the actor says first, once it is placed."""
         from ray.exceptions import RayActorError
 
         self._wait(facts, self.role)
@@ -334,10 +328,7 @@ class RemoteChild(Child):
 
 
 def connect(address: str | None, namespace: str, cores: float | None = None) -> str:
-    """Connect this process to the cluster at `address`, or start one with so many `cores`; return its address.
-
-    UserError, with the remedy, if that can't be.
-    """
+    """Connect to the cluster at `address`, or start one with `cores`; return its address. UserError if that fails."""
     if address is not None and address != "auto" and not address.rpartition(":")[2].isdecimal():
         raise UserError(f"cluster.address is {address!r}; it must be HOST:PORT, or auto")
     try:
@@ -366,7 +357,6 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
 
 
 def check_versions(facts: Mapping[str, Any]) -> None:
-    """Raise UserError if a node has another hone than this one."""
     from hone.extensions.cluster.host import versions
 
     other = [f"{name} {facts[name]}" for name, own in versions().items() if facts[name] != own]

@@ -26,14 +26,11 @@ if TYPE_CHECKING:
 LOOK = 0.2
 """Seconds between two looks at the servers."""
 RESTARTS = 3
-"""How often a server is started again. One that has ended by itself would do so again."""
+"""Most restarts of a server that was killed. One that exited would do so again."""
 
 
 class Replicas:
-    """The servers, `commands` by role, with the variables `env`. One that is killed is started again.
-
-    Entered once one of them listens. Raises UserError if one ends with what a user has to mend, or none comes up.
-    """
+    """Servers on a cluster, `commands` by role; a killed one is started again. Entered once one of them listens."""
 
     def __init__(
         self,
@@ -89,7 +86,6 @@ class Replicas:
             self._replace()
 
     def _replace(self) -> None:
-        """Start again what was killed."""
         for role, child in list(self._children.items()):
             if (code := child.poll()) is None:
                 continue
@@ -103,7 +99,6 @@ class Replicas:
                 self.say(f"{child.name} {child.cause}: {left}")
 
     def _check(self) -> None:
-        """Raise UserError if a server has ended by itself, or no more is started, before one was up."""
         for child in self._children.values():
             if (code := child.poll()) is not None and code >= 0:
                 raise UserError(f"{child.name} {child.cause} while it loaded")

@@ -1,8 +1,8 @@
 """Ports of this machine that lead to servers on the nodes, wherever these are just now.
 
-Whoever samples sees servers at fixed addresses on 127.0.0.1. A server listens on 127.0.0.1 of its node alone; beside it
-a gate lets in who begins with the run's secret. Where there is no server just now, a connection is closed at once, as
-by a server that is down; of several, the one with the fewest gets it.
+Whoever samples sees servers at fixed addresses on 127.0.0.1. A server listens on 127.0.0.1 of its node alone; a gate
+beside it lets in connections that begin with the run's secret. Without a server a connection is closed at once, as by a
+server that is down. Among several servers, the least connected one gets it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(eq=False)
 class Gate:
-    """Where connections to a server are let in on its node, and those that there are from here."""
+    """The address of a server's gate on its node, and the connections to it from here."""
 
     address: str
     port: int
@@ -47,10 +47,7 @@ class Tunnels:
             asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     def point(self, port: int, role: str, gate: Gate | None) -> None:
-        """Have connections to a port go to the server of a role, too; None: not any more, and end those that there are.
-
-        A node that lost its power closes none.
-        """
+        """Let a port lead to a role's server. None: no longer, and end its connections: a dead node closes none."""
 
         def change() -> None:
             for writer in old.connections if (old := self._gates[port].pop(role, None)) else ():
@@ -61,11 +58,9 @@ class Tunnels:
         self._loop.call_soon_threadsafe(change)
 
     def gates(self, port: int) -> list[Gate]:
-        """Return where connections to a port may go now."""
         return list(dict(self._gates[port]).values())
 
     def close(self) -> None:
-        """Close the ports."""
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _serve(self, port: int, streams: Streams) -> None:

@@ -16,11 +16,11 @@ from hone.client import Gone
 from hone.errors import Halt
 
 SECONDS, LOOK_SECONDS = 600.0, 20.0
-"""How long a node may take to get a version, and to say whether it has it."""
+"""Seconds that a node may take to get a version, and to say if it has it."""
 
 
 class Carrier:
-    """Brings a version to the node of a server; `roles` are the servers', by their numbers.
+    """Brings a version to the node of a server; `roles` are the servers' roles, by their numbers.
 
     Versions lie in the folder `memory` of each node, under the same names. A version that does not, for memory was
     full, has to be on a file system that the nodes share.
@@ -32,7 +32,6 @@ class Carrier:
         self._storing = threading.Lock()
 
     def __call__(self, number: int, folder: Path) -> None:
-        """Have a version at hand on the node of a server. Raises Gone if that is not there."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -57,7 +56,7 @@ class Carrier:
             raise Gone(f"{self.roles[number]} is not on any node now ({type(error).__name__})", None) from error
 
     def _store(self, folder: Path) -> Any:
-        """Put the files of a version into the object store, once; those of the version before go."""
+        """Put the files of a version into the object store, once, instead of the version before."""
         import ray
 
         with self._storing:

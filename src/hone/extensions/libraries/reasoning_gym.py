@@ -2,10 +2,10 @@
 
     hone eval reasoning-gym:leg_counting -m hone/tiny -n 20 -a '{"min_animals": 2}'
 
-An answer in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`) is worth 0.1, plus 0.9 times the score that
-reasoning-gym's own `score_answer` gives it, partial credit included; it is correct if that score is 1. Rows are
-reasoning-gym's own (row i of its seed), but for the tenth of the questions, by content, that is held out for
-evaluation whatever the seed. Both are made and scored in a process of their own, under a limit of processor time.
+An answer in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`) is worth 0.1, plus 0.9 times the score of
+reasoning-gym's `score_answer`, partial credit included; it is correct if that score is 1. Row i is reasoning-gym's row
+i of its seed. A tenth of the questions, by content, is held out for evaluation whatever the seed. Rows are made and
+scored in a separate process, under a limit of processor time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORMAT_HINT = "\nGive the final answer, and nothing else, in <answer> tags."
 HELD_OUT = 10
 """One of this many questions belongs to evaluation, by its hash."""
 STRIDE = 1_000_000
-"""How far away the next row is looked for where one belongs to the other split; a split has no more rows."""
+"""Distance to the next candidate if a row belongs to the other split; also the most rows of a split."""
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
@@ -62,7 +62,6 @@ _BY_REASON = {
     "its score fails on any answer that is not a product of numbers, instead of giving it 0": "prime_factorization",
 }
 REFUSED = {task: reason for reason, tasks in _BY_REASON.items() for task in tasks.split()}
-"""The tasks that are refused, and the reasons in words."""
 
 _SCORED = """
 ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation
@@ -123,13 +122,13 @@ class ReasoningGym(SingleTurnEnv):
         return {"question": question + self.hint, "answer": answer, "info": {"index": index}}
 
     def reference(self, example: Example) -> str:
-        """Return reasoning-gym's answer; rows of a split have one that its own score gives full marks."""
+        """Return reasoning-gym's answer; in rows of a split its score gives full marks."""
         return self.parser_of_answers.wrap(example.answer)
 
     def rows(self, split: str, count: int) -> Rows:
         """Return `count` rows of a split. Row i is reasoning-gym's row i where that belongs to the split.
 
-        Rows are passed over if their answer is empty, too long, or not worth full marks by reasoning-gym's own score.
+        Skips rows with an answer that is empty, too long, or not worth full marks by reasoning-gym's score.
         """
 
         def make(i: int) -> Row:
@@ -145,14 +144,13 @@ class ReasoningGym(SingleTurnEnv):
         return indexed_rows(make, count, f"{self.id} ({split})")
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """Return digests as of any environment, without making rows: they are a function of what is digested here."""
+        """Return digests as any environment does, from the arguments of the rows, without making rows."""
         counts = [len(self.split(name)) for name in splits]
         data = content_hash([self.task, self.config, self.hint, self.system_prompt, counts])
         assert self.module is not None
         return {"environment": of_source(self.module), "data": data, "reasoning-gym": version("reasoning-gym")}
 
     def _made(self, index: int) -> tuple[str, str]:
-        """Return question and answer of a row."""
         if not self._checked:
             if problem := self._ask(["check"]):
                 raise UserError(f"{self.id} {problem}")
@@ -183,7 +181,7 @@ class ReasoningGym(SingleTurnEnv):
 
 
 def is_held_out(question: str) -> bool:
-    """Return True if a question is of the tenth that is held out; no seed changes it."""
+    """Return True for the held-out tenth of the questions; no seed changes it."""
     return hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % HELD_OUT == 0
 
 
@@ -198,10 +196,7 @@ def load(
     system_prompt: str = "",
     **config: Any,
 ) -> ReasoningGym:
-    """Return the task `name` of reasoning-gym; `config` are arguments of its configuration.
-
-    UserError without reasoning-gym, and for a task that is refused or unknown.
-    """
+    """Load the task `name` with this configuration. UserError without reasoning-gym, or for an unsuitable task."""
     task = name.replace("-", "_")
     if task in REFUSED:
         raise UserError(f"reasoning-gym:{name} is refused: {REFUSED[task]}")

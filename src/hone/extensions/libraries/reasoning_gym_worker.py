@@ -1,4 +1,4 @@
-"""reasoning-gym, as it runs in a process of its own for `hone.extensions.libraries.reasoning_gym`."""
+"""reasoning-gym in a separate process, for `hone.extensions.libraries.reasoning_gym`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 SIZE = 5_000
-"""Rows of one data set. Row 5,000 is the first of the next one, of a seed higher by 5,000: most tasks make row i from
-seed + i, for which that is the same row; some lay out all their rows when the data set is made.
-"""
+"""Rows of one data set. Row 5,000 is the first of the next one, of a seed higher by 5,000: the same row in most tasks,
+which make row i from seed + i. Some tasks lay out all rows when the data set is made."""
 
 
 def start(task: str, config: dict[str, Any]) -> Callable[[list[Any]], Any]:

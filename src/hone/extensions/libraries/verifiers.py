@@ -2,12 +2,11 @@
 
     hone eval verifiers:my-taskset -m hone/tiny -n 20 -a '{"split": "train"}'
 
-- **Text**: a taskset of a prompt and an answer is scored by its own `task.score(trace)`, on a trace of both. Each
-  reward function is a component with its own weight. verifiers and the taskset run in a process of their own, without
-  network once the tasks are loaded and under a limit of processor time.
-- **Episodes**: any other, with tools, a user, a judge, hooks or an environment of its own, is run by verifiers
-  (`verifiers_driver.py`), whose agents call the policy as programs do: see `hone.extensions.agents`. Rewards are
-  components, metrics are components without weight.
+- **Text**: a taskset of a prompt and an answer is scored by its `task.score(trace)`. Each reward function is a
+  component with its weight. verifiers and the taskset run in a separate process, without network once the tasks are
+  loaded and under a limit of processor time.
+- **Episodes**: verifiers runs any other taskset (`verifiers_driver.py`). Its agents call the policy as programs do: see
+  `hone.extensions.agents`. Rewards are components, metrics are components without weight.
 
 Both run in hone's environment or in `.venv-verifiers`.
 """
@@ -45,14 +44,10 @@ SCORE_CLOCK = 60.0
 
 
 class Served:
-    """A taskset in its process: it is loaded when its tasks are asked for, and again in a process that lacks them, for
-    the one before it has ended.
-
-    Raises UserError for a taskset that is refused.
-    """
+    """A taskset in its process, which loads it again after a restart. Raises UserError for a refused taskset."""
 
     worker = Path(__file__).with_name("verifiers_worker.py")
-    driver = Path(__file__).with_name("verifiers_driver.py")  # makes rollouts, in a process of its own
+    driver = Path(__file__).with_name("verifiers_driver.py")  # makes rollouts, in a separate process
 
     def __init__(
         self, env_id: str, python: Path, config: dict[str, Any], limit: int, env: dict[str, Any] | None
@@ -63,7 +58,7 @@ class Served:
         self._keys: list[str] | None = None
         reply = self._admitted(["describe"])
         self.weights: dict[str, float] = reply.get("weights", {})
-        """Of each reward function, in the order they run; none where verifiers makes the rollouts."""
+        """Weights of the reward functions, in the order they run; empty where verifiers makes the rollouts."""
         self.env: dict[str, Any] | None = reply.get("env")
         """The config of the environment that makes them."""
         self.sources: dict[str, str] = reply["sources"]
@@ -82,11 +77,9 @@ class Served:
         return keys
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return prompt, answer and key of a task."""
         return self._about_tasks(lambda: self._ask(["row", index]))
 
     def score(self, index: int, text: str, stop_reason: str) -> dict[str, float] | GraderFailure:
-        """Return the score of each reward function."""
         question = ["score", index, text, stop_reason]
         try:
             return self._about_tasks(lambda: self._worker.ask(question, SCORE_SECONDS, SCORE_CLOCK))
@@ -94,7 +87,6 @@ class Served:
             return nothing.failure
 
     def _about_tasks(self, ask: Callable[[], Any]) -> Any:
-        """Return the answer to a question about the tasks. If it is null, they are loaded, and asked about again."""
         answer = ask()
         if answer is None:
             self.keys()
@@ -133,12 +125,11 @@ class Tasks(SingleTurnEnv):
         return {"prompt": task["prompt"], "answer": task["answer"], "info": {"index": index, "key": task["key"]}}
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """Return the digests of any environment, with the taskset's source and the version of verifiers."""
         return super().digests(splits) | self._served.sources
 
 
 class Verifiers(Tasks):
-    """Tasks whose answers are scored as text."""
+    """Tasks with answers that are scored as text."""
 
     has_own_process = True
 
@@ -148,7 +139,7 @@ class Verifiers(Tasks):
         super().__init__(served, rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
 
     def _component(self, name: str, first: bool) -> RewardFunc:
-        """Return the reward function `name`. The first one has the taskset score the answer, for all."""
+        """Return the reward function `name`. The first one has the taskset score the answer for all."""
 
         @inline
         def component(completion: list[Message], info: dict[str, Any], state: dict[str, Any]) -> float | GraderFailure:
@@ -163,7 +154,7 @@ class Verifiers(Tasks):
 
 
 class Episodes(AgentEnv, Tasks):
-    """Tasks whose rollouts verifiers makes and rewards, in a process of its own: one for all, started at the first."""
+    """Tasks with rollouts that verifiers makes and rewards, all in one separate process, started at the first."""
 
     def __init__(self, served: Served, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
         super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)
@@ -173,7 +164,6 @@ class Episodes(AgentEnv, Tasks):
         self._driver = Driver(served.python, served.driver, order, served.env_id)
 
     def check_rollouts(self) -> None:
-        """Raise UserError if verifiers does not get ready."""
         self._driver.start()
 
     async def program(self, calls: Any, example: Example) -> Rewarded:
@@ -211,11 +201,11 @@ def load(
 ) -> Tasks:
     """Load the taskset `name` of verifiers; `config` are fields of its configuration.
 
-    `correctness` names the reward function that decides whether an answer is right (≥ 1), by default the one of the
-    largest weight. `held_out` is the share of the prompts, by content, that is for evaluation. Of a taskset without end
-    the first `max_tasks` tasks are taken. With `env`, the config of an environment of verifiers (`{}` for the taskset's
-    own), verifiers makes the rollouts, within `agent_limits`; so it does where text alone can't be scored. UserError
-    without verifiers, and for a taskset that is refused.
+    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the one with the
+    largest weight. `held_out` is the share of the prompts, by content, for evaluation. `max_tasks` limits an endless
+    taskset. With `env`, the config of an environment of verifiers (`{}` for the taskset's), or where text alone can't
+    be scored, verifiers makes the rollouts, within `agent_limits`. UserError without verifiers, and for a refused
+    taskset.
     """
     env_id = f"verifiers:{name}"
     if not 0 < held_out < 1:
@@ -237,7 +227,7 @@ def load(
     }
     if served.env is not None:
         limits = AgentLimits.of(agent_limits)
-        if "concurrency" not in (agent_limits or {}):  # each agent is a process with an interpreter of its own
+        if "concurrency" not in (agent_limits or {}):  # each agent is a separate Python process
             limits = replace(limits, concurrency=max(4, 2 * (os.cpu_count() or 1)))
         return Episodes(served, correctness, limits, **data)
     if agent_limits is not None:

@@ -1,12 +1,11 @@
-"""verifiers, as it makes rollouts for `hone.extensions.libraries.verifiers`: JSON lines in, JSON lines out.
+"""verifiers as a maker of rollouts for `hone.extensions.libraries.verifiers`: JSON lines in, JSON lines out.
 
     python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
 
-`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7, which has this key, and whose
-calls of the model go to that URL under the other; `{"cancel": 3}` gives it up. Standard output has a line
-`{"ready": true}`, then one for each episode: its number, and what `summary` returns; of one that is given up, its
-number alone, at once. What libraries print goes to the standard error. When the input ends, all that it started is
-ended.
+`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7, with this task key. Its calls of
+the model go to the URL under the API key. `{"cancel": 3}` cancels it. Standard output has a line `{"ready": true}`,
+then one for each episode: its number and its `summary`; for a cancelled one its number alone, at once. Prints of
+libraries go to the standard error. When the input ends, all that it started is ended.
 """
 
 from __future__ import annotations
@@ -24,23 +23,22 @@ from pathlib import Path
 from typing import Any
 
 POLICY_URL = "http://policy.invalid/v1"
-"""Stands for the policy's endpoint, which is another in each step: `policy_client` knows those of all episodes."""
+"""A placeholder for the policy's endpoint, which changes with each step: `policy_client` has all."""
 
 
 def main() -> None:
     told = json.loads(sys.argv[1])
-    # What libraries start has neither the orders, with their keys, nor the answers.
+    # Children of libraries get neither the orders, with their keys, nor the answers.
     orders, out = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.path.append(told["folder"])
-    before = os.environ.get("PYTHONPATH")  # Tool servers import the taskset in processes of their own.
+    before = os.environ.get("PYTHONPATH")  # Tool servers import the taskset in separate processes.
     os.environ["PYTHONPATH"] = os.pathsep.join([*([before] if before else []), told["folder"]])
     asyncio.run(serve(told, orders, out))
 
 
 async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
-    """Make the episodes that `orders` has, side by side, until it ends."""
     running: dict[int, asyncio.Task[None]] = {}
 
     async def episode(order: dict[str, Any]) -> None:
@@ -72,7 +70,7 @@ async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, Any]], Any]]:
-    """Give the function that makes the episode of an order, and returns what `summary` does."""
+    """Yield the function that makes the episode of an order and returns its `summary`."""
     from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
     from verifiers.v1.env import RunSlot  # pyright: ignore[reportMissingImports]
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # pyright: ignore[reportMissingImports]
@@ -103,8 +101,8 @@ async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, An
 
 
 def summary(episode: Any) -> dict[str, Any]:
-    """Return what an episode was worth: `scores` and `weights` of rewards and metrics, or `failed`, and whose calls are
-    not the policy's. Of several traces of one agent they are the means.
+    """Return an episode's `scores` and `weights` of rewards and metrics, or `failed`; and `untrained` traces, which are
+    not the policy's. Several traces of one agent give means.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     untrained = [trace.id for trace in episode.traces if not trace.agent.trainable]
@@ -133,7 +131,7 @@ def summary(episode: Any) -> dict[str, Any]:
 
 
 def policy_client() -> dict[str, tuple[str, str]]:
-    """Have calls of the policy go where their trace's episode says; return those places, by trace.
+    """Route calls of the policy to the endpoint of their trace's episode; return {trace: (URL, key)}.
 
     verifiers keeps a client for each endpoint as long as it serves, and the policy's changes with each episode.
     """
@@ -157,9 +155,9 @@ def policy_client() -> dict[str, tuple[str, str]]:
 
 
 def use_installed_packages() -> None:
-    """Have programs that run as local processes use this environment where it has what they ask for.
+    """Let programs in local processes use this environment if it has their requirements.
 
-    verifiers makes an environment for each by `uv`, which has to be there, and to reach a package index.
+    verifiers makes an environment for each by `uv`, which must be installed and reach a package index.
     """
     from verifiers.v1.runtimes import SubprocessRuntime  # pyright: ignore[reportMissingImports]
 
@@ -183,7 +181,7 @@ def use_installed_packages() -> None:
 
 
 def dependencies(script: str) -> list[str]:
-    """Return what a script's own metadata (PEP 723) says that it needs."""
+    """Return the requirements in a script's metadata (PEP 723)."""
     import tomllib
 
     head = script.partition("# /// script\n")[2].partition("# ///\n")[0]

@@ -1,4 +1,4 @@
-"""The process in which verifiers makes episodes (`verifiers_driver.py`), and its end.
+"""The process that makes episodes by verifiers (`verifiers_driver.py`), and its end.
 
 found = await Driver(python, script, order, "verifiers:my-taskset").episode({"index": 7, "task": key, "url": …, …})
 """
@@ -28,15 +28,15 @@ from hone.web import without_local_proxy
 LOAD_CLOCK = 3600.0
 """Seconds that loading a taskset may take by the clock: a download may take long."""
 END_SECONDS = 10.0
-"""What verifiers gets to end what it started."""
+"""Time for verifiers to end its children."""
 CONFIRM_SECONDS = 5.0
-"""Time in which it confirms that it gives up an episode; if it does not, something blocks it."""
+"""Time to confirm that an episode is cancelled; after that the process counts as blocked."""
 
 BLOCKED = "a reward, a tool or a hook that waits must `await`"
 
 
 class Driver:
-    """The process that makes episodes (`verifiers_driver.py`). An episode replaces it if it has ended or is blocked."""
+    """The process that makes episodes (`verifiers_driver.py`). It is replaced if it has ended or is blocked."""
 
     def __init__(self, python: Path, script: Path, order: dict[str, Any], name: str) -> None:
         self._command = [str(python), "-P", str(script), json.dumps(order)]
@@ -46,7 +46,7 @@ class Driver:
         self._numbers = itertools.count()
 
     def start(self) -> DriverProcess:
-        """Return its process, ready; start one if there is none. Raises UserError if it does not get ready."""
+        """Return the process, ready; start one if there is none. Raises UserError if it does not get ready."""
         with self._lock:
             if self._process is not None and self._process.is_alive and not self._process.confirms_cancels():
                 print(f"{self._name} is blocked and replaced: {BLOCKED}", file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ class Driver:
             return self._process
 
     async def episode(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Return what came of an episode (`verifiers_driver.summary`). Raises ProgramFailed if it is lost."""
+        """Return an episode's `verifiers_driver.summary`. Raises ProgramFailed if it is lost."""
         try:
             process = await asyncio.to_thread(self.start)
         except UserError as error:
@@ -64,7 +64,6 @@ class Driver:
         return await process.episode(next(self._numbers), order)
 
     def close(self) -> None:
-        """End the process, and all that it started."""
         with self._lock:
             if self._process is not None:
                 self._process.end()
@@ -72,7 +71,7 @@ class Driver:
 
 
 class DriverProcess:
-    """One process of the driver, and the episodes that it is at."""
+    """One process of the driver, and its open episodes."""
 
     def __init__(self, command: list[str], name: str) -> None:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
@@ -82,11 +81,10 @@ class DriverProcess:
             command, env=env, mark="HONE_VERIFIERS", stdin=pipe, stdout=pipe, stderr=self._words
         )
         self.end = weakref.finalize(self, _end, process)
-        """Ends it, and all that it started."""
         self._sending = threading.Lock()
         self._open: dict[int, Future[dict[str, Any]]] = {}
         self._given_up: dict[int, threading.Event] = {}
-        """Episodes that it has not yet confirmed to give up."""
+        """Cancelled episodes without its confirmation."""
         self._is_over = self._is_blocked = False
         if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
             self.end()
@@ -102,7 +100,7 @@ class DriverProcess:
         return self._process.pid
 
     async def episode(self, number: int, order: dict[str, Any]) -> dict[str, Any]:
-        """Return what came of an episode. Raises ProgramFailed if the process ends."""
+        """Return an episode's summary. Raises ProgramFailed if the process ends."""
         future = self._open[number] = Future[dict[str, Any]]()
         future.set_running_or_notify_cancel()  # from now on only `take` and `lose` settle it
         try:
@@ -122,24 +120,24 @@ class DriverProcess:
             self._open.pop(number, None)
 
     def take(self, found: dict[str, Any]) -> None:
-        """Give an episode what came of it, or note that it was given up."""
+        """Give an episode its result, or note that it was cancelled."""
         if (event := self._given_up.pop(found["number"], None)) is not None:
             event.set()
         if (future := self._open.pop(found["number"], None)) is not None:
             future.set_result(found)
 
     def confirms_cancels(self) -> bool:
-        """Return True if it has confirmed to give up each episode that it was told to. Waits for it."""
+        """Wait until it has confirmed all cancelled episodes. Return False if it does not."""
         return all(event.wait(CONFIRM_SECONDS) for event in list(self._given_up.values()))
 
     def kill(self) -> None:
-        """End it, which is blocked, and all that it started, without giving it time for that."""
+        """End a blocked process, and all that it started, at once."""
         self._is_blocked = True
         self._process.kill()
         self.end()
 
     def lose(self) -> None:
-        """Give up all episodes: the process has ended."""
+        """Fail all episodes: the process has ended."""
         self._is_over = True
         while self._given_up:
             self._given_up.popitem()[1].set()
@@ -167,7 +165,6 @@ class DriverProcess:
 
 
 def _read(held: weakref.ref[DriverProcess], process: Process) -> None:
-    """Pass on what a process says, until it ends; then end what it started."""
     for line in process.stdout:
         if (here := held()) is not None:
             here.take(json.loads(line))
@@ -178,7 +175,6 @@ def _read(held: weakref.ref[DriverProcess], process: Process) -> None:
 
 
 def _end(process: Process) -> None:
-    """Let a process end what it started, then end it and what is left."""
     if process.poll() is None:
         with suppress(OSError):
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""verifiers (v1), as it runs in a process of its own for `hone.extensions.libraries.verifiers`."""
+"""verifiers (v1) in a separate process, for `hone.extensions.libraries.verifiers`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ def start(
     """
     sys.path.append(folder)
     served = Served(taskset_id, config, env)
-
-    def answer(question: list[Any]) -> Any:
-        return getattr(served, question[0])(*question[1:])
-
-    return answer
+    return lambda question: getattr(served, question[0])(*question[1:])
 
 
 IMAGES = "a prompt of more than text, which hone's models don't read"
@@ -46,14 +42,12 @@ class Refused(Exception):
 
 
 class Served:
-    """A taskset and its tasks."""
-
     def __init__(self, taskset_id: str, config: dict[str, Any], env: dict[str, Any] | None) -> None:
         self.id, self.config, self.env = taskset_id, config, env
         self.tasks: list[Any] = []
         self.episodes: str | None = None
         self.here: list[str] = []
-        """The agents that run on this machine, in no container, where verifiers makes the rollouts."""
+        """Agents of episodes that run on this machine without a container."""
 
     def describe(self) -> dict[str, Any]:
         try:
@@ -120,7 +114,7 @@ class Served:
         return taskset
 
     def _needs_episodes(self) -> str | None:
-        """Return why verifiers has to make the rollouts, in words; None if a prompt and an answer are all there is."""
+        """Return why verifiers has to make the rollouts, in words; None if prompts and answers suffice."""
         kind, config = type(self.taskset).task_type(), self.taskset.config
         if self.drives != "SingleAgentEnv":
             return f"its {self.drives} has rules of its own"
@@ -145,18 +139,13 @@ class Served:
         return kind(kind.data_type().model_construct(), self.taskset.config.task).hooks("reward")
 
     def _weights(self) -> dict[str, float]:
-        """Return the weights of the reward functions."""
         rewards = self._rewards()
         if not rewards:
             raise Refused("is refused: it has no reward function")
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
 
     def _episodes(self) -> dict[str, Any]:
-        """Return the config of the environment that makes the rollouts.
-
-        What the config does not say is chosen so that nothing a model writes is run on this machine: agents chat, with
-        the task's tools (`null`), as local processes.
-        """
+        """Return the config of the environment that makes the rollouts. Its defaults run no code of a model here."""
         from pydantic import ValidationError
         from verifiers.v1.configs.agent import agent_config_fields  # pyright: ignore[reportMissingImports]
         from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
@@ -195,7 +184,6 @@ class Served:
         return {"env": given}
 
     def _sources(self) -> dict[str, str]:
-        """Digest the modules or packages that the taskset and its tasks come from; add the version of verifiers."""
         digest = hashlib.blake2b(digest_size=8)
         for kind in (type(self.taskset), type(self.taskset).task_type()):
             top = Path(sys.modules[kind.__module__.split(".")[0]].__file__ or inspect.getfile(kind))
@@ -213,9 +201,7 @@ def _docker_answers() -> bool:
 
 
 def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) -> None:
-    """Raise Refused if the task needs more than text; where verifiers makes `episodes`, more than the agents `here`
-    have, on this machine.
-    """
+    """Raise Refused if the task needs more than text; with `episodes`, more than the local agents `here` have."""
     problem = problem_of(task.data)
     if episodes and here:
         data = task.data
@@ -233,7 +219,7 @@ def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) 
 
 
 def problem_of(data: Any) -> str | None:
-    """Return what a task has beyond a prompt of text, in words."""
+    """Return a task's needs beyond a prompt of text, in words; None if there are none."""
     if data.prompt is None:
         return "no prompt, so a user opens the conversation"
     for field in ("image", "agent_user", "skills", "artifacts"):
@@ -245,7 +231,6 @@ def problem_of(data: Any) -> str | None:
 
 
 def messages(task: Any) -> list[dict[str, str]]:
-    """Return the messages of a task's prompt, its system prompt first."""
     data = task.data
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if data.prompt is None:
@@ -256,7 +241,7 @@ def messages(task: Any) -> list[dict[str, str]]:
 
 
 def trace_of(task: Any, text: str, stop_reason: str) -> Any:
-    """Make the trace of one answer to a task, as a rollout of verifiers leaves it to its rewards."""
+    """Return the trace of one answer to a task, like a rollout of verifiers."""
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
     from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
 
@@ -282,13 +267,12 @@ async def _score(task: Any, trace: Any) -> None:
 
 
 def _missing(error: Exception) -> str:
-    """Return what a module that is there fails to import, in brackets: verifiers says that it is not found."""
+    """Return the module that an existing module fails to import, in brackets: verifiers says that it is not found."""
     name = getattr(error.__cause__, "name", None)
     return f" ({error.__cause__})" if name and name not in str(error) else ""
 
 
 def _fault(error: Any) -> str:
-    """Say what is wrong with a config (a ValidationError)."""
     fault = error.errors()[0]
     if not fault["loc"]:
         return f"does not take its arguments: {fault['msg']}"
@@ -308,7 +292,7 @@ def _required(fn: Callable[..., Any], name: str) -> bool:
 
 
 def _stay_offline() -> None:
-    """Let no connection out: a reward that calls out fails, so that no service decides what a run learns."""
+    """Refuse all connections: a reward that needs one fails, so that no service decides what a run learns."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError("hone scores without network")

@@ -1,9 +1,8 @@
-"""bubblewrap: the command that makes a sandbox of namespaces and an empty file system, what of this machine code may
-read in it, and why it may not work here.
+"""bubblewrap: the command that makes a sandbox of namespaces and an empty file system, the files that code may read in
+it, and the reasons why it may not work here.
 
-Code sees the interpreter, its standard library, their shared libraries and packages that were asked for. They lie
-elsewhere in the sandbox than on the machine (`/python`, `/lib`, `/packages`), so the paths of a traceback tell nothing
-about it.
+Code sees the interpreter, its standard library, their shared libraries and the requested packages. They have other
+paths in the sandbox (`/python`, `/lib`, `/packages`), so a traceback tells nothing about this machine.
 """
 
 from __future__ import annotations
@@ -63,22 +62,21 @@ _FIRST_USER = int.from_bytes(os.urandom(4), "big")
 
 @dataclass(frozen=True)
 class Way:
-    """How the sandbox is made: by root, who can mount without a user namespace, or in one of the user's own."""
+    """A way to make the sandbox: by root, who can mount without a user namespace, or in a user namespace."""
 
     user_namespace: bool
     disable_userns: bool = False
-    """Whether bubblewrap has the kernel refuse further user namespaces; the filter of system calls does in any case."""
+    """True: bubblewrap has the kernel refuse further user namespaces; the filter of system calls always does."""
     become_nobody: bool = False
-    """Whether root becomes nobody before bubblewrap starts."""
+    """True: root becomes nobody before bubblewrap starts."""
 
 
 def ways() -> tuple[Way, ...]:
-    """Return the ways to try here, best first."""
     own = (Way(True, True), Way(True, False))
     if os.geteuid() != 0:
         return own
     as_nobody = (Way(True, True, True), Way(True, False, True))
-    is_machine_root = _uid_map()[:2] == [0, 0]  # not that of a container of some user's
+    is_machine_root = _uid_map()[:2] == [0, 0]  # and not a user's container
     return (Way(False), *as_nobody, *(() if is_machine_root else own))
 
 
@@ -96,15 +94,14 @@ def executable() -> str:
 def command(
     bwrap: str, way: Way, mounts: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
 ) -> list[str]:
-    """Return the command line that runs `inside` (arguments of the interpreter) in a fresh sandbox."""
     # Root keeps its rights up to `main.py`, which gives them all up by becoming another user: where bubblewrap
-    # takes some of them, the kernel also forgets that addresses are to be the same each time.
+    # takes some of them, the kernel no longer gives the same addresses each time.
     words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if way.user_namespace:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
         words += ["--disable-userns"] if way.disable_userns else []
     # Not --die-with-parent: killed while it sets up, bubblewrap leaves its child waiting for ever. `main.py`,
-    # as process 1, sees by itself when hone is gone.
+    # as process 1, notices when hone is gone.
     words += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
     for name, value in environment("/scratch").items():
         words += ["--setenv", name, value]
@@ -126,7 +123,7 @@ def command(
 
 
 def environment(scratch: str) -> dict[str, str]:
-    """Return all that the code finds in its environment."""
+    """Return the whole environment of the code."""
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
         "HOME": scratch,
@@ -142,7 +139,6 @@ def environment(scratch: str) -> dict[str, str]:
 
 
 def refusal(reasons: Sequence[str]) -> UserError:
-    """Return the error with the reason why no sandbox can be made here, and the remedy."""
     remedies = [remedy for name, value, remedy in _SYSCTLS if _sysctl(name) == value]
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         remedies.append("docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined")
@@ -164,7 +160,7 @@ def _sysctl(name: str) -> str | None:
 
 @functools.cache
 def _uid_map() -> list[int]:
-    """Return the first user id here, what it is outside, how many follow it; without such a file, all ids."""
+    """Return the first user id here, its id outside, and the number of ids; without such a file, all ids."""
     try:
         return [int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3]]
     except OSError:
@@ -172,10 +168,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return a user id for sandbox `number` of this process, of the last quarter, which nobody else uses.
-
-    It is that of nobody where there are few ids.
-    """
+    """Return a user id for sandbox `number` that nobody else uses, of the last quarter; nobody's if there are few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY
@@ -185,8 +178,6 @@ def own_user(number: int) -> int:
 
 @dataclass(frozen=True)
 class Readable:
-    """What is shown in the sandbox, and where."""
-
     binds: tuple[tuple[str, str], ...]
     """Path on this machine, path in the sandbox."""
     hidden: tuple[str, ...]
@@ -202,10 +193,7 @@ def base_executable() -> str:
 
 @functools.cache
 def readable(packages: tuple[str, ...] = ()) -> Readable:
-    """Return what the interpreter and `packages` (import names) need. Found once, in about 0.1 s.
-
-    Raises UserError for a package that is not installed.
-    """
+    """Return the files of the interpreter and `packages` (import names). UserError for a missing package."""
     roots = package_roots(packages)
     extensions = [str(file) for root in roots for file in root.rglob("*.so*")] if roots else []
     executable = base_executable()

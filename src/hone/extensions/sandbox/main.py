@@ -1,21 +1,20 @@
-"""What runs in the sandbox before the code does, and needs nothing of hone.
+"""The sandbox's first process, which starts the code. This file needs nothing of hone.
 
     python -P -s -S -B -X utf8 -c SOURCE SCRATCH NAME PACKAGES KEY=NUMBER …
 
-It gives up what rights it has, says that it is ready, waits for the word to go, and runs the code as the main module of
-a child, under the limits that the kernel holds. It tells how that ended, and ends when hone is gone, which closes the
-pipe, or at the latest some seconds after the deadline. In the sandbox it is process 1: the kernel ends all others with
-it. The code comes from an open file, so no list of processes shows it.
+It drops its rights, reports that it is ready, waits for the word to go, and runs the code as the main module of a
+child, under the kernel's limits. It reports the exit code. It ends when hone is gone, which closes the pipe, or at the
+latest some seconds after the deadline. In the sandbox it is process 1: the kernel ends all others with it. The code
+comes from an open file, so no list of processes shows it.
 """
 
 
 def _prepare(given):
-    """Prepare everything up to the word to go. Returns the code as bytes."""
     import os
-    import resource  # noqa: F401 - `_supervise` will need it, when the code has files of its own
+    import resource  # noqa: F401 - for `_supervise`, when the code may have replaced files
 
     uid = given["uid"]
-    if uid:  # from here on nothing is left of the rights with which the file system was made
+    if uid:  # drop the rights that made the file system
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -32,7 +31,7 @@ def _prepare(given):
 
 
 def _limit(given):
-    """Set the limits of this process and of those that it starts, which it can't raise again."""
+    """Set limits of this process and its children, which they can't raise again."""
     import resource
 
     limits = [
@@ -57,11 +56,10 @@ def _limit(given):
 
 
 def _supervise(given, child, ready):
-    """Wait for the child and report how it ended; end itself, with all others, when hone is gone.
+    """Wait for the child and report its exit code; end all processes when hone is gone.
 
-    Closes `ready` when the child may begin: its own threads must be there before the code can take all that may be.
-
-    With what is built into the interpreter: what is read from files now delays the answer.
+    Closes `ready` when the child may begin: the threads here must start before the code can use up the limit.
+    Only modules of the interpreter itself: reading files now would delay the answer.
     """
     import _signal  # pyright: ignore
     import _thread
@@ -82,7 +80,7 @@ def _supervise(given, child, ready):
     os.close(ready)
     try:
         while True:
-            pid, status, used = os.wait3(0)  # also of those that lost their parent
+            pid, status, used = os.wait3(0)  # orphans too
             if pid == child:
                 code = os.waitstatus_to_exitcode(status)
                 if code == -_signal.SIGKILL and used.ru_utime + used.ru_stime >= given["cpu"]:
@@ -105,7 +103,6 @@ def _show(error, traceback):
 
 
 def _run(text, name, no_memory, namespace, show=_show):
-    """Run the code in the main module's namespace. Returns the exit code."""
     try:
         exec(compile(text.decode("utf-8", "surrogatepass"), name, "exec", dont_inherit=True), namespace)
     except SystemExit:

@@ -1,10 +1,9 @@
 r"""math-python: mathematics with a Python tool. The model may call the tool, sees what it printed, and then answers.
 
 The reward is 1 for a right answer (in `\boxed{}`, compared as mathematics), 0.1 for calls that are all well-formed and
-0.1 for one that ran. These are paid once, not by the call, and together they must stay below the answer: otherwise a
-policy learns to call the tool on every problem and to leave the problem alone.
+0.1 for one that ran, once each. If they paid as much as the answer, a policy would learn to call the tool only.
 
-The tool runs what a model wrote, each call in a fresh sandbox (docs/tasks.md). Conversations can be graded without.
+The tool runs each call in a fresh sandbox (docs/tasks.md). Grading needs no sandbox.
 
     rl @ examples/math_python/rl.toml
 """
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 SYSTEM_PROMPT = "You may run Python with the tool `python`, and will see what it prints."
 CPU_SECONDS, CLOCK_SECONDS = 5, 8
-"""Limits of a call. The clock's is below the deadline of a turn (`grading.timeout`), so that the model is told why."""
+"""Limits of a call. The clock's is below the deadline of a turn (`grading.timeout`), so the model learns the reason."""
 TRACEBACK_LINES = 8
 
 # Runs in the sandbox: the code, and if its last line is an expression, prints that one's value, as a notebook does.
@@ -55,7 +54,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 
 
 class FinalParser(MathParser):
-    """The answer of a message that calls no tool; of one that does, there is none yet."""
+    """The answer of a message that calls no tool; with a call there is no answer yet."""
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
         messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
@@ -73,10 +72,7 @@ def tool_syntax(completion: list[Message]) -> float:
 
 
 def tool_use(completion: list[Message]) -> float:
-    """1 if a well-formed call was answered by the tool with something other than an error, else 0.
-
-    The tool's messages count; what the model wrote in their likeness does not.
-    """
+    """1 if a well-formed call got an answer of the tool (not the model's imitation) without an error, else 0."""
     called = False
     for message in completion:
         if message.get("role") == "tool":
@@ -107,13 +103,12 @@ class MathPython(ToolEnv):
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        """Made on first use. UserError where the system has none."""
+        """The sandbox, made on first use. UserError where the system has none."""
         from hone.extensions.sandbox.sandbox import Limits, Sandbox
 
         return Sandbox(Limits(cpu_seconds=CPU_SECONDS, clock_seconds=CLOCK_SECONDS), self.isolation, self.packages)
 
     def check_rollouts(self) -> None:
-        """Raise UserError where there is no sandbox to run the tool in."""
         assert self.sandbox is not None
 
     def python(self, code: str) -> str:
@@ -141,10 +136,7 @@ class MathPython(ToolEnv):
 
 
 def answer_of_run(ran: Ran) -> str:
-    """Return what the model is told of a run: what was printed, or what went wrong and what was printed before.
-
-    Without memory addresses, so that running it again gives the same.
-    """
+    """Return the model's message about a run, without memory addresses, so that running it again gives the same."""
     printed = _ADDRESS.sub(" at 0x…>", ran.output.rstrip())
     if ran.status == "ok":
         return printed or "(it printed nothing)"
@@ -161,7 +153,6 @@ def answer_of_run(ran: Ran) -> str:
 
 
 def _traceback(errors: str) -> str:
-    """Return the last lines of a traceback, without those of the runner."""
     lines = errors.rstrip().splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('  File "code.py"')), len(lines) - 1)
     return "\n".join(lines[max(first, len(lines) - TRACEBACK_LINES) :]).strip()
@@ -182,10 +173,9 @@ def load_environment(
 ) -> MathPython:
     """Problems from `dataset` and `eval_dataset` as in math-problems, in at most `max_turns` completions each.
 
-    The weight of a right answer is 1; those of the tool's components together must be less. `format_hint` adds to each
-    question how to answer. The tool runs in a `sandbox` by "bubblewrap"; "none" keeps nothing from the code, for a
-    machine that has nothing to lose. `packages` are import names ("sympy") that the code may use beside the standard
-    library.
+    The weight of a right answer is 1; the weights of the tool's components together must be less. `format_hint` adds to
+    each question how to answer. The tool runs in a `sandbox` by "bubblewrap"; "none" keeps nothing from the code, for a
+    machine that has nothing to lose. `packages` are import names ("sympy") that the code may use.
     """
     weights = (syntax_weight, use_weight)
     if not all(weight >= 0 for weight in weights) or sum(weights) >= 1:

@@ -3,11 +3,10 @@
     ran = Sandbox().run("print(6 * 7)")
     ran.status, ran.output  # ("ok", "42\\n")
 
-bubblewrap gives the code its own namespaces, a file system that holds the interpreter and an empty scratch folder, no
-network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes; limits end what
-takes too much. The kernel's limits hold for one process; a tree's processor time, memory and number are added up here,
-at short intervals, from /proc. What runs inside before the code does is `main.py`. See docs/tasks.md for what
-the sandbox promises.
+bubblewrap gives the code new namespaces, a file system that holds the interpreter and an empty scratch folder, no
+network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes. The kernel's
+limits hold for one process, so a tree's processor time, memory and number are added up here, at short intervals, from
+/proc. `main.py` starts the code. See docs/tasks.md for the sandbox's promises.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ OWN_TASKS = 3
 INTERVAL = 0.05
 """Seconds between two looks at what a tree uses."""
 GONE_SECONDS = 10.0
-"""How long the kernel is given to end a killed tree, and bubblewrap to end after its child."""
+"""Time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
-"""How long a sandbox may take to be made, on a machine that is busy."""
+"""Time to make a sandbox on a busy machine."""
 _BACKSTOP_SECONDS = 5
-"""How long after its deadline code ends by itself, where hone is gone and nobody noticed."""
+"""Time after its deadline when code ends without hone."""
 _INODES = 16384
 """Files and folders in the scratch folder: the kernel's memory for them is nobody else's limit."""
 _SOURCE = Path(__file__).with_name("main.py").read_text(encoding="utf-8")
@@ -67,27 +66,26 @@ _PROPORTIONAL = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 _KERNEL_KNOWS_CHILDREN = os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children")
 """Built in by all large distributions (CONFIG_PROC_CHILDREN), not by every kernel."""
 _works: dict[tuple[str, tuple[str, ...], int], Place] = {}
-"""How a sandbox was made here before, by bubblewrap, packages and user."""
+"""Places that worked before, by bubblewrap, packages and user."""
 _warned = threading.Event()
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call may use, over all of its processes."""
+    """Limits of one call, over all of its processes."""
 
     cpu_seconds: float = 5
     """Processor time; of one process alone, rounded up to whole seconds."""
     clock_seconds: float = 15
-    """Time of the clock."""
     memory_mib: int = 512
-    """Memory; also the address space of each process."""
+    """Also the address space of each process."""
     processes: int = 16
     """Processes and threads at one time."""
     output_bytes: int = 65536
-    """Of the standard output, and of the standard error."""
+    """Each of standard output and standard error."""
     scratch_mib: int = 64
-    """The scratch folder; also the size of one file."""
+    """Also the size of one file."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -98,15 +96,15 @@ class Limits:
 
 
 PROBE = Limits(cpu_seconds=30, clock_seconds=30, memory_mib=2048, processes=4, scratch_mib=1)
-"""Limits of a sandbox that is made to see if it can be."""
+"""Limits of a trial sandbox."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of the code.
+    """The result of the code.
 
-    `status`: "ok" (exit code 0), "error" (an exception, or any other end), or what it was killed for: "timeout" (of the
-    processor or of the clock), "memory", "output", "processes". "memory" is also an uncaught MemoryError.
+    `status`: "ok" (exit code 0), "error" (an exception, or another end), or the limit that it was killed for: "timeout"
+    (of processor or clock), "memory", "output", "processes". "memory" is also an uncaught MemoryError.
     """
 
     output: str
@@ -120,7 +118,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Place:
-    """Where code runs: how bubblewrap is called, with what filter and files; without a way, as a plain process."""
+    """A place for code: bubblewrap with its filter and files; without a way, a plain process."""
 
     way: Way | None
     bwrap: str = ""
@@ -161,8 +159,7 @@ class Sandbox:
     def run(self, code: str, stdin: str = "") -> Ran:
         """Run `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
 
-        Raises OSError if the process can't be started (the machine is out of memory, say), which says nothing about
-        the code, and UserError if `code` or `stdin` is not text.
+        Raises OSError if the process can't be started, whatever the code, and UserError for a value that is not text.
         """
         for name, text in (("code", code), ("stdin", stdin)):
             if not isinstance(text, str):
@@ -173,7 +170,6 @@ class Sandbox:
 
 
 def _way_that_works(place: Place) -> Place:
-    """Return `place` with the first way that leads into a sandbox here. Raises UserError if none does."""
     key = (place.bwrap, place.packages, os.geteuid())
     if key in _works:
         return _works[key]
@@ -190,9 +186,9 @@ def _way_that_works(place: Place) -> Place:
 
 
 class Started:
-    """A process that stands right before the code; `run` lets it begin, and leaving the context ends all of its tree.
+    """A process right before the code; `run` starts the code, and leaving the context ends the tree.
 
-    Raises OSError, with its stderr, if it didn't come that far; UserError where no process can be waited for.
+    Raises OSError, with its stderr, if it can't start; UserError where no process can be waited for.
     """
 
     def __init__(self, place: Place, limits: Limits, code: bytes, stdin: bytes) -> None:
@@ -278,7 +274,7 @@ class Started:
                 self._drop(fd)
 
     def run(self) -> Ran:
-        """Let the code begin, and collect its outputs until it ends or passes one of the limits; end its tree then."""
+        """Start the code, and collect its outputs until it ends or passes one of the limits; end its tree then."""
         kept = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
         killed: Status | None = None
         began = looked = time.monotonic()
@@ -319,7 +315,7 @@ class Started:
             killed = "timeout"
         if killed is not None:
             return Ran(output, errors, killed, None, seconds)
-        if exit_code == NO_MEMORY and "MemoryError" in errors:  # code may end with this number by itself
+        if exit_code == NO_MEMORY and "MemoryError" in errors:  # code may exit with this number
             return Ran(output, errors, "memory", 1, seconds)
         if exit_code is None:
             errors += "\nended from outside\n"
@@ -328,9 +324,8 @@ class Started:
         return Ran(output, errors, "ok" if exit_code == 0 else "error", exit_code, seconds)
 
     def end(self) -> None:
-        """End the whole tree, and return when it is gone."""
         if self._way is None and self.tree is not None and self.process.code is None:
-            self.tree.kill_below()  # also those that have left the group
+            self.tree.kill_below()  # also outside the group
         gone = True
         if self.tree is not None:
             gone = self.tree.kill_root()
@@ -343,7 +338,6 @@ class Started:
             raise OSError("the sandbox's processes don't end")
 
     def _await(self) -> None:
-        """Wait until the process stands before the code, and find its tree."""
         ready = readable(self._report, _START_SECONDS) and os.read(self._report, 6) == b"ready\n"
         root = self.process.pid
         if self._status is not None and ready:
@@ -354,7 +348,7 @@ class Started:
             text = (self.process.stderr.read() or b"").decode("utf-8", "replace").strip()
             raise OSError(NOT_STARTED + (text[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds"))
         self.tree = Tree(root)
-        with contextlib.suppress(OSError):  # if the machine runs out of memory, the kernel is to end this, not hone
+        with contextlib.suppress(OSError):  # if memory runs out, the kernel ends this, not hone
             Path(f"/proc/{root}/oom_score_adj").write_text("1000")
         if self._way is not None:
             with contextlib.suppress(OSError):
@@ -362,15 +356,11 @@ class Started:
                 self._fds.add(self._scratch)
 
     def _withdraw(self) -> None:
-        """Let a process that waits for the word to go, or soon will, see that nobody is there: it ends by itself.
-
-        To kill bubblewrap while it sets up would strand its child.
-        """
+        """Close the pipe that a starting process waits for, so it ends. Killing bubblewrap would strand its child."""
         self._drop(self._go)
         self.process.wait(_BACKSTOP_SECONDS)
 
     def _leave(self) -> None:
-        """End what still runs, and close the pipes."""
         if self.tree is None and self._go in self._fds:  # Ctrl-C came before it was ready
             self._withdraw()
         try:
@@ -382,7 +372,6 @@ class Started:
                 self.tree.close()
 
     def _passed(self, seconds: float) -> Status | None:
-        """Return which limit the tree has passed, if any."""
         assert self.tree is not None
         limits, (cpu_seconds, memory_bytes, tasks) = self._limits, self.tree.usage()
         # The kernel looks at the time of each process, and comes first where there is one.
@@ -401,7 +390,7 @@ class Started:
         return None
 
     def _read(self, source: int, kept: bytearray) -> bool:
-        """Add what is there, as long as it is wanted, to `kept`. Return False at the end."""
+        """Append output up to its limit. Return False at the end."""
         part = os.read(source, 1 << 16)
         kept += part[: max(0, self._limits.output_bytes + 1 - len(kept))]
         return bool(part)
@@ -438,7 +427,7 @@ class Tree:
             self._root = os.pidfd_open(root)
 
     def pids(self) -> list[int]:
-        """Return those that are there now, from the root down."""
+        """Return the current processes, from the root down."""
         found, i = [self.root], 0
         family = None if _KERNEL_KNOWS_CHILDREN else _families()
         while i < len(found):
@@ -455,8 +444,8 @@ class Tree:
     def usage(self) -> tuple[float, int, int]:
         """Return seconds of processor time so far, bytes of memory now, processes and threads now.
 
-        Processor time includes that of processes which ended and were waited for. A page that processes share since a
-        fork counts for each of them (see `memory_bytes`).
+        Processor time includes ended processes that were waited for. A page shared since a fork counts for each process
+        (see `memory_bytes`).
         """
         ticks = kib = tasks = 0
         for pid in self.pids():
@@ -483,7 +472,7 @@ class Tree:
         return kib << 10
 
     def kill_below(self) -> None:
-        """End all but the root, which must be there to take care of those that lose their parent."""
+        """End all but the root, which must stay to reap orphans."""
         deadline = time.monotonic() + GONE_SECONDS
         while (others := self.pids()[1:]) and time.monotonic() < deadline:
             for pid in others:
@@ -492,10 +481,7 @@ class Tree:
             time.sleep(0.002)
 
     def kill_root(self) -> bool:
-        """End the root, and with the first of a namespace of processes all in it, of which it ends last.
-
-        Return False if it takes too long.
-        """
+        """End the root; if it is the first of a namespace, all others end first. Return False if it takes too long."""
         if self._root is None:
             return True
         with contextlib.suppress(ProcessLookupError):
@@ -503,7 +489,6 @@ class Tree:
         return readable(self._root, GONE_SECONDS)
 
     def close(self) -> None:
-        """Let go of the root."""
         if self._root is not None:
             os.close(self._root)
             self._root = None
@@ -511,9 +496,7 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Give what this thread starts in the block its memory at the same addresses each time, so that `print(object())`
-    prints the same. This costs no safety: code in the sandbox may call anything, and needs no addresses for it.
-    """
+    """Give processes of the block fixed addresses, so `print(object())` repeats. The code is untrusted anyway."""
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
     if before != -1:
@@ -526,15 +509,13 @@ def _fixed_addresses() -> Iterator[None]:
 
 
 def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> list[str]:
-    """Return the interpreter's arguments. Numbers are of one length, so that they take the same memory each time."""
+    """Return the interpreter's arguments. All numbers have the same length, so they take the same memory each time."""
     words = [f"{key}={value:016d}" for key, value in given.items()]
     return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, scratch, name, packages, *words]
 
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
-    """Compute the kernel's limit (RLIMIT_NPROC) that leaves the code `processes`: it counts what else the user runs,
-    but from Linux 5.14 on only within the user namespace.
-    """
+    """Compute RLIMIT_NPROC: it counts the user's other processes, but from Linux 5.14 on only within the namespace."""
     if way is None:
         others = _tasks_of(uid)
     elif not way.user_namespace:
@@ -546,7 +527,6 @@ def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
 
 
 def _tasks_of(uid: int) -> int:
-    """Count processes and threads of a user, on the whole machine."""
     total = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -556,7 +536,6 @@ def _tasks_of(uid: int) -> int:
 
 
 def _families() -> dict[int, list[int]]:
-    """Return the children of each process of the machine, from every process's parent."""
     families: dict[int, list[int]] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:

@@ -1,9 +1,8 @@
 """The system calls that code in the sandbox may not make, as a filter program for the kernel.
 
 The program is classic BPF over `struct seccomp_data` (number, architecture, instruction pointer, six arguments of 64
-bits), as seccomp(2) describes it. What a calculation never needs is refused with EPERM, calls that are newer than the
-list with ENOSYS, as on an older kernel; those of another architecture kill the process. Numbers are those of the
-kernel's headers asm/unistd_64.h and asm-generic/unistd.h.
+bits), as seccomp(2) describes it. Calls that no calculation needs get EPERM, calls newer than the list ENOSYS, as on an
+older kernel; calls of another architecture kill the process. Numbers: asm/unistd_64.h and asm-generic/unistd.h.
 """
 
 from __future__ import annotations
@@ -58,9 +57,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 
 CLONE, CLONE3, IOCTL, SIGACTION = (56, 220), (435, 435), (16, 29), (13, 134)
 LAST = 450
-"""The newest call that is known here (set_mempolicy_home_node, Linux 5.17). Higher numbers are later calls or, with bit
-30 set on x86_64, those of the x32 ABI.
-"""
+"""The newest call that is known here (set_mempolicy_home_node, Linux 5.17). Higher numbers are later calls or,
+with bit 30 set on x86_64, calls of the x32 ABI."""
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; NEWTIME is for clone3 and unshare alone."""
 TERMINAL_INPUT = (0x5412, 0x541C)
@@ -75,10 +73,7 @@ _NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets; of an argume
 
 
 def program(machine: str | None = None) -> bytes:
-    """Return the filter for `machine` ("x86_64" or "aarch64"; default: this one), as an array of `struct sock_filter`.
-
-    Raises UserError for any other architecture.
-    """
+    """Return the filter for a machine (default: this one) as an array of `struct sock_filter`. UserError for others."""
     machine = machine or platform.machine()
     if machine not in MACHINES:
         raise UserError(

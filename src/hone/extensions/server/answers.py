@@ -29,11 +29,11 @@ from hone.model.tool_calls import Tool
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot write; OpenAI's own convention."""
 OPENING = "<tool_call>"
-"""Text that may start a call is kept back until it is clear whether it does."""
+"""Text that may start a call is held back until that is clear."""
 
 
 class Answer:
-    """Writes the samples of one request, which are those of `jobs`."""
+    """Writes the samples of one request: of `jobs`."""
 
     prefix: str
     whole: str
@@ -55,10 +55,7 @@ class Answer:
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
-        """Return the ids, the version of the policy that sampled each, and once those of the prompt, if asked for.
-
-        And the ids that each was sampled among; null where that was the vocabulary.
-        """
+        """Return what was asked for: ids and versions, once the prompt's ids, and the ids that each was drawn from."""
         ids: dict[str, Any] = {}
         if self._kept_ids:
             ids["kept_ids"] = [None if token.kept is None else token.kept.tolist() for token in delta.tokens]
@@ -75,12 +72,10 @@ class Answer:
         return token_text(self._tokenizer, token)
 
     def _logprobs_of(self, delta: Delta) -> list[dict[str, Any]]:
-        """Return the logprob of each token, and of the likeliest in its place."""
         one = self._logprob
         return [one(t.id, t.logprob) | {"top_logprobs": [one(*pair) for pair in t.top]} for t in delta.tokens]
 
     def _logprob(self, ident: int, logprob: float) -> dict[str, Any]:
-        """Return a token with its logprob."""
         text = self._tokenizer.decode([ident], skip_special_tokens=False)
         whole = bool(text) and "\ufffd" not in text
         written = {"token": text if whole else self._text(ident), "logprob": finite(logprob)}
@@ -151,7 +146,6 @@ class CompletionAnswer(Answer):
         return top
 
     def _vllm_entry(self, token: ScoredToken) -> dict[str, Any]:
-        """Return {id: its logprob}, with the likeliest in its place before it."""
         entries = dict(token.top[: self._body.prompt_logprobs]) | {token.id: token.logprob}
         return {str(i): {"logprob": finite(x), "decoded_token": self._text(i)} for i, x in entries.items()}
 
@@ -237,5 +231,4 @@ class CallReader:
 
 
 def finite(logprob: float) -> float:
-    """Return the logprob as JSON can write it."""
     return max(logprob, LOWEST)

@@ -1,6 +1,6 @@
 """The routes. Everything but `/health` needs the API key, if there is one.
 
-A client that leaves cancels its request: what it asked for is neither sampled nor kept.
+A client that leaves cancels its request.
 """
 
 from __future__ import annotations
@@ -126,7 +126,6 @@ class Api:
         return JSONResponse(body, 200 if body["status"] == "ok" else 503)
 
     async def metrics(self, _: Request) -> Response:
-        """Return the counters in Prometheus' text format."""
         lines = []
         for name, kind, text, value in self.service.counters():
             lines += [f"# HELP hone_{name} {text}", f"# TYPE hone_{name} {kind}", f"hone_{name} {value}"]
@@ -159,7 +158,7 @@ class Api:
         return await self._sample(request, body, body, ChatAnswer, [prompt], max_tokens, body.top_logprobs, stops)
 
     async def generate(self, request: Request) -> Response:
-        """Continue token ids, and return ids. Only the model's own ends and those of the request end a sample."""
+        """Continue token ids, and return ids. Only the ends of the model and of the request end a sample."""
         body, size = await self._read(TokensRequest, request)
         params, room = body.sampling_params, self._room("the prompt", body.token_ids, "token_ids")
         await http.apart(self.worker, size, lambda: self._check_ids(body.token_ids, "token_ids"))
@@ -178,7 +177,7 @@ class Api:
         top: int | None,
         stops: tuple[int, ...] = (),
     ) -> Response:
-        """Answer with what is sampled behind the prompts, and with the `top` likeliest tokens in its places."""
+        """Answer with samples behind the prompts, and with the `top` likeliest tokens in their places."""
         self._check_ids(params.stop_token_ids, f"{'' if params is body else 'sampling_params.'}stop_token_ids")
         self._seeds += 1
         seed = rng.key(self.seed, "request", self._seeds - 1)
@@ -220,7 +219,6 @@ class Api:
         return await http.apart(self.worker, size, write)
 
     async def _read(self, cls: type[R], request: Request) -> tuple[R, int]:
-        """Return the checked request, of this model, and the bytes of its body."""
         raw = await http.read_body(request)
         body = await http.apart(self.worker, len(raw), lambda: parse(cls, raw))
         self._check_model(getattr(body, "model", None))
@@ -261,7 +259,6 @@ class Api:
             raise ApiError(400, f"token id {wrong} is none of the model's: they go from 0 to {size - 1}", param)
 
     def _room(self, what: str, prompt: list[int], param: str | None = None) -> int:
-        """Return the tokens that the context has behind a prompt."""
         if (room := self.context - len(prompt)) < 1:
             words = f"{what} has {len(prompt)} tokens, the model's context {self.context}: shorten it"
             raise ApiError(400, words, param)

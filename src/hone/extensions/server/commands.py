@@ -1,4 +1,4 @@
-"""`hone inference`: serve a model over the OpenAI protocol until it is stopped, by the own engine or another.
+"""`hone inference`: serve a model over the OpenAI protocol until it is stopped, by hone's engine or another.
 
 inference --model.name outputs/weights/step_100
 """
@@ -43,7 +43,7 @@ def run(config: ServeConfig) -> int:
             )
         if config.backend == "hone":
             _serve_hone(config, listener)
-    if config.backend != "hone":  # what is wrong with the address was to be told here, not in that server's log
+    if config.backend != "hone":  # a wrong address was to be reported here, not in that server's log
         gathered("SAMPLERS", {})[config.backend].serve(config)
     print("Stopped.")
     return 0

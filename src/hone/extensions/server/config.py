@@ -53,7 +53,6 @@ class ServeConfig(EngineConfig):
 
     @property
     def weights_folder(self) -> Path | None:
-        """Where new weights may be taken from."""
         if self.weights_root is not None or (self.transport.path is None and self.output_dir is None):
             return self.weights_root
         return transport_weights(self.transport.path or (self.output_dir or Path()) / TRANSPORT)

@@ -1,6 +1,6 @@
 """HTTP in OpenAI's form: the bodies of requests, answers and streams of answers, and errors.
 
-Both endpoints use it: hone's server, and that of a run's programs (`hone.extensions.agents.host`).
+Both endpoints use it: hone's server, and the endpoint of a run's programs (`hone.extensions.agents.host`).
 """
 
 from __future__ import annotations
@@ -108,10 +108,7 @@ def answer(head: dict[str, Any], choices: Sequence[dict[str, Any]], used: dict[s
 
 
 class EventStream(StreamingResponse):
-    """Choices as server-sent events; with their usage in the end, if it was asked for. An error ends them.
-
-    Calls `close` when all is sent, or the client has left, or sending failed.
-    """
+    """Choices as server-sent events, and usage if asked for. An error ends them. Calls `close` in any case."""
 
     media_type = "text/event-stream"
 
@@ -150,7 +147,6 @@ class EventStream(StreamingResponse):
 def chat_choice(
     index: int, text: str, calls: Sequence[dict[str, Any]], reason: str | None, whole: bool
 ) -> dict[str, Any]:
-    """Return a choice of a chat, or what it has gained."""
     if whole:
         message: dict[str, Any] = {"role": "assistant", "content": None if calls and not text else text}
         message["refusal"] = None
@@ -167,7 +163,6 @@ def chat_opening(index: int) -> dict[str, Any]:
 
 
 def chat_answer(body: ChatRequest, head: dict[str, Any], reply: Message, reason: str, used: dict[str, int]) -> Response:
-    """Return the answer that is `reply`, in the form that was asked for."""
     calls = reply.get("tool_calls") or []
     choice = chat_choice(0, reply["content"], calls, "tool_calls" if calls else reason, whole=not body.stream)
     more = {name: value for name, value in reply.items() if name not in ("role", "content", "tool_calls")}

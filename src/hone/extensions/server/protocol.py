@@ -1,4 +1,4 @@
-"""What a client may send. Every field is checked; a field that hone does not know or cannot honour is refused.
+"""The requests of clients. Every field is checked; a field that hone does not know or cannot honour is refused.
 
 Fields of OpenAI's that have no effect here are accepted at the value that means "off", so that clients which always
 send them work. hone's own: `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `return_kept_ids`,
@@ -22,7 +22,7 @@ from hone import rng
 from hone.inference.types import Job, SamplingParams
 from hone.model.strict_json import DECODER
 
-# The bounds of what a request may hold. Token ids must also be in the vocabulary, and a prompt with its new tokens in
+# The bounds of a request. Token ids must also be in the vocabulary, and a prompt with its new tokens in
 # the model's context; both are checked when the model is at hand.
 MAX_SAMPLES = 4096
 """Samples of one request (prompts x n), and so its prompts, and its keys."""
@@ -94,8 +94,6 @@ class TextFormat(Strict):
 
 
 class Sampling(Strict):
-    """How the samples of a request are drawn."""
-
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     seed: Seed | None = None
     stop: list[Stop] | None = Field(default=None, max_length=32)
@@ -107,7 +105,7 @@ class Sampling(Strict):
     ignore_eos: bool = False
     return_kept_ids: bool = False
     key: list[Key] | None = Field(default=None, max_length=MAX_SAMPLES)
-    # Of no effect here.
+    # They have no effect here.
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
@@ -120,7 +118,7 @@ class Sampling(Strict):
     def jobs(
         self, prompts: list[list[int]], max_tokens: int, seed: int, top: int, stop_ids: tuple[int, ...] = ()
     ) -> list[Job]:
-        """Return the jobs of the request, `n` for each prompt in turn. `seed` is the one to use where none was sent."""
+        """Return the jobs of the request, `n` for each prompt in turn. `seed` is the default."""
         samples, keys = len(prompts) * self.n, self.key
         if samples > MAX_SAMPLES:
             words = f"{len(prompts)} prompts of n = {self.n} are over {MAX_SAMPLES} samples: send fewer"
@@ -154,13 +152,11 @@ class Sampling(Strict):
 
 
 class GenerationRequest(Sampling):
-    """What requests of OpenAI's form share."""
-
     model: Name | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-    # Of no effect here.
+    # They have no effect here.
     user: Name | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -250,7 +246,6 @@ class ChatMessage(BaseModel):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates take it."""
         message: dict[str, Any] = {"role": self.role, "content": self.content or ""}
         if self.role == "tool":
             message |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
@@ -299,10 +294,7 @@ class TokensSampling(Sampling):
 
 
 class TokensRequest(Strict):
-    """`POST /inference/v1/generate`, vLLM's way to continue token ids.
-
-    `cache_salt` has no effect: what is kept of prompts changes no sample, and is dropped with the weights.
-    """
+    """`POST /inference/v1/generate`, vLLM's way to continue token ids. `cache_salt` changes no sample."""
 
     token_ids: list[Count] = Field(min_length=1)
     sampling_params: TokensSampling

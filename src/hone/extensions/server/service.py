@@ -44,12 +44,12 @@ class _Route:
 
 
 class Service:
-    """Runs an engine in a thread of its own. Only the thread writes counters."""
+    """Runs an engine in a thread. Only the thread writes counters."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.weights_path: str | None = None
-        """That of the last update, as it was asked for."""
+        """Path of the last update, as it was asked for."""
         self.steps = self.sampled_tokens = self.prompt_tokens = self.cancelled = self.failures = self.updates = 0
         self.seconds = 0.0
         """Spent in decode steps."""
@@ -62,11 +62,10 @@ class Service:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future]] = SimpleQueue()
         self._routes: dict[int, _Route] = {}
         self._closing = self._ended = False
-        self._lock = threading.Lock()  # nothing is put among the calls once the thread has ended
+        self._lock = threading.Lock()  # no call is queued once the thread has ended
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def counters(self) -> list[tuple[str, str, str, float]]:
-        """Return name, kind, description and value of what `/metrics` shows."""
         return [
             ("prompt_tokens_total", "counter", "Prompt tokens of accepted samples.", self.prompt_tokens),
             ("sampled_tokens_total", "counter", "Tokens sampled.", self.sampled_tokens),
@@ -96,17 +95,14 @@ class Service:
 
     @property
     def failing(self) -> bool:
-        """Return True if the engine's last steps have all failed."""
         return self.failed_steps >= FAILING_AFTER
 
     @property
     def running(self) -> int:
-        """Count the samples that wait or run."""
         return len(self._routes)
 
     @property
     def idle_seconds(self) -> float:
-        """Return the seconds spent without a sample to work at."""
         so_far, since = self._idle
         return so_far if since is None else so_far + time.perf_counter() - since
 
@@ -121,10 +117,7 @@ class Service:
         return future
 
     def submit(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> Future[list[int]]:
-        """Queue the jobs of one request, all or none; the future has their tickets, or the engine's UserError.
-
-        `whole`: each sample is handed on once, when it is complete; else token by token.
-        """
+        """Queue a request's jobs, all or none; the future has tickets or a UserError. `whole`: samples come whole."""
 
         def add() -> list[int]:
             tickets: list[int] = []
@@ -153,10 +146,7 @@ class Service:
         return self.call(drop)
 
     def update(self, source: Decoder, version: int, path: str) -> Future:
-        """Take over the parameters of `source`, from `path`, as `version`; samples in flight go on with them.
-
-        `source` is not to be sampled from afterwards.
-        """
+        """Take the parameters of `source` as `version`, also for samples in flight; `source` can't sample any more."""
 
         def swap() -> None:
             swap_weights(source, self.engine.model)
@@ -187,7 +177,7 @@ class Service:
         try:
             events = self.engine.step()
         except Exception as error:
-            # Those in flight are lost, the server is not: it goes on with the next request.
+            # The samples in flight are lost, the server is not: it goes on with the next request.
             frames = traceback.extract_tb(error.__traceback__)[-6:]
             text = next(iter(str(error).strip().splitlines()), "")[:300]
             lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
@@ -205,7 +195,6 @@ class Service:
         self._hand_on(events)
 
     def _hand_on(self, events: Sequence[Token | Failure]) -> None:
-        """Give what a step emitted to the sinks."""
         news: dict[Sink, News] = {}
         for event in events:
             route = self._routes.get(event.ticket)
@@ -257,10 +246,7 @@ def _carry_out(function: Callable[[], Any], future: Future) -> None:
 
 
 class Delta(NamedTuple):
-    """What one sample has gained: `text` without stop string and end of turn, its tokens, and why it ended, if it did.
-
-    `stop`: the stop string that ended it.
-    """
+    """The gain of one sample: `text` without stop string and end of turn, tokens, and why it ended, if it did."""
 
     index: int
     text: str

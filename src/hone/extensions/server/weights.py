@@ -71,7 +71,7 @@ class WeightsFolder:
 def swap_weights(source: Decoder, target: Decoder) -> None:
     """Give `target` the parameters of `source`, which is not to be sampled from afterwards.
 
-    On a CPU tensors change hands; those of before are freed with `source`. On a GPU parameters are overwritten in
+    On a CPU tensors change hands; the old ones are freed with `source`. On a GPU parameters are overwritten in
     place: recorded graphs know their addresses, and a copy takes milliseconds.
     """
     if target.device.type == "cpu":

@@ -36,14 +36,13 @@ class TeacherConfig(AskedConfig):
 
 
 class RLKeys(BaseConfig):
-    """What `hone rl` has of it."""
+    """The keys of `hone rl`."""
 
     teacher: TeacherConfig | None = None
     """A teacher to distill; off unless given."""
 
     @model_validator(mode="after")
     def _check_teacher(self: Any) -> Any:
-        """Raise UserError where a teacher's logprobs are not comparable, or would not reach their tokens."""
         if self.teacher is None:
             return self
         orch, samplings = self.orchestrator, [one.orchestrator.sampling for one in self.tasks().values()]

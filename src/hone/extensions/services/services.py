@@ -5,9 +5,9 @@
 
     hone.rl(reward_funcs=[correct, helpful], ...)         or a line of a task file:  Rubric([correct, helpful])
 
-A reply is asked for once and recorded, by what was asked, in the run's `judgements.jsonl`, with its tokens: the same
-completion gets the same reward ever after, and `regrade` and `verify` need no network. A service that does not answer,
-or not with a number within its bounds, makes the sample a `grader_error`, never a reward of 0.
+A reply is recorded once per question in the run's `judgements.jsonl`, with its tokens: the same completion always gets
+the same reward, and `regrade` and `verify` need no network. A service that does not answer, or not with a number within
+its bounds, makes the sample a `grader_error`, never a reward of 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from hone.web import MIB, TooLarge, shown_url
 
 OPENAI = "https://api.openai.com/v1"
 LARGEST_ANSWER = MIB
-"""Bytes of an answer."""
 _FIELDS = re.compile(r"\{(prompt|completion|answer)\}")
 _OUT_OF = re.compile(r"\d\W*\b(?:out\s+)?of\s*\Z", re.IGNORECASE)
 
@@ -145,7 +144,7 @@ class HTTPReward(Service):
 
 
 async def _post(service: Service, url: str, body: dict[str, Any]) -> Any:
-    """Return what the service answers in JSON, after as many tries as it takes, within `patience`."""
+    """Return the service's JSON answer, with retries within `patience`."""
     shown = shown_url(url)
     if url.endswith("?…"):
         raise ValueError(f"the query of {shown} was not written into the run: give the reward function again")
@@ -171,7 +170,6 @@ async def _post(service: Service, url: str, body: dict[str, Any]) -> Any:
 
 
 def _within(service: Service, number: Any, low: float, high: float, reply: str) -> float:
-    """Return a service's number. Raises ValueError if it is none, or not within its bounds."""
     try:
         number = float(number) if isinstance(number, bool | int | float) else math.nan
     except OverflowError:

@@ -32,7 +32,7 @@ _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
 def connect(config: Any, renderer: ChatRenderer, vocab_size: int) -> tuple[Teacher, str]:
-    """Connect to the teacher of a run; return it, and who it is in words."""
+    """Connect to the teacher of a run; return it and its name in messages."""
     teacher = Teacher.reach(config.teacher, renderer, vocab_size, config.seq_len)
     return teacher, f"the teacher at {config.teacher.base_url}"
 
@@ -49,7 +49,7 @@ def metrics(scored: Sequence[tuple[Segment, np.ndarray]]) -> dict[str, float]:
 
 
 class Teacher:
-    """Scores what was sampled. Raises Halt if the server is gone, or gives no logprobs."""
+    """Scores sampled tokens. Raises Halt if the server is gone, or gives no logprobs."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -70,7 +70,6 @@ class Teacher:
             raise UserError(f"{gone}: start the teacher there with `inference --model.name TEACHER`") from None
 
     def __call__(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with the teacher's logprobs of all sampled tokens."""
         segments = [rollout.first for group in groups for rollout in group.rollouts]
         rows = asyncio.run(self._score_all([segment.token_ids.tolist() for segment in segments]))
         both = zip(segments, rows, strict=True)

@@ -1,4 +1,4 @@
-"""What a trainer makes sure of before it takes part in a session: that both roles mean the same run."""
+"""The trainer's checks, before it takes part in a session, that both roles mean the same run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from hone.trainer.step import Trainer
 
 
 def shared_values(config: RLConfig) -> dict[str, Any]:
-    """Return the keys, dotted, that orchestrator and trainer must have equal, for `Session.shared`: those that decide
-    what a trainer computes. A model in a folder here goes by its whole path.
+    """Return the dotted keys that decide what a trainer computes, for `Session.shared`: both roles must agree on them.
+
+    A model in a folder here has its whole path as its name.
     """
     model = config.model.name
     values: dict[str, Any] = {}

@@ -1,11 +1,11 @@
-"""The launcher: starts the roles of a run in mode split, each in a process of its own, and sees to their end.
+"""The launcher: starts the roles of a run in mode split, each in a separate process, and ends them.
 
     Launch(roles, ...).run()      until the orchestrator has ended; its exit code
 
 - Their lines go into a log for each role; the orchestrator's are shown as well.
 - If a role dies, trainer and orchestrator are started again from the last checkpoint, and so is the server if that
-  died; before, the orchestrator of a server that died saves. Of several servers, those that die are started again
-  alone. After `restarts` of these the run ends.
+  died; before, the orchestrator of a server that died saves. If there are several servers, dead ones are started
+  again alone. After `restarts` of these the run ends.
 - Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, so do all others, in every case.
 
 Standard library only: it must not fail.
@@ -31,9 +31,9 @@ from hone.processes import TICK, end_all, free_port, wait_all
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
 HOST = "127.0.0.1"
-"""Where the server of a run listens: the run asks it from this machine."""
+"""Address of a run's server, which the run asks from this machine."""
 PATIENCE = 10.0
-"""Seconds between SIGTERM and SIGKILL for processes that are to end."""
+"""Seconds between SIGTERM and SIGKILL for processes that must end."""
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TOGETHER = 60.0
@@ -45,15 +45,12 @@ _FOLLOWING = 2.0
 _AT_ONCE = 3.0
 """Seconds that the orchestrator has to note that it was interrupted, after a second Ctrl-C."""
 _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
-"""Exit codes of an orchestrator that ended as it meant to; 2 is an error that the user can mend."""
+"""Exit codes of an orchestrator that ended on purpose; 2 is an error that the user can fix."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """How a role is started. `first` is added to the command at the start of the run, `again` when it goes on.
-
-    `port` is where a server listens on 127.0.0.1.
-    """
+    """A role's command: `first` is added at the start of the run, `again` when it goes on; a server has a `port`."""
 
     name: str
     command: Sequence[str]
@@ -97,11 +94,11 @@ class Stop:
 
 @dataclass(eq=False)
 class Launch:
-    """The processes of one run in `folder`. `began` gets them; `opened` is called when the run's directory is open.
+    """The processes of one run in `folder`. `began` gets them; `opened` runs when the run's directory is open.
 
     Logs are in `scratch` until then, in `folder`/logs from then on. `env` are the variables of all processes. `child`
-    starts one. `say` prints a line, `from_where` names the checkpoint from which a run would go on, `go_on` is the
-    command that does.
+    starts one. `say` prints a line, `from_where` names the checkpoint to resume from, and `go_on` is the command to
+    resume.
     """
 
     roles: Sequence[Role]
@@ -119,7 +116,7 @@ class Launch:
     _children: dict[str, list[Child]] = field(default_factory=dict, init=False)
     _restarted: int = field(default=0, init=False)
     _died_together: tuple[float, set[str]] = field(default=(float("-inf"), set()), init=False)
-    """When the latest of the servers began to die, and which have."""
+    """Time of the first of the latest deaths of servers, and the roles that died."""
     _unnoted: list[dict[str, Any]] = field(default_factory=list, init=False)
     """Restarts that no orchestrator has written down yet."""
     _is_open: bool = field(default=False, init=False)
@@ -130,10 +127,7 @@ class Launch:
         self._logs = {role.name: Log(self.scratch / f"{role.name}.log") for role in self.roles}
 
     def run(self) -> int:
-        """Start all, and return the orchestrator's exit code when nothing is left of them.
-
-        A second Ctrl-C ends all at once. UserError says which role died of what, if that ended the run.
-        """
+        """Start all, and return the orchestrator's exit code at the end. UserError says which role died of what."""
         with self._stop:
             try:
                 for role in self.roles:
@@ -184,11 +178,10 @@ class Launch:
         return self._judge(dead) if dead else None
 
     def _within(self, seconds: float) -> None:
-        """Have the run end within so many seconds, or earlier if that was set before."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def _look_at_run(self) -> None:
-        """See whether run.json names the orchestrator of now: then it has noted the restarts, and logs can move."""
+        """Open the run once run.json names the current orchestrator: it has noted the restarts, and logs can move."""
         if self._is_open and not self._unnoted:
             return
         from hone.runs.view import PROCESS_LOGS, run_info  # loads packages, which the start does without
@@ -242,10 +235,7 @@ class Launch:
         return None
 
     def _culprit(self, dead: list[Child]) -> Child:
-        """Return the process whose death caused the others: first what a user can mend, then what a signal ended.
-
-        Ranks follow one that was killed; rank 0 reports the error.
-        """
+        """Return the process that the others followed: first a user's error, then a killed one, as ranks follow it."""
         if all(child.role == TRAINER and (child.code or 0) >= 0 for child in dead):
             ranks = self._children[TRAINER]
             self._wait(ranks, _FOLLOWING)
@@ -263,7 +253,6 @@ class Launch:
         raise UserError(f"{culprit.name} ended: {culprit.error}")
 
     def _start_again(self, culprit: Child) -> None:
-        """Start trainer and orchestrator, and the server if that is dead."""
         self._restarted += 1
         entry = {"role": culprit.role, "rank": culprit.rank, "pid": culprit.pid, "cause": culprit.cause}
         self._unnoted.append(entry)
@@ -275,7 +264,6 @@ class Launch:
         self._start_when_free(roles)
 
     def _others_serve(self) -> bool:
-        """Return True if one of the run's own servers is alive."""
         return any(serves(child.role) and child.code is None for child in self._all())
 
     def _died_with_others(self, dead: Sequence[Child]) -> bool:
@@ -308,7 +296,6 @@ class Launch:
             self._start(role)
 
     def _wait(self, children: Sequence[Child], seconds: float) -> None:
-        """Wait until they have ended, at most so long, and not after a second Ctrl-C."""
         wait_all(children, seconds, lambda: self._stop.again)
 
 

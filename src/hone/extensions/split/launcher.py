@@ -1,4 +1,4 @@
-"""RL in one process for each role: what `hone rl` starts in mode split, and what each of them is told."""
+"""RL in one process for each role: the processes that `hone rl` starts in mode split, and their configs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ from hone.runs.view import LAUNCHER as LOCK
 def run_split(config: RLConfig) -> int:
     """Start a process for each role, and return the orchestrator's exit code when they have ended.
 
-    The roles get the resolved config in files of the launcher's, so that one that is started again reads what it read
-    before, whatever became of the files on the command line.
-
-    Raises UserError if one can't be started, or dies in a way that the run does not survive.
+    The roles read the resolved config from files of the launcher, so a restarted one reads the same. Raises UserError
+    if one can't be started, or dies in a way that the run does not survive.
     """
     folder, own = config.output_dir, config.inference
     if holder(folder) is not None:
@@ -141,9 +139,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
 
 
 def variables(memory: Path | None) -> dict[str, str]:
-    """Return the environment of all roles: lines as they come, no spinning on cores that they share, and the folder in
-    `memory` for weights.
-    """
+    """Return the environment of all roles: unbuffered lines, no spinning on shared cores, the folder in `memory`."""
     foreign = (*FOREIGN, DETACHED, VARIABLE)
     own = {name: value for name, value in os.environ.items() if name not in foreign}
     launched = {COMMAND: json.dumps(sys.argv), LAUNCHER: str(os.getpid())}
@@ -152,10 +148,7 @@ def variables(memory: Path | None) -> dict[str, str]:
 
 
 def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeConfig:
-    """Return the config of the run's own server.
-
-    A server that `shares` its GPU with the trainer must not take half of what is free.
-    """
+    """Return the config of a server of the run, which takes less memory on a GPU that it `shares` with the trainer."""
     own = config.inference
     names = EngineConfig.model_fields.keys() - {"replicas", "kv_gib"}
     settings: dict[str, Any] = {name: getattr(own, name) for name in names}
@@ -169,7 +162,6 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
 
 
 def introduction(config: RLConfig, children: Sequence[Child]) -> str:
-    """Describe which processes there are, where their lines go, and how to end them all."""
     folder, urls = config.output_dir, config.orchestrator.client.urls
     machines = machines_of(config)
     place = machines.place if machines else "this machine"

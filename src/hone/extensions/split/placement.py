@@ -18,14 +18,14 @@ class Placement:
 
 
 def server_roles(count: int) -> list[str]:
-    """Return the roles of so many servers: `inference`, or `inference-0`, `inference-1`, …"""
+    """Return the roles of the servers: `inference`, or `inference-0`, `inference-1`, …"""
     return [INFERENCE] if count == 1 else [f"{INFERENCE}-{number}" for number in range(count)]
 
 
 def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> Placement:
-    """Place so many servers of the run's own on the first GPUs, `each` on so many, and the trainer's ranks on the last.
+    """Place the run's servers on the first GPUs, `each` on that many, and the trainer's ranks on the last.
 
-    One server and the trainer share a GPU where there are too few for all. No GPUs, no placement. UserError if ranks
+    One server and the trainer share a GPU if there are too few for all. No GPUs, no placement. UserError if ranks
     would have to share one, which NCCL refuses, or if several servers or one of several GPUs had to share theirs.
     """
     wanted = servers * each

@@ -1,4 +1,4 @@
-"""The trainer in processes of its own, as the orchestrator sees it: batches go there, versions of weights come back.
+"""The trainer in other processes, as the orchestrator sees it: batches go there, versions of weights come back.
 
 A thread gives each new version to the server while that samples: it takes the results in order, has the server
 take their weights, and asks it for the logprobs of the canary; the loop collects what it has done.
@@ -41,11 +41,7 @@ FAREWELL = 10.0
 
 @dataclass(frozen=True)
 class Published:
-    """A version that the trainer has made: its result, and the result of loading it on the server.
-
-    `scores` are each server's logprobs of the canary, None if none was given the weights; `seconds` is what the
-    update took; `error` is what went wrong.
-    """
+    """A version of the trainer: its result, the servers' logprobs of the canary, seconds and error of the update."""
 
     result: Result
     scores: Sequence[Sequence[float]] | None = None
@@ -54,16 +50,16 @@ class Published:
 
 
 class _Closed(Exception):
-    """The thread is to end."""
+    """Ends the thread."""
 
 
 class RemoteTrainer(Updates):
     """`Updates` by a trainer elsewhere; the first `take` gives the version that `session` begins with.
 
-    `alive` is called while waiting, and may raise. So is the check of `saver.stop`: when the run has to end, nothing
-    more is published. After an error of the server nothing is published either, but what the trainer has made is still
-    handed out. The trainer writes its part of the checkpoints that `saver` wants. A version for which `holds(version)`
-    stays at the server until it is released, so that measurements are of that version alone.
+    `alive` runs at every look while waiting, and may raise. So does the check of `saver.stop`: when the run has to end,
+    nothing more is published. After an error of the server nothing is published either, but later versions of the
+    trainer are still handed out. The trainer writes its part of the checkpoints that `saver` wants. A version with
+    `holds(version)` stays at the server until it is released, so that measurements are of that version alone.
     """
 
     saver: Saver
@@ -83,9 +79,9 @@ class RemoteTrainer(Updates):
         self.max_steps, self.holds, self.alive = max_steps, holds, alive
         self.version = self._put = session.start
         self.kept: int | None = None
-        """Version whose weights stay where they are for now."""
+        """The saved version, which keeps its weights for now."""
         self.published: Published | None = None
-        """What came with `version`."""
+        """The source of `version`."""
         self._released = session.start - 1
         self._served = session.start
         """The version that the server has: what it mapped must not be written over."""
@@ -98,13 +94,11 @@ class RemoteTrainer(Updates):
         transport.interrupt = self._interrupt
 
     def start(self, saver: Saver) -> None:
-        """Begin to publish what the trainer makes, and take the version that the session begins with."""
         self.saver = saver
         self._thread.start()
         self.take()
 
     def put(self, step: int, batch: Batch) -> None:
-        """Hand over the batch of a step, as soon as there is room for it."""
         with self.run.phase("put"):
             self._put = step + 1
             saves = self.saver.wants_checkpoint(step + 1) and step + 1 < self.max_steps
@@ -191,7 +185,6 @@ class RemoteTrainer(Updates):
             time.sleep(LOOK)
 
     def _note_servers(self) -> None:
-        """Record which servers were lost, and which are back."""
         while self.policy.fleet.changes:
             self.run.event("server", self.policy.version, **self.policy.fleet.changes.pop(0))
 
@@ -220,14 +213,13 @@ class RemoteTrainer(Updates):
             return published
 
     def _interrupt(self) -> None:
-        """End a wait for the trainer if it is gone, or, in the thread, if that is to end."""
+        """End a wait for the trainer if it is gone, or, in the thread, once the session is closed."""
         if not self._closed:
             self.alive()
         elif threading.current_thread() is self._thread:
             raise _Closed
 
     def _publish_all(self) -> None:
-        """Publish the versions of the session, in order."""
         version = self.session.start
         try:
             while True:

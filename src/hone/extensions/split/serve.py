@@ -1,8 +1,8 @@
 """The trainer of a run in mode split: it takes batches from the transport, and publishes the weights they make.
 
-A session of the orchestrator begins with the initial model, or a checkpoint; its weights are published, then those
-after every batch, each followed by a result that says so. A new session, of an orchestrator that was started again,
-begins anew. On several ranks rank 0 alone sees the transport, and the others do as it says.
+A session of the orchestrator begins with the initial model, or a checkpoint; its weights are published, then new ones
+after every batch, each followed by a result that says so. An orchestrator that was started again opens another session.
+On several ranks rank 0 alone sees the transport, and the others do as it says.
 
     hone trainer @ train.toml
     torchrun --nproc-per-node 2 src/hone/extensions/split/serve.py @ train.toml
@@ -31,22 +31,16 @@ SAY_AFTER = 60.0
 
 
 class TrainerLoop:
-    """Serves sessions until a run has come to its end.
-
-    `trainer.start(temperature, lag, rollouts, advantage)` makes the trainer of the initial model. `place` says in words
-    where `config` comes from; `say` gets a line of progress.
-    """
+    """Serves sessions until a run has come to its end. `trainer.start` makes the trainer of the initial model."""
 
     def __init__(
         self,
         config: RLConfig,
         transport: FileTransport,
         trainer: RankedTrainer,
-        place: str = "this trainer's config",
         say: Callable[[str], None] = print,
     ) -> None:
-        self.config, self.transport, self.trainer = config, transport, trainer
-        self.place, self.say = place, say
+        self.config, self.transport, self.trainer, self.say = config, transport, trainer, say
         self._waits_for("the orchestrator")
         transport.interrupt = self._look
 
@@ -71,15 +65,13 @@ class TrainerLoop:
         self._waits = what, time.monotonic(), SAY_AFTER
 
     def _look(self) -> None:
-        """Print what is waited for, when that takes long."""
         what, began, after = self._waits
         if (waited := time.monotonic() - began) >= after:
             self.say(f"waiting for {what} at {self.transport.path} ({waited:.0f} s)")
             self._waits = what, began, 2 * after
 
     def _begin(self, session: Session) -> None:
-        """Set the trainer to what the session begins with."""
-        check_agreement(self.config, session, self.place)
+        check_agreement(self.config, session, "this trainer's config")
         checkpoint = checkpoint_of(session)
         self.trainer.start(session.temperature, session.lag, session.rollouts, session.advantage)
         if checkpoint is not None:
@@ -89,7 +81,7 @@ class TrainerLoop:
         self.say(f"Session {session.id} of {session.output_dir}: at version {session.start}, from {source}")
 
     def _serve(self, session: Session) -> bool:
-        """Serve one session; whether it came to its end, and not to that of its orchestrator."""
+        """Serve one session; return True if it came to its end, False if another one began."""
         self._publish(session, {}, {"train": 0.0, "wait": 0.0})
         while True:
             began, step = time.perf_counter(), self.trainer.version
@@ -145,7 +137,7 @@ class TrainerLoop:
     def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
         """Write the trainer's part of a checkpoint. Raises UserError if the disk does not take it.
 
-        False if the folder is gone: an orchestrator that is started again tidies up before it opens its session.
+        False if the folder is gone: a restarted orchestrator tidies up before it opens its session.
         """
         began = time.perf_counter()
         try:

@@ -1,6 +1,6 @@
 """RL in several processes: servers sample, the trainer trains, and this one draws, grades and hands on.
 
-The steps are those of `hone.loops.steps`; the policy is behind servers, the trainer behind a folder.
+The steps are `hone.loops.steps`; the policy is behind servers, the trainer behind a folder.
 
     rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml
 """
@@ -47,10 +47,7 @@ HELLO_SECONDS = 1.0
 
 
 class SeveralProcesses:
-    """Servers sample, and a trainer in other processes makes the updates; this one draws, grades and hands on.
-
-    `launched`: the launcher sees by itself when the trainer dies. `hello` and `servers` are there once it is connected.
-    """
+    """Servers sample, and a trainer in other processes makes the updates. `launched`: the launcher watches it."""
 
     def __init__(self, launched: bool) -> None:
         self.launched = launched
@@ -65,7 +62,7 @@ class SeveralProcesses:
             say(f"Waiting for a trainer at {transport.path} ({time.monotonic() - began:.0f} s)")
             hello = transport.hello(timeout=30.0)
         self.hello = hello
-        # A trainer that was started alone has its settings from a file of its own.
+        # A trainer that was started alone has settings from another file.
         own = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
         if rl.config.algorithm and own.loss != rl.config.trainer.loss:
             raise UserError(
@@ -129,13 +126,12 @@ class SeveralProcesses:
         return policy, trainer
 
     def _carry(self, config: RLConfig) -> Carry:
-        """Return what brings weights to the machines of the servers."""
         if (machines := machines_of(config)) is None:
             return lambda number, path: None
         return machines.carrier(server_roles(len(self.servers)), given_folder())
 
     def _reach(self, config: RLConfig, renderer: ChatRenderer) -> tuple[list[Server], set[int]]:
-        """Return the servers, and the numbers of those that are not there yet: on other machines one is enough."""
+        """Return the servers, and the numbers of absent ones: on other machines one server is enough."""
         client, urls = config.orchestrator.client, config.server_urls
 
         def reached(url: str, patience: float) -> Server:
@@ -164,7 +160,7 @@ class SeveralProcesses:
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:
-    """Return what is called in waiting for the trainer: UserError once that is gone, or was started anew."""
+    """Return the check while waiting for the trainer: UserError once that is gone, or was started anew."""
     looked, missed = time.monotonic(), 0
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""What the processes of a run in mode split send each other, through a folder that all of them see. Needs no torch.
+"""Messages between the processes of a run in mode split, through a folder that all of them see. Needs no torch.
 
     TRANSPORT/session.npz                             the session of now; its id names what belongs to it
     TRANSPORT/hello.npz                               the trainer of now
@@ -8,11 +8,11 @@
     MEMORY/session-<id>/step_N/                       the same in memory, where all are on one machine
     MEMORY/session-<id>/spare/                        a version of before, to be written over
 
-Each message is a file in NumPy's `.npz` format, whose members have checksums: its arrays, and the other fields as JSON.
-It has one writer and one reader, and appears whole, by a rename; nobody locks. On NFS a rename may be seen late, and a
-removed file may be seen for a while. So a reader lists the folder before it opens a file in it (which asks the server
-anew), and takes any error of the system, or a damaged file, for "not yet". Nothing is flushed to the disk: the folder
-lives as long as the processes. The next session removes what a killed process leaves.
+Each message is a file in NumPy's `.npz` format, with checksums: its arrays, and the other fields as JSON. It has one
+writer and one reader, and appears whole, by a rename; nobody locks. On NFS a rename may be seen late, and a removed
+file may be seen for a while. So a reader lists the folder before it opens a file in it (which asks the server anew),
+and takes any error of the system, or a damaged file, for "not yet". Files are not flushed to the disk: the folder lives
+as long as the processes. The next session removes what a killed process leaves.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _FACTS = "facts"
 class Session:
     """One process of the orchestrator, from the opening of the run to its end. A trainer that sees one begins anew.
 
-    `start` is the version that it starts from: that of `checkpoint` (a folder with the trainer's part of it), or 0 for
-    the initial model. `shared` are keys that both roles must have equal, with their values. `temperature` is what
-    rollouts are sampled at; `canary` are the token ids whose logprobs come with every result; `lag` is how many
-    versions rollouts may be behind (`max_async_level`). `memory` is a folder in memory that weights go to. `rollouts`
-    of a prompt and the section `advantage` make the advantages, which the trainer needs if the KL is in the reward.
+    `start` is the first version: of `checkpoint` (a folder with the trainer's part of it), or 0 for the initial model.
+    `shared` are keys that both roles must have equal, with their values. `temperature` is the rollouts' temperature;
+    every result has the logprobs of the token ids in `canary`; `lag` is how many versions rollouts may be behind
+    (`max_async_level`). `memory` is a folder in memory that weights go to. `rollouts` of a prompt and the section
+    `advantage` make the advantages, which the trainer needs if the KL is in the reward.
     """
 
     id: str
@@ -78,10 +78,10 @@ class Session:
 
 @dataclass(frozen=True)
 class Hello:
-    """One trainer, from its start to its end: what it has before any session.
+    """One trainer, from its start to its end, before any session.
 
-    `fingerprint` and `parameters` are those of the initial model; `pid` is that of rank 0 on `host`; `settings` is the
-    section `trainer` of its config; `digests` are of what it reads besides: an adapter, a loss of the user's own.
+    `fingerprint` and `parameters` describe the initial model; rank 0 is process `pid` on `host`; `settings` is the
+    section `trainer` of its config; `digests` are of its other sources: an adapter, a loss of the user.
     """
 
     id: str
@@ -98,10 +98,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Order:
-    """What the trainer is to do at version `step`: make an update on the batch in `arrays`, or end.
+    """The trainer's task at version `step`: make an update on the batch in `arrays`, or end.
 
-    `save` is a folder, which exists, for the trainer's part of the checkpoint of the version that it has then: `step` +
-    1 after a batch, `step` at the end. `tokens` is what the batch counts as while it waits.
+    `save` is a folder, which exists, for the trainer's part of the next checkpoint: of version `step` + 1 after a
+    batch, of `step` at the end. `tokens` is the size of the batch while it waits.
     """
 
     step: int
@@ -115,8 +115,8 @@ class Order:
 class Result:
     """Version `version` of the weights is there. The first of a session is of its `start`, with no metrics.
 
-    `canary` are the logprobs of the session's canary tokens but the first, at its temperature. `seconds` by what they
-    went to: "train", "wait" (idle, before the order came), "publish", "save". `saved`: the order's `save` was done.
+    `canary` are the logprobs of the session's canary tokens but the first, at its temperature. `seconds` by activity:
+    "train", "wait" (idle, before the order came), "publish", "save". `saved`: the order's `save` was done.
     `arrays` are about the tokens of the step that made it (`TokenStats`), if they were recorded.
     """
 
@@ -130,14 +130,13 @@ class Result:
 
 
 def open_transport(config: RLConfig) -> FileTransport:
-    """Return this role's end of the run's transport."""
     return FileTransport(config.transport_path, config.transport.max_tokens)
 
 
 class FileTransport:
     """One role's end of it. `max_tokens` bounds the batches that wait in it, counted by `Order.tokens`.
 
-    `interrupt` is called whenever a method that waits looks again, and may raise. All methods raise UserError if the
+    `interrupt` runs whenever a method that waits looks again, and may raise. All methods raise UserError if the
     folder can't be used: not written, full, removed, or in use by another run.
     """
 
@@ -160,7 +159,6 @@ class FileTransport:
     # The orchestrator's end
 
     def open(self, session: Session) -> None:
-        """Begin a session, and remove what older ones left."""
         self._session, self._put = session, {}
         with self._explaining():
             for folder in (self._folder, *self._weight_folders):
@@ -183,7 +181,7 @@ class FileTransport:
     def put(self, order: Order) -> float:
         """Hand an order to the trainer; returns the seconds that it waited until there was room for the batch.
 
-        There is room if no batch waits, or those that do and this one have no more than `max_tokens` tokens.
+        There is room if no batch waits, or if the waiting ones and this one have at most `max_tokens` tokens.
         """
         began = time.perf_counter()
 
@@ -201,13 +199,12 @@ class FileTransport:
         return waited
 
     def waiting(self) -> tuple[int, int]:
-        """Count the batches that the trainer has not taken yet, and their tokens."""
         there = set(names(self._folder))
         self._put = {step: tokens for step, tokens in self._put.items() if self._order_file(step).name in there}
         return len(self._put), sum(self._put.values())
 
     def result(self, version: int, wait: bool = True) -> Result | None:
-        """Take the trainer's result of `version`, whose weights are there then; None without `wait` if it isn't there.
+        """Take the trainer's result of `version`, after its weights; None without `wait` if it isn't there.
 
         After an order to end comes another one of its version.
         """
@@ -219,7 +216,7 @@ class FileTransport:
         return self._poll(look, None if wait else 0)
 
     def weights(self, version: int) -> Path:
-        """Return the weights of a version whose result was there. Raises UserError if they don't appear here."""
+        """Return the weights of a version with a result. Raises UserError if they don't appear here."""
         name = f"step_{version}"
         found = self._poll(lambda: next((f / name for f in self._weight_folders if name in names(f)), None), PATIENCE)
         if found is None:
@@ -229,7 +226,7 @@ class FileTransport:
     def drop(self, version: int, kept: int | None = None) -> None:
         """Remove the weights of `version` and older ones, except `kept`.
 
-        In memory one folder is kept as `spare`, whose files the next version overwrites. The caller guarantees that no
+        In memory one folder becomes `spare`: the next version overwrites its files. The caller guarantees that no
         server reads them.
         """
         for folder in self._weight_folders:
@@ -253,7 +250,6 @@ class FileTransport:
     # The trainer's end
 
     def say_hello(self, hello: Hello) -> None:
-        """Announce a trainer."""
         with self._explaining():
             self.weights_root.mkdir(parents=True, exist_ok=True)
             self._hello = hello  # before others can read it
@@ -286,10 +282,7 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
-        """Yield (folder to write the weights of `version` to, True if it is in memory); others see it after the block.
-
-        It is in memory if the session has such a folder and `reserve` finds room there.
-        """
+        """Yield a folder for the weights of `version`, seen after the block; and if it is in memory, by `reserve`."""
         name, memory = f"{NEW_PREFIX}step_{version}", self._memory
         fresh = self._disk / name
         try:
@@ -310,19 +303,17 @@ class FileTransport:
                     remove(folder)
 
     def put_result(self, result: Result) -> None:
-        """Report what became of an order, after its weights were written."""
         with self._explaining(may_be_over=True):
             self._write(self._result_file(result.version), result)
 
     def leave(self) -> None:
-        """End the trainer: take its hello away."""
         hello, self._hello = self._hello, None
         current = self._read(self.path / HELLO, Hello)
         if hello and current and current.id == hello.id:
             remove(self.path / HELLO)
         self._remove_empty()
 
-    # What both ends share
+    # Both ends
 
     def _read(self, path: Path, kind: type[Record], take: bool = False) -> Record | None:
         """Read a record, and remove it if `take`; None if it isn't there, or not whole, yet."""
@@ -382,12 +373,11 @@ class FileTransport:
             time.sleep(pause if timeout is None else min(pause, timeout - waited))
 
     def _replaced(self) -> bool:
-        """Return True if there is another session now."""
         current = self._read(self.path / SESSION, Session)
         return bool(current and self._session and current.id != self._session.id)
 
     def _is_over(self) -> bool:
-        """Return True if the orchestrator has ended this session, or begun another."""
+        """Return True if the orchestrator has ended this session, or opened another."""
         return self._replaced() or not self._folder.exists()
 
     def _check_ours(self) -> None:
@@ -408,7 +398,6 @@ class FileTransport:
             )
 
     def _remove_empty(self) -> None:
-        """Remove the folders, if they are empty."""
         for folder in (self.weights_root, self.path):
             with suppress(OSError):
                 folder.rmdir()
@@ -455,7 +444,6 @@ def _lives(hello: Hello) -> bool:
 
 
 def names(folder: Path) -> list[str]:
-    """List a folder; empty if it isn't there."""
     try:
         return os.listdir(folder)
     except OSError:

@@ -16,11 +16,10 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
     """Lay a batch's S sequences of N tokens in all end to end.
 
     `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
-    `logprobs` float32, each `[N]`. The last is left out if the sequences have none. If tokens have advantages of their
-    own, `token_advantages` `[N]` float32 are in the place of `advantages`. `counts` int64
-    `[4]`: what was filtered, and the most tokens of a completion. A column is `column/NAME` `[N]`; a ragged one
-    `column/NAME/values`, and `column/NAME/counts` `[N]`. If the sequences have rewards, `rewards` float64 and `pools`
-    int64 are `[S]`.
+    `logprobs` float32, each `[N]`; without `logprobs` if the sequences have none. If tokens have separate advantages,
+    there is `token_advantages` `[N]` float32 instead of `advantages`. `counts` int64 `[4]`: the filtered counts, and
+    the most tokens of a completion. A column is `column/NAME` `[N]`; a ragged one `column/NAME/values`, and
+    `column/NAME/counts` `[N]`. If the sequences have rewards, `rewards` float64 and `pools` int64 are `[S]`.
     """
     sequences = batch.sequences
 

@@ -1,1 +1,1 @@
-"""Trackers of experiments: Weights & Biases and Trackio, each in a process of its own."""
+"""Trackers of experiments: Weights & Biases and Trackio, each in a separate process."""

@@ -1,4 +1,4 @@
-"""What is sent to trackers."""
+"""Settings of the trackers of experiments."""
 
 from __future__ import annotations
 

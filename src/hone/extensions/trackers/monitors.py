@@ -1,7 +1,7 @@
 """Monitors: services that follow a run besides its own files, Weights & Biases and Trackio.
 
-A service's client lives in a process of its own (`trackers.py`), which reads what the run writes. So a client that
-raises, hangs, prints, or reads the network costs the run neither a byte nor a second.
+A service's client lives in a separate process (`trackers.py`), which reads the run's files. So a client that raises,
+hangs, prints, or reads the network costs the run neither a byte nor a second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ INSTALL = {"wandb": "pip install wandb", "trackio": "pip install 'trackio>=0.43'
 """The command that installs the package of a monitor."""
 FINISH_SECONDS = 30.0
 """Seconds that the end of a run waits for all its monitors together."""
-_NICENESS = 5
 _DEFAULT_ENVIRONMENT = {
     "WANDB_DISABLE_WEAVE": "true",  # it advertises its tracing product wherever `openai` is installed
     "WANDB_ERROR_REPORTING": "false",  # to its makers
@@ -35,7 +34,6 @@ _DEFAULT_ENVIRONMENT = {
 
 
 def observer(config: Any, by_program: bool) -> Observer | None:
-    """Return the observer that sends a run to trackers, if its config names one."""
     return None if config.wandb is None and config.trackio is None else Monitors(config)
 
 
@@ -59,7 +57,7 @@ class Monitors(Observer):
 
     def before_start(self, run: RunWriter) -> None:
         self.run = run
-        # Where each monitor has the run. For a resume a flag comes first, then what run.json has, then the environment.
+        # Each monitor's place for the run. For a resume a flag comes first, then run.json, then the environment.
         facts, info = {}, run.info
         if (wandb := self._config.wandb) is not None:
             before = info.get("wandb") or {}
@@ -85,7 +83,7 @@ class Monitors(Observer):
                     stderr=log,
                     env=_DEFAULT_ENVIRONMENT | dict(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 )
-            os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)  # the run goes first
+            os.setpriority(os.PRIO_PROCESS, process.pid, 5)  # the run goes first
             os.set_blocking(process.stdout.fileno(), False)
             self._processes[name] = process
 
@@ -120,6 +118,6 @@ class Monitors(Observer):
 
     def _fail(self, name: str, cause: str) -> None:
         del self._processes[name]
-        with suppress(OSError):  # a full disk stops the run where it has something of its own to write
+        with suppress(OSError):  # a full disk stops the run at its next file
             self.run.event("monitor_failed", None, monitor=name, cause=cause)
         self.run.display.message(f"{name} failed ({cause}); the run goes on without it.")

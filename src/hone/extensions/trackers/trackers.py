@@ -1,8 +1,7 @@
 """The process that a monitor's client lives in: python -P -m hone.extensions.trackers.trackers NAME RUN FIRST_STEP
 
-It reads the files that the run writes, from FIRST_STEP on, and sends what they get to the service, until the run has
-ended or its process is gone. What it prints is shown to the user; if it fails, the last line is the cause. What the
-client prints goes to stderr.
+It sends the contents of the run's files, from FIRST_STEP on, to the service, until the run has ended or its process is
+gone. The user sees its output, with the cause of a failure as the last line. The client's output goes to stderr.
 """
 
 from __future__ import annotations
@@ -27,16 +26,13 @@ from hone.runs.view import RunTail, rollouts_file
 POLL = 0.5
 """Seconds between two looks at the files."""
 COLUMNS = ("step", "prompt", "completion", "reward", "components", "outcome", "advantage")
-"""Of the tables of samples."""
+"""Columns of the tables of samples."""
 TEXT = 4000
 """Longest text in a cell, in characters."""
 
 
 class Tracker:
-    """A client with W&B's functions: `init`, which makes a run with `log`, `alert` and `finish`; and `Table`.
-
-    `start` begins the service's run, or goes on with it, and returns a sentence for the user, if there is one.
-    """
+    """A client with W&B's functions: `init`, which makes a run with `log`, `alert` and `finish`; and `Table`."""
 
     name = ""
 
@@ -47,11 +43,9 @@ class Tracker:
         self.run: Any = None
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        """Send the values of a step."""
         self.run.log(values, step=step)
 
     def finish(self, status: str) -> None:
-        """Send what is left and end the service's run."""
         self.run.finish()
 
 
@@ -136,9 +130,7 @@ def send(tracker: Tracker, run: Run, first_step: int) -> None:
 
 
 def chosen(rows: Sequence[dict[str, Any]], count: int) -> list[list[Any]]:
-    """Return `count` of a step's rollout rows (`hone.runs.rollouts.schema`), spread evenly from the best reward to the
-    worst, as rows of `COLUMNS`. Those without a reward come last.
-    """
+    """Return `count` of a step's rollout rows, evenly from the best reward to the worst (none: last), as `COLUMNS`."""
     ordered = sorted(rows, key=lambda row: -float("inf") if row["reward"] is None else row["reward"], reverse=True)
     count = min(count, len(rows))
     places = [round(place * (len(rows) - 1) / max(1, count - 1)) for place in range(count)]
@@ -167,7 +159,7 @@ def _conversation(messages: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the text; of a long one beginning and end, with a mark of how much is left out."""
+    """Return the text; only beginning and end of a long one."""
     if len(text) <= TEXT:
         return text
     half = TEXT // 2
@@ -175,7 +167,6 @@ def cut(text: str) -> str:
 
 
 def main(name: str, folder: str, first_step: int) -> None:
-    """Serve one run."""
     user, code = os.dup(1), 1
     os.dup2(2, 1)
     try:

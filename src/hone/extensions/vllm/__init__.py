@@ -1,1 +1,1 @@
-"""vLLM as the sampler: a server of its own, in an environment of its own, that takes new weights in place."""
+"""vLLM as the sampler: a separate server, in a separate environment, that takes new weights in place."""

@@ -1,4 +1,4 @@
-"""Keys of what samples that are for vLLM alone."""
+"""Keys of samplers that are for vLLM alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hone.config.base import BaseConfig, Meta
 from hone.errors import UserError
 
 GPU_GIB = 8.0
-"""Keys and values of a vLLM on a GPU, unless the config says how much. In bf16 75k tokens of Qwen3-0.6B."""
+"""Memory for keys and values of a vLLM on a GPU by default. In bf16 75k tokens of Qwen3-0.6B."""
 
 
 class EngineKeys(BaseConfig):
-    """What the section `inference` and `hone inference` have of it."""
+    """Keys of the section `inference` and of `hone inference`."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """vLLM's `--dtype`; `auto` serves weights in fp32 as bf16, in `rl` as `precision` says. For vLLM only."""

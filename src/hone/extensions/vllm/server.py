@@ -23,16 +23,16 @@ from hone.inference.client import ServerClient
 from hone.processes import Process, free_port, supervised
 
 GRACE = 10.0
-"""Seconds that vLLM has to end by itself when it is told to."""
+"""Seconds that vLLM has to end after SIGTERM."""
 PATIENCE = 600.0
 """Seconds that vLLM may take to load the model and answer, or to load weights."""
 EXTENSION = Path(__file__).parent / "plugin"
-"""On vLLM's PYTHONPATH: what runs inside its processes."""
+"""Code for vLLM's processes, on its PYTHONPATH."""
 CHECKOUT = Path(__file__).resolve().parents[4]
 OWN_ENVIRONMENT = Path(".venv-vllm/bin/python")
-"""What `make vllm-env` makes, in a checkout of hone."""
+"""The environment of `make vllm-env`, in a checkout of hone."""
 _ERROR = re.compile(r"(?:\b[A-Z]\w*Error: |Value error, )(?!\d+ validation error)(.+)")
-"""Of a line in vLLM's log, what is wrong. The first such line is the cause of the others."""
+"""The error in a line of vLLM's log. The first such line is the cause of the others."""
 _OPENING = (
     "HONE_WEIGHTS_ROOT",
     "HONE_SHARED_MEMORY",
@@ -58,14 +58,14 @@ class VllmServer:
             client = OpenAI(base_url=server.url, api_key="none")
             server.update(Path("spool/step_151"), 151)
 
-    Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. What vLLM says goes to
+    Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. vLLM's lines go to
     `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`); `threads` (on a CPU) None is 1 for a
     small model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are taken from
     under `weights_root` and `memory` only, and without the first not at all. Without an `api_key` it answers programs
     of this machine only. `kv_gib` is memory for keys and values, by default 1 on a CPU and 8 on a GPU; `more_room` is
     what the user can do where that is too little. With `max_lora_rank`, `update` takes the adapter (of up to that rank)
-    in the folder named so in `path`, and `model` stays as it is. `tensor_parallel` GPUs share the model. `progress` is
-    called with a line when the start begins and every 10 s while it lasts.
+    in the folder named so in `path`, and `model` stays as it is. `tensor_parallel` GPUs share the model. `progress`
+    gets a line when the start begins and every 10 s while it lasts.
 
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """
@@ -287,7 +287,7 @@ def check_device(installed: Installed, device: str, flag: str = "--vllm-python")
 def default_threads(model: str) -> int:
     """Return 1 for a model of less than 40 MB (10M parameters in fp32), which more threads slow, else one per core.
 
-    Cores are those that the launcher of a run leaves to the server (HONE_CORES).
+    The launcher of a run sets the server's cores (HONE_CORES).
     """
     size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -295,6 +295,6 @@ def default_threads(model: str) -> int:
 
 
 def _clean() -> dict[str, str]:
-    """Return the environment variables without what is meant for this Python, and what is decided here."""
+    """Return the environment variables, except those for this Python and those that are set here."""
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *_OPENING)
     return {name: value for name, value in os.environ.items() if name not in own} | {"PYTHONSAFEPATH": "1"}

@@ -14,10 +14,7 @@ from hone.loops.rl import RL
 
 
 def run(config: RLConfig) -> int:
-    """Drive a run in mode split to its end; return the exit code as `hone.commands.training.sft` does.
-
-    The command that run.json records is that of the launcher, if there is one.
-    """
+    """Drive a run in mode split to its end; return the exit code. run.json records the launcher's command, if any."""
     typed = os.environ.get(COMMAND)
     rl = RL(config, observers=attached(config, "rl"), processes=SeveralProcesses(launched=bool(typed)))
     rl.command = json.loads(typed) if typed else sys.argv

@@ -1,4 +1,4 @@
-"""What runs inside vLLM's processes: weights taken in place, and the path on its server that asks for it.
+"""The code inside vLLM's processes: weights taken in place, and the path on its server that asks for it.
 
 Found on PYTHONPATH, in an environment that has no hone: imports only what vLLM brings. `WorkerExtension` becomes a base
 of vLLM's worker (`--worker-extension-cls`), `UpdateWeights` wraps its server (`--middleware`).
@@ -21,7 +21,7 @@ ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
 """Weights are taken from under this folder, and MEMORY, if that is there; without it, not at all."""
 MEMORY = os.environ.get("HONE_SHARED_MEMORY")
 ADAPTER = "adapter"
-"""Folder within that of the weights, if there is one."""
+"""Folder of an adapter within the folder of weights."""
 KEY = os.environ.get("VLLM_API_KEY")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
@@ -39,15 +39,14 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         head, embedding = getattr(model, "lm_head", None), getattr(model.model, "embed_tokens", None)
         if current_platform.is_cpu() and head is not None and embedding is not None:
-            # On a CPU matrices are multiplied from a packed copy, which only their own layer's reload renews: that of
+            # On a CPU matrices are multiplied from a packed copy, and only a layer's own reload renews it: the copy of
             # a head tied to the embedding stays what it was.
             head.quant_method.process_weights_after_loading(head)
 
 
 class UpdateWeights:
-    """Answers `POST /update_weights` as hone's own server does, and adds the weights' version and folder to
-    `GET /v1/models`, and a name for this process.
-
+    """Answers `POST /update_weights` as hone's server does; `GET /v1/models` also has the weights' version and folder,
+    and a name for this process.
     Lets nobody in without the key; if there is none, only programs of this machine. An update that fails while weights
     are being written leaves the model half new: the server then answers no requests (503) until an update succeeds.
     """
@@ -95,8 +94,8 @@ class UpdateWeights:
                     await asyncio.to_thread(check_weights, folder, engine.model_config.hf_config)
             except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
                 return 400, _error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
-            # Requests in flight wait where they are. Nothing computed by the old weights may be read again: what was
-            # cached is forgotten, what was running computes its keys and values anew.
+            # Requests in flight wait where they are. Nothing computed by the old weights may be read again: caches are
+            # emptied, and running requests compute their keys and values anew.
             await engine.pause_generation(mode="keep", clear_cache=False)
             before, self.version, self.path = self.version, version, path  # told before any token is theirs
             try:
@@ -138,7 +137,7 @@ class UpdateWeights:
 
 
 async def _load_adapter(engine: Any, models: Any, folder: Path) -> None:
-    """Put the adapter in the place of the one before, and have requests for the model itself take it."""
+    """Replace the adapter, and have requests for the model itself take it."""
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
     request = {"lora_name": models.base_model_paths[0].name, "lora_int_id": 1, "lora_path": str(folder)}
@@ -222,7 +221,6 @@ def finite_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def count_parameters(config: Any) -> int:
-    """Count the parameters of a model of `config`."""
     return sum(math.prod(shape) for shape in shapes_of(config).values())
 
 
@@ -232,7 +230,7 @@ def shapes_of(config: Any) -> dict[str, list[int]]:
 
 @cache
 def expected_shapes(config: str, kind: type) -> dict[str, list[int]]:
-    """Return name → shape of each tensor in the files of a model; `config` is that of `kind`, as JSON."""
+    """Return name → shape of each tensor in the files of a model; `config` is a `kind`, as JSON."""
     import torch
     from transformers import AutoModelForCausalLM
 
