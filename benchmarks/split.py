@@ -4,9 +4,8 @@
 
 One process, three in lock-step (k = 0) and three that run up to k = 1 and 2 versions apart take turns, as the commands
 that a user would type, on two cores with one thread each. The seconds of step i are the median over the rounds; a ratio
-is that of the sums over all steps but the first. Lock-step takes the same draws as one process; what it adds is the
-way of the batch, of the weights (write, load, swap) and of the completions as JSON over HTTP. Then each of them runs
-the whole recipe once, for the reward on held-out phrases.
+is that of the sums over all steps but the first. Then each runs the whole recipe once, for the reward on held-out
+phrases.
 """
 
 from __future__ import annotations

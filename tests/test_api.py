@@ -101,7 +101,7 @@ def test_names_stay_what_they_are_whatever_is_imported():
     names |= {"algorithms": ["advantages", "losses"]}
     for module, stable in names.items():
         assert all(hasattr(import_module(f"hone.{module}"), name) for name in stable), module
-    with pytest.raises(AttributeError, match="has no attribute 'train': it has HTTPReward, Judge, RL, Run, SFT, "):
+    with pytest.raises(AttributeError, match=r"has no attribute 'train': it has (HTTPReward, Judge, )?RL, Run, SFT, "):
         hone.train  # noqa: B018
 
 
@@ -261,8 +261,7 @@ def test_an_audit_that_fails_only_warns_here(here, settings, capfd):
 
     task = {"dataset": ROWS, "reward_funcs": broken}
     run = hone.rl(**task, **settings | {"max_steps": 1, "display": "plain", "audit": True}, output_dir="out")
-    out = capfd.readouterr().out
-    assert "audit: fail: raises" in out and run.info["status"] == "done"
+    assert "audit: fail: raises" in capfd.readouterr().out and run.info["status"] == "done"
     Path("bad.py").write_text("def broken(completion):\n    return 1 / len(completion[-1]['content'].strip())\n")
     assert main(["rl", "--reward", "bad:broken", "--data", "problems.jsonl", "--model", settings["model"]]) == 2
     assert "fails its audit: raises" in capfd.readouterr().err
@@ -460,7 +459,7 @@ def test_rows_for_sft_are_kept_and_give_the_bytes_of_their_file(here, tiny_model
     rows = [{"prompt": f"{i} + 1", "completion": str(i + 1)} for i in range(20)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"model": str(tiny_model_dir), "max_steps": 3, "data.seq_len": 64, "data.batch_size": 2, "ckpt": True}
-    settings |= {"display": "none", "report": False}
+    settings |= {"display": "none"}
     run = hone.sft(dataset=rows, output_dir="out", **settings)
     by_path = hone.sft(dataset="rows.jsonl", output_dir="path", **settings)
     assert contents(here / "out") == contents(here / "path") and len(contents(here / "out")) == 3

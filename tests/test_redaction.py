@@ -57,8 +57,7 @@ def test_a_key_of_digits_leaves_numbers_as_they_are(monkeypatch: pytest.MonkeyPa
 
 
 def test_all_writers_take_keys_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = JsonlLog(tmp_path / "events.jsonl")
-    log.append({"detail": f"x{SECRET}y"})
+    JsonlLog(tmp_path / "events.jsonl").append({"detail": f"x{SECRET}y"})
     write_json(tmp_path / "run.json", {"command": [SECRET]})
     handler = _log_warnings(tmp_path / "rl.log")
     logging.getLogger("some.library").warning("the token is %s", SECRET)

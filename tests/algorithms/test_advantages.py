@@ -118,8 +118,7 @@ def test_failed_samples_leave_mean_and_std_and_get_zero(keys):
 
 @pytest.mark.parametrize("scale", ["none", "group_std", "batch_std", "group_mean"])
 def test_group_without_signal_gets_zeros_not_amplified_rounding(scale):
-    rewards = np.array([[0.5, 0.5 + 5e-7, 0.5, 0.5], [1.0, 0.0, 1.0, 0.0]])
-    found = advantages(rewards, ALL, scale=scale)
+    found = advantages(np.array([[0.5, 0.5 + 5e-7, 0.5, 0.5], [1.0, 0.0, 1.0, 0.0]]), ALL, scale=scale)
     assert found[0].tolist() == [0.0] * 4 and found[1].all()
 
 

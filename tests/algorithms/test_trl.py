@@ -1,8 +1,7 @@
 """Presets, losses, advantages and corrections against TRL's own trainers, called on the same numbers.
 
-TRL's GRPOTrainer (RLOOTrainer) runs its two methods that matter on a stand-in whose model answers with given logprobs.
-hone runs what a step runs. Rewards, logprobs before the update and weights are float32 on both sides, the new logprobs
-float64: what is left is the rounding of advantages. Bound: 2e-6 of the largest gradient, and of the sum of |w A|.
+TRL's trainers run their two methods that matter on a stand-in whose model answers with given logprobs. What is left is
+the rounding of advantages: bound 2e-6 of the largest gradient, and of the sum of |w A|.
 """
 
 from __future__ import annotations

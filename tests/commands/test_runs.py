@@ -183,10 +183,7 @@ def test_stop_now_kills_and_says_what_is_lost(at_work: Path, hone) -> None:
     with held(at_work, "deaf") as process:
         out = hone("stop", "outputs", "--now")
         assert process.wait() == -9
-    assert out.splitlines()[:2] == [
-        "outputs: killed after 3 of 4 steps",
-        "To go on from step 2:",
-    ]
+    assert out.splitlines()[:2] == ["outputs: killed after 3 of 4 steps", "To go on from step 2:"]
 
 
 def test_a_process_that_does_not_hold_the_lock_is_never_signalled(at_work: Path, monkeypatch, capsys) -> None:

@@ -53,8 +53,7 @@ def test_the_section_on_other_columns(capsys):
     )
     Path("outputs/words-rl/weights/step_100").symlink_to("step_2")
     assert main([*evaluate[1:], "-r", "1", "-t", "8"]) == 0
-    out = capsys.readouterr().out
-    assert "gsm8k has 2 held-out examples" in out
+    assert "gsm8k has 2 held-out examples" in capsys.readouterr().out
     (metadata,) = Path("outputs/evals").rglob("metadata.json")
     asked = tomllib.loads(Path("words_rl.toml").read_text())["orchestrator"]["env"]["template"]
     assert json.loads(metadata.read_text())["template"] == asked

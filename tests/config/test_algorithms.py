@@ -30,8 +30,7 @@ def test_an_algorithm_sets_its_keys_by_flag_by_keyword_and_in_a_file(name, tmp_p
         RLConfig(algorithm=name),
     ):
         assert values(config, ALGORITHMS[name]) == ALGORITHMS[name]
-        again = RLConfig.model_validate(tomllib.loads(to_toml(config)))
-        assert again == config
+        assert RLConfig.model_validate(tomllib.loads(to_toml(config))) == config
 
 
 def test_a_key_beside_the_algorithm_goes_before_it(tmp_path):

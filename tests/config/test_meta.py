@@ -45,6 +45,7 @@ def test_the_keys_of_these_lists_are_there() -> None:
     assert all(any(lookup(one, tuple(name.split("."))) for one in (RLConfig, SFTConfig)) for name in names)
 
 
+@pytest.mark.needs("split")
 def test_every_kind_of_common_keys_has_a_heading_and_every_heading_has_keys() -> None:
     classes = [command.config() for command in commands().values()]
     kinds = {kind for cls in classes for words in cls.kinds().values() for kind in words}

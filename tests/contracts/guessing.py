@@ -1,9 +1,8 @@
 """guessing: find a digit; the environment says whether it is higher or lower. A task of several turns, for tests.
 
-The reward is 1 for the digit, and less the farther the last guess is away. What the environment adds to its hint is
-drawn from the rollout's own seed. `slow` seconds pass before each answer, less with each turn; `broken` is a text that
-makes the environment fail when it is guessed, `endless` one that it never gets over; with `patience` the model is told
-of that. `wordy` repeats the hint.
+What the environment adds to its hint is drawn from the rollout's own seed. `slow` seconds pass before each answer, less
+with each turn; `broken` is a text that makes the environment fail when it is guessed, `endless` one that it never gets
+over; with `patience` the model is told of that. `wordy` repeats the hint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a run does when the machine fails it: disk full, I/O error, read-only folder, out of memory.
 
-First on disks that are really full and really read-only; then at each operation of an unbroken run in turn. It ends
-with one sentence, all that was saved before is intact, and a resume ends in the bytes of the unbroken run.
+It ends with one sentence, all that was saved before is intact, and a resume ends in the bytes of the unbroken run.
 """
 
 from __future__ import annotations

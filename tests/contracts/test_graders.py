@@ -1,8 +1,7 @@
 """Contract 5. Changing what is compared here is a decision to report, not a fix.
 
-A grader that goes wrong costs its own sample only: every other one has the score that it has where graders behave. It
-is ended at its deadline, of processor time, after which the run is not exact; one that is killed from outside changes
-no byte.
+A grader that goes wrong costs its own sample only. It is ended at its deadline, of processor time, after which the run
+is not exact; one that is killed from outside changes no byte.
 """
 
 from __future__ import annotations

@@ -81,10 +81,7 @@ SFT_EVENTS = {
         *("backward", "weights updated", "first metrics", "metrics torn", "hashes torn", "weights unnamed"),
         *("checkpoint model torn", "checkpoint unnamed", "checkpoint named", "prune checkpoint torn", "run.json ended"),
     )
-} | {
-    "data": Call("hone.loops.sft.next_batch", 5),
-    "validation": Call("hone.trainer.step.Trainer.evaluate", 2, "after"),
-}
+} | {"data": Call("hone.loops.sft.next_batch", 5), "validation": Call("hone.trainer.step.Trainer.evaluate", 2, "after")}
 # While a resume from step 4 rolls back a run that came to step 7.
 RESUME_EVENTS = {
     "plan unwritten": At("mkdir", "superseded/1", 2, "after"),

@@ -1,10 +1,8 @@
 """Contract 3: the engine's logprobs of the tokens that it samples are the trainer's.
 
 Pinned here, for each family with a tied and with an untied head, and with LoRA, at two temperatures: fp32 within 1e-5;
-bf16 and bf16_linear, of up to four layers, within 2e-3 on average and 5e-2 at most (`hone.algorithms.gap`). It holds
-whether prompts are computed one by one, once for a group, or from a cached prefix; whole or in chunks; for jobs that
-come at once or one after another. With `batch_invariant` a sample is the same, to the bit, as if it were alone. To
-loosen a bound is a decision.
+bf16 and bf16_linear, of up to four layers, within 2e-3 on average and 5e-2 at most (`hone.algorithms.gap`). With
+`batch_invariant` a sample is the same, to the bit, as if it were alone. To loosen a bound is a decision.
 """
 
 from __future__ import annotations

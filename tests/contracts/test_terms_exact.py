@@ -18,10 +18,7 @@ from traps import At, Call, Trap
 from hone.model.hf import load_model
 
 KL = ["--trainer.loss.kl-coef", "0.1"]
-KILLS = {
-    "packing": Call("hone.loops.steps.trainable", 6),
-    "metrics torn": At("write", "metrics.jsonl", 6, "half"),
-}
+KILLS = {"packing": Call("hone.loops.steps.trainable", 6), "metrics torn": At("write", "metrics.jsonl", 6, "half")}
 
 
 @pytest.fixture(scope="module")

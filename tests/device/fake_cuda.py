@@ -11,8 +11,6 @@ It patches `torch.cuda` for good, so it belongs into a process of its own, impor
   `fake.operations` what else is launched, by name;
 - `varlen_attn` is emulated, forward and backward, as torch >= 2.12 has it, or as 2.11 with `enable_gqa=False`.
 
-`FakeTensorMode` knows the device rules too, but aborts at the first autograd node of a CPU build.
-
     python fake_cuda.py sft --max-steps 2 ...     # a command of hone on the fake GPU
 """
 

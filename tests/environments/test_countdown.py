@@ -90,11 +90,7 @@ def test_each_number_at_most_once_by_option(env):
 
 @pytest.mark.parametrize(
     ("nums", "target", "found"),
-    [
-        ([3, 3, 8, 8], 24, "8/(3-8/3)"),
-        ([2, 3, 4], 20, "(2+3)*4"),
-        ([5], 5, "5"),
-    ],
+    [([3, 3, 8, 8], 24, "8/(3-8/3)"), ([2, 3, 4], 20, "(2+3)*4"), ([5], 5, "5")],
 )
 def test_solve(nums: list[int], target: int, found: str | None):
     assert solve(nums, target) == found

@@ -37,8 +37,7 @@ def test_the_id_is_the_module_name_with_dashes_of_a_file_or_a_folder(here: Path,
 
 def test_environments_comes_before_the_current_directory_and_both_before_installed_packages(here: Path):
     for place in ("some_task.py", "environments/some_task.py", "environments/reverse_text.py"):
-        file = write(here / place, label=place)
-        assert load_environment(file.stem).system_prompt == place
+        assert load_environment(write(here / place, label=place).stem).system_prompt == place
 
 
 def test_a_task_file_does_not_stand_in_for_the_package_of_its_name(here: Path):
@@ -172,8 +171,7 @@ def test_tasks_of_one_process_do_not_share_a_file_by_its_name(here: Path, monkey
         folder = here / number
         write(folder / f"task{number}.py", TASK.replace("{label}", number).replace("1.0", "common.X"))
         write(folder / "common.py", f"X = {number}")
-        source = (folder / f"task{number}.py").read_text()
-        write(folder / f"task{number}.py", "import common\n" + source)
+        write(folder / f"task{number}.py", "import common\n" + (folder / f"task{number}.py").read_text())
     monkeypatch.chdir(here / "1")
     load_environment("task1")
     monkeypatch.chdir(here / "2")

@@ -76,8 +76,7 @@ def bonus(completion):
 
 def make_env(n=4) -> SingleTurnEnv:
     rows = [{"question": f"q{i}", "answer": str(i)} for i in range(n)]
-    rubric = Rubric([right, bonus], [1.0, 0.5])
-    return SingleTurnEnv(rubric=rubric, parser=TAGS, eval_dataset=rows, id="toy")
+    return SingleTurnEnv(rubric=Rubric([right, bonus], [1.0, 0.5]), parser=TAGS, eval_dataset=rows, id="toy")
 
 
 def run(script, env=None, n=4, r=2, version=3, policy=None, **kwargs) -> tuple[EvalResult, Scripted]:
@@ -201,8 +200,7 @@ def test_a_sample_is_shown_with_its_reward_explained():
     assert "assistant: please <t>9</t>" in text
     assert "reward 0.500 = right 0 x 1 + bonus 1 x 0.5, wrong" in text
     assert "expected '0', got '9'" in text
-    failed = shown(lambda console: show_sample(console, result.samples[4]))
-    assert "reward: none, grader_error" in failed
+    assert "reward: none, grader_error" in shown(lambda console: show_sample(console, result.samples[4]))
 
 
 def test_model_output_cannot_steer_the_terminal_or_the_markup():

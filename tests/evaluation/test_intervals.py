@@ -36,8 +36,7 @@ def test_with_equal_counts_it_is_students_interval_over_the_means_of_the_example
 
 
 def test_unequal_counts_centre_on_the_mean_of_all_values():
-    values = arrays([1.0, 1.0, 1.0], [0.0], [], [0.5, 0.0])
-    interval = mean_interval(values)
+    interval = mean_interval(arrays([1.0, 1.0, 1.0], [0.0], [], [0.5, 0.0]))
     assert (interval.low + interval.high) / 2 == pytest.approx(3.5 / 6)
     # by hand: deviations 3·5/12 = 1.25, -7/12, -2/3; s² = 3/2 · (1.5625 + 0.340278 + 0.444444) / 36
     half = stats.t.ppf(0.975, 2) * np.sqrt(1.5 * (1.25**2 + (7 / 12) ** 2 + (2 / 3) ** 2)) / 6

@@ -141,8 +141,7 @@ def test_a_token_comes_with_the_ids_that_it_was_sampled_among_if_its_job_asks(mo
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_a_prompt_in_chunks_gives_the_same_tokens_while_others_decode(model, chunk):
     jobs = random_jobs(3, 6)
-    engine = Engine(model, prefill_tokens=chunk)
-    assert_as_alone(model, collect(engine, {0: jobs[:2], 2: jobs[2:]}), jobs)
+    assert_as_alone(model, collect(Engine(model, prefill_tokens=chunk), {0: jobs[:2], 2: jobs[2:]}), jobs)
 
 
 def test_requests_that_begin_alike_share_what_was_computed(model, monkeypatch):
@@ -151,8 +150,7 @@ def test_requests_that_begin_alike_share_what_was_computed(model, monkeypatch):
     sizes = []
     original = model.hidden
     monkeypatch.setattr(model, "hidden", lambda ids, *rest: sizes.append(len(ids)) or original(ids, *rest))
-    engine = Engine(model, prefix_bytes=2**20)
-    got = collect(engine, {0: jobs[:1], 20: jobs[1:2], 40: jobs[2:]})
+    got = collect(Engine(model, prefix_bytes=2**20), {0: jobs[:1], 20: jobs[1:2], 40: jobs[2:]})
     assert [size for size in sizes if size > 1] == [len(system) + 1, 6, 6]
     monkeypatch.undo()
     assert_as_alone(model, got, jobs)

@@ -25,8 +25,7 @@ RUNNERS = pytest.mark.parametrize("runner", [{}, {"batch_invariant": True}, {"cu
 @pytest.fixture(scope="module")
 def model() -> Decoder:
     """Its head is its own, so that a token's embedding matters only where the token is read."""
-    config = replace(tiny_config(None), tie_word_embeddings=False)
-    made = random_decoder(config, seed=0)
+    made = random_decoder(replace(tiny_config(None), tie_word_embeddings=False), seed=0)
     with torch.no_grad():
         assert made.lm_head is not None
         made.embed[BAD] = float("nan")

@@ -30,8 +30,7 @@ def test_frequencies_match_the_softmax():
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 def test_logprob_is_of_the_distribution_at_the_sampling_temperature(temperature):
     tokens, logprobs = draw(50, temperature=temperature)
-    expected = (LOGITS[0] / temperature).log_softmax(-1)[tokens]
-    assert torch.equal(logprobs, expected)
+    assert torch.equal(logprobs, (LOGITS[0] / temperature).log_softmax(-1)[tokens])
 
 
 def test_top_k_and_top_p_cut_the_tail_but_not_the_logprobs():

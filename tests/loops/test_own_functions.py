@@ -78,8 +78,7 @@ def test_by_name_and_handed_over_they_train_alike_and_the_run_keeps_them(setting
     named = run(settings, tmp_path / "named", loss="mine.py:softer", advantages="mine.py:ranks")
     given = run(settings, tmp_path / "given", **in_a_program())
     assert all((named / name).read_bytes() == (given / name).read_bytes() for name in ("metrics.jsonl", "hashes.jsonl"))
-    table = Run(given).rollouts(0)
-    assert set(table["advantage"].to_pylist()) == {-1.5, -0.5, 0.5, 1.5}
+    assert set(Run(given).rollouts(0)["advantage"].to_pylist()) == {-1.5, -0.5, 0.5, 1.5}
     kept = (given / "algorithm.py").read_text()
     assert "POWER = 2.0" in kept and kept.count("def ") == 2
     assert {"loss", "advantages"} <= set(Run(given).info["sources"])

@@ -48,6 +48,7 @@ def make(tmp_path):
     return call
 
 
+@pytest.mark.needs("vllm")
 def test_bands_follow_backend_and_the_coarser_precision_and_can_be_set(tmp_path):
     config = config_of(tmp_path)
     assert band_from_config(config, 28) == band_of("hone", "fp32", 28)

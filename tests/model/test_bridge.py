@@ -29,9 +29,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 CODER_CALL = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 LLAMA_CALL = '{"name": "add", "parameters": {"a": 1}}'
 THOUGHT = "<think>\nhm\n</think>\n\n"
-SPECIALS = {
-    "llama": ("<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
-}
+SPECIALS = {"llama": ("<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>")}
 
 
 def renderer_of(folder: Path, template: str, family: str = "", eos: str = IM_END) -> ChatRenderer:
@@ -164,8 +162,7 @@ def test_templates_that_cannot_go_on_are_refused(tmp_path: Path) -> None:
     only_last = "{% for m in messages[-1:] %}{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(UserError, match="rewrites earlier turns"):
         renderer_of(tmp_path, only_last).bridge_ids([USER, shown], [user])
-    unknown = QWEN3.replace("<tool_call>", "<call>")
-    renderer = renderer_of(tmp_path, unknown)
+    renderer = renderer_of(tmp_path, QWEN3.replace("<tool_call>", "<call>"))
     assert renderer.prompt_ids([USER])
     with pytest.raises(UserError, match="asks for calls in a form that hone does not read"):
         renderer.prompt_ids([USER], TOOLS)

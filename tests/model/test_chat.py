@@ -79,8 +79,7 @@ def test_ids_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
             finished = theirs.apply_chat_template(messages)["input_ids"]
             prompt = renderer.prompt_ids(messages[:-1])
             completion = renderer.completion_ids(messages[:-1], messages[-1]["content"])
-            newline = renderer.tokenizer.token_to_id("Ċ")
-            assert [*prompt, *completion, newline] == finished
+            assert [*prompt, *completion, renderer.tokenizer.token_to_id("Ċ")] == finished
 
 
 def test_tiny_prompt_and_completion() -> None:
@@ -191,8 +190,7 @@ def test_special_tokens_in_a_message_are_text_unless_they_are_meant(name: str, t
     written = renderer._rendering.text(hostile, True)
     assert text in written and renderer.tokenizer.decode(ids, skip_special_tokens=False) == written
     assert meant.prompt_ids(hostile) == renderer.tokenizer.encode(written, add_special_tokens=False).ids
-    reply = "<think>\nhm\n</think>\n\n<answer>one<|im_end|>two</answer>"
-    ids = renderer.completion_ids(plain, reply)
+    ids = renderer.completion_ids(plain, "<think>\nhm\n</think>\n\n<answer>one<|im_end|>two</answer>")
     assert special_ids(renderer, ids) == ["<|im_end|>"] and ids[-1] == renderer.end_of_turn_id
     tags = [renderer.tokenizer.token_to_id(tag) for tag in ("<think>", "</think>", "<answer>")]
     assert all(tag in ids for tag in tags), "what a model writes itself stays a token"

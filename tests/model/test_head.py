@@ -56,8 +56,7 @@ def kept_ids(targets: Tensor, uncut: int = 3) -> tuple[Ragged, Tensor]:
         if uncut and row % uncut == 0:
             sets.append([])
             continue
-        others = torch.randperm(VOCAB // 2, generator=generator)[: row % 20].tolist()
-        sets.append(sorted({target, *others}))
+        sets.append(sorted({target, *torch.randperm(VOCAB // 2, generator=generator)[: row % 20].tolist()}))
         away[row] = True
         away[row, sets[-1]] = False
     return Ragged.of(sets), away

@@ -93,8 +93,7 @@ def test_values_are_the_same_bit_for_bit_without_gradients() -> None:
 
 def test_rotary_table_grows_without_changing_what_it_held() -> None:
     table = RotaryTable(tiny_config())
-    positions = torch.tensor([3, 0, 200])
-    before = table(positions)
+    before = table(torch.tensor([3, 0, 200]))
     cos, sin = table(torch.tensor([3, 0, 200, 5000]))
     assert torch.equal(before[0], cos[:3]) and torch.equal(before[1], sin[:3])
     angles = 5000 / 10000 ** (torch.arange(16, dtype=torch.float64) / 16)

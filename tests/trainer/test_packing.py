@@ -23,8 +23,7 @@ def test_pack_lays_sequences_end_to_end_with_all_their_values():
         group=7,
         sample=1,
     )
-    second = sequence(2, start=20, advantage=-1.0, group=8, sample=2)
-    batch = pack([first, second])
+    batch = pack([first, sequence(2, start=20, advantage=-1.0, group=8, sample=2)])
     assert batch.token_ids.tolist() == [10, 11, 12, 20, 21]
     assert batch.positions.tolist() == [0, 1, 2, 0, 1]
     assert batch.lengths == (3, 2)
@@ -63,8 +62,7 @@ def test_a_shared_prompt_is_laid_down_once_before_its_completions():
         completion([1, 2, 3], ids, advantage=a, group=5, sample=i)
         for i, (ids, a) in enumerate([([7, 8], 1), ([9], -1)])
     ]
-    alone = completion([1, 2, 3], [6], advantage=0.5, group=6, sample=3)
-    batch = pack([*run, alone], share_prompts=True)
+    batch = pack([*run, completion([1, 2, 3], [6], advantage=0.5, group=6, sample=3)], share_prompts=True)
     assert batch.token_ids.tolist() == [1, 2, 3, 7, 8, 9, 1, 2, 3, 6]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3]
     assert batch.previous.tolist() == [-1, 0, 1, 2, 3, 2, -1, 6, 7, 8]

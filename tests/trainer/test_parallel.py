@@ -155,8 +155,7 @@ def test_weights_are_exported_in_several_files_that_load(saved: Path, world: int
 def test_an_adapter_is_exported_alone_and_merged(saved: Path, world: int) -> None:
     case = SAVED[1]
     folder = saved / f"{case}.{world}.hf"
-    lora = LoraConfig(rank=3, base="4bit", path=str(folder / "adapter"))
-    model = random_decoder(CONFIG, 1, "bf16", lora)
+    model = random_decoder(CONFIG, 1, "bf16", LoraConfig(rank=3, base="4bit", path=str(folder / "adapter")))
     start_adapter(model, 1)
     assert fingerprint(model.trained) == results(saved, "saved", world)[case]
     for name, parameter in load_model(folder, torch.bfloat16).named_parameters():

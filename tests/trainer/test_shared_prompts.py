@@ -26,8 +26,7 @@ def groups(shape: list[tuple[int, list[int]]], turns: bool = False) -> list[Sequ
             if turns and length > 4:
                 mask[prompt_length + 2 : prompt_length + 4] = False
             logprobs = np.where(mask, generator.normal(-4.5, 0.3, len(ids)), 0.0).astype(np.float32)
-            advantage = float(generator.normal())
-            made.append(Sequence(ids, mask, logprobs, advantage, group=group, sample=sample))
+            made.append(Sequence(ids, mask, logprobs, float(generator.normal()), group=group, sample=sample))
     return made
 
 

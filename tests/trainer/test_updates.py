@@ -74,8 +74,7 @@ def plain(loss_of, aggregation: str, filtered: Counts | None = None, longest: in
     )
     for sequence, weight in zip(made, weights.tolist(), strict=True):
         batch = pack([sequence])
-        found = token_logprobs(model, batch, batch.loss_indices)
-        (weight * loss_of(sequence, *found).sum()).backward()
+        (weight * loss_of(sequence, *token_logprobs(model, batch, batch.loss_indices)).sum()).backward()
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
@@ -86,8 +85,7 @@ def close(one: list[torch.Tensor], other: list[torch.Tensor], rel: float = 2e-5)
 
 
 def surrogate(sequence: Sequence, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-    old = torch.tensor(sequence.logprobs[sequence.loss_mask])
-    ratio = (logprobs - old).exp()
+    ratio = (logprobs - torch.tensor(sequence.logprobs[sequence.loss_mask])).exp()
     return -torch.minimum(ratio * sequence.advantage, ratio.clamp(0.8, 1.28) * sequence.advantage)
 
 
@@ -102,8 +100,7 @@ def test_aggregation_gives_the_plain_gradient_however_a_step_is_packed(aggregati
 @pytest.mark.parametrize("max_tokens", [10_000, 20])
 def test_a_completions_ratio_is_the_same_in_any_packing(max_tokens):
     def gspo(sequence, logprobs, entropies):
-        old = torch.tensor(sequence.logprobs[sequence.loss_mask])
-        ratio = (logprobs - old).mean().exp()
+        ratio = (logprobs - torch.tensor(sequence.logprobs[sequence.loss_mask])).mean().exp()
         loss = -torch.minimum(ratio * sequence.advantage, ratio.clamp(0.9, 1.1) * sequence.advantage)
         return loss.expand(len(logprobs))
 
@@ -251,8 +248,7 @@ def test_a_token_without_a_finite_logprob_is_dropped_and_counted():
             kept[-2:] = 0
         return surrogate(sequence, logprobs, entropies) * kept
 
-    trainer = make_trainer()
-    assert close(gradients(trainer, Batch(made), 40, True), plain(loss, "token"))
+    assert close(gradients(make_trainer(), Batch(made), 40, True), plain(loss, "token"))
     metrics = make_trainer().step(deal(made, 40))
     tokens = sum(s.num_loss_tokens for s in made)
     assert metrics["dropped"] == pytest.approx(2 / tokens) and math.isfinite(metrics["logprob_gap/max"])
@@ -324,7 +320,6 @@ def test_the_gap_to_the_sampler_is_that_before_the_first_update():
     """Of the first minibatch's tokens: after its update the policy is another one."""
     trainer = make_trainer(updates_per_batch=2, minibatches=3)
     metrics = trainer.step(trainer.deal(Batch(sequences()), 40, True))
-    first = make_trainer()
-    alone = first.step(deal(split_minibatches(sequences(), 3)[0], 40, share_prompts=True))
+    alone = make_trainer().step(deal(split_minibatches(sequences(), 3)[0], 40, share_prompts=True))
     assert metrics["logprob_gap/mean"] == pytest.approx(alone["logprob_gap/mean"])
     assert metrics["logprob_gap/max"] == alone["logprob_gap/max"]

@@ -163,8 +163,7 @@ async def parallel(client: openai.AsyncOpenAI, example: Any) -> float:
 
 def test_of_calls_side_by_side_one_goes_on_and_the_others_begin_anew() -> None:
     for sample in played(task_of(parallel)):
-        turns = sorted(one.turns for one in sample.segments)
-        assert turns == [1, 1, 2]
+        assert sorted(one.turns for one in sample.segments) == [1, 1, 2]
         texts = {tuple(one.token_ids[one.sampled_mask].tolist()) for one in sample.segments}
         assert len(texts) == 3, "each call has randomness of its own"
 

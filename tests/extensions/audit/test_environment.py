@@ -105,8 +105,7 @@ def test_what_is_hostile_stays_out_of_this_process() -> None:
         seen.append(completion[-1]["content"])
         return right(completion, answer, parser)
 
-    report = audit_environment(sums(Rubric([sees])), num_examples=2)
-    assert "not-isolated" in report.names(Verdict.NOTE)
+    assert "not-isolated" in audit_environment(sums(Rubric([sees])), num_examples=2).names(Verdict.NOTE)
     assert len(seen) > 100 and not any("__import__" in text or "9**9**9" in text for text in seen)
 
 

@@ -153,10 +153,7 @@ def test_a_program_too_is_refused_a_reward_beyond_the_largest(tmp_path, monkeypa
 
 def test_in_a_mix_only_the_agent_is_not_audited(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = given_rows([{"prompt": "a"}], "dataset")
-    envs = {
-        "one": AgentTask(None, "true", AgentLimits(), rows, rows),
-        "two": load_environment("reverse-text"),
-    }
+    envs = {"one": AgentTask(None, "true", AgentLimits(), rows, rows), "two": load_environment("reverse-text")}
     mix = [{"id": "functions", "name": "one", "args": {"agent_command": "true"}}, {"id": "reverse-text", "name": "two"}]
     config = from_settings(RLConfig, None, {"orchestrator.envs": mix})
     names = []

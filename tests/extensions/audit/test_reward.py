@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 from made import TAGS, form, prober, right, sums
 
-from hone.environments import (
-    Environment,
-    NumberParser,
-    Parser,
-    Rubric,
-    SingleTurnEnv,
-    inline,
-    read_number,
-)
+from hone.environments import Environment, NumberParser, Parser, Rubric, SingleTurnEnv, inline, read_number
 from hone.environments.functions import given_task
 from hone.environments.parsers import visible_text
 from hone.extensions.audit.environment import audit_before_training
@@ -73,8 +65,7 @@ def test_a_wrong_reference_is_shown_with_what_it_should_be() -> None:
 
 def test_a_task_without_a_reference_is_noted_and_exploits_are_tried_all_the_same() -> None:
     rows = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]
-    env = SingleTurnEnv(rubric=Rubric([lambda completion: 1.0]), dataset=rows, id="silent")
-    found = audited(env, 2)
+    found = audited(SingleTurnEnv(rubric=Rubric([lambda completion: 1.0]), dataset=rows, id="silent"), 2)
     assert found["no-reference"].verdict is Verdict.WARN and found["always-right"].verdict is Verdict.FAIL
 
 
@@ -191,8 +182,7 @@ def test_a_point_for_garbage_names_its_component() -> None:
     def has_tags(completion):
         return float("<answer>" in completion[-1]["content"])
 
-    found = audited(sums(Rubric([number, has_tags], [1.0, 0.1]), parser=NUMBERS))
-    finding = found["garbage-paid"]
+    finding = audited(sums(Rubric([number, has_tags], [1.0, 0.1]), parser=NUMBERS))["garbage-paid"]
     assert finding.verdict is Verdict.FAIL and {"tags-only", "tag-unclosed", "garbage-symbols"} <= set(finding.what)
     assert finding.title.startswith("texts without an answer earn up to 0.1, by has_tags: tags-only")
     assert audited(sums(Rubric([right, form], [1.0, 0.1]))).keys() & {"garbage-paid"}  # "§§§" is an answer to it

@@ -60,8 +60,7 @@ def test_a_reward_that_is_always_full_has_no_signal() -> None:
     def always(completion):
         return 1.0
 
-    check = signal(prober(sums(Rubric([always]), count=3)))
-    assert found(check)["no-signal"].what == ("saying nothing",)
+    assert found(signal(prober(sums(Rubric([always]), count=3))))["no-signal"].what == ("saying nothing",)
 
 
 def test_examples_that_are_repeated_count_once() -> None:

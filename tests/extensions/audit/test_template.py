@@ -75,8 +75,7 @@ def test_a_template_that_does_not_make_the_round_trip_fails(name: str, tmp_path:
 
 def test_a_given_template_is_audited_in_place_of_the_models(tmp_path: Path) -> None:
     assert not audit_template("hone/tiny").findings
-    template = DEFECTS["lower-cases"][0]
-    assert audit_template("hone/tiny", template).names() == {"round-trip"}
+    assert audit_template("hone/tiny", DEFECTS["lower-cases"][0]).names() == {"round-trip"}
 
 
 def test_what_is_no_template_is_an_error_of_the_user(tmp_path: Path) -> None:

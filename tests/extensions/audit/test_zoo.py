@@ -1,7 +1,6 @@
 """Broken rewards, as people have written them, are each caught with the right verdict; sound ones are left in peace.
 
-A broken task fails by the finding that names its defect, and by no other than those that follow from the same defect: a
-verdict that misleads is as bad as none.
+A broken task fails by the finding that names its defect, and by no other than those that follow from it.
 """
 
 from __future__ import annotations

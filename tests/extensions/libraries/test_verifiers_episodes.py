@@ -57,8 +57,7 @@ def test_a_tool_with_state_is_called_and_what_the_policy_said_is_trained(load):
     roles = [message["role"] for message in one.messages]
     assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert "calls=2" in str(one.messages[4]["content"]) and len(one.segments) == 1
-    spoken = RENDERER.tokenizer.decode(one.token_ids[one.sampled_mask].tolist())
-    assert spoken == f"{CALL}{CALL}done"
+    assert RENDERER.tokenizer.decode(one.token_ids[one.sampled_mask].tolist()) == f"{CALL}{CALL}done"
     assert np.all(one.logprobs[one.sampled_mask] == -0.5)
     graded = score(env, one)
     assert graded.components["counted"] == pytest.approx(2 / 3) and graded.components["turns"] == 3

@@ -194,7 +194,6 @@ def test_a_run_that_does_not_change_is_seldom_said_to_fall() -> None:
     for size in (20, 120):
         for _ in range(100):
             marks = (rng.random((size, 64)) < 0.5).astype(float).ravel()
-            made = points(np.repeat(np.arange(size), 64), marks, marks)
-            before, after = choose_ends(windows(made))
+            before, after = choose_ends(windows(points(np.repeat(np.arange(size), 64), marks, marks)))
             fell += judge(before, after).cause != "none"
     assert fell <= 20

@@ -68,8 +68,7 @@ def test_another_learning_rate_from_step_3_on(bench, diff):
 
 
 def test_a_task_whose_grader_changed(bench, rl_run, diff, tmp_path, tiny_model_dir):
-    other = Bench(tmp_path, tiny_model_dir, PARITY.replace("/ 1", "/ 2"))
-    code, printed = diff(rl_run, other.rl("rl"))
+    code, printed = diff(rl_run, Bench(tmp_path, tiny_model_dir, PARITY.replace("/ 1", "/ 2")).rl("rl"))
     assert code == 1
     assert "config        the same" in printed and "equal         no step" in printed
     assert "they part at step 0, rewards: component parity of sample 0-" in printed

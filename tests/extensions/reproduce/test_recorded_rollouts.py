@@ -44,8 +44,7 @@ def test_recorded_conversations_are_told_again_with_the_environment_asked_anew()
     env, script = game(), Script(["1", "5"], ["3", "9", "6"], ["x", "2~"], ["1", "2" * 36, "5"])
     _, recorded = rolled(script, env, 4, seq_len=90)
     assert [(t.turns, t.stop_reason) for t in recorded] == [(2, "stop"), (3, "stop"), (2, "length"), (2, "length")]
-    again = retold(recorded, env, seq_len=90)
-    assert equal(again, recorded)
+    assert equal(retold(recorded, env, seq_len=90), recorded)
     longer = retold(recorded[:1], game(answer=6), seq_len=200)[0]
     assert longer.turns == 3 and longer.token_ids[-1] == END, "to a turn that was not recorded it says nothing"
 

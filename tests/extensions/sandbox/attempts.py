@@ -1,8 +1,7 @@
 """Attempts to get out of the sandbox, as data.
 
-Each is code that prints ESCAPED if it did what must not happen; it also prints what it saw of the canaries, of which
-`{port}` and its like are what it is told. What a plain process of the same user can do is marked `plain`: the tests do
-it there too, which shows that the attempt is a real one.
+Each is code that prints ESCAPED if it did what must not happen, and what it saw of the canaries (`{port}` and its like
+are told to it). What a plain process of the same user can do is marked `plain`: the tests do it there too.
 """
 
 from __future__ import annotations

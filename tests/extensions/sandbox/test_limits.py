@@ -176,8 +176,7 @@ def test_the_verdict_does_not_depend_on_how_soon_the_first_process_is_ready(
 ) -> None:
     first = "_thread.start_new_thread(end, (os.read"
     assert first in sandbox._SOURCE
-    late = sandbox._SOURCE.replace(first, f"time.sleep(0.3)\n    {first}")
-    monkeypatch.setattr(sandbox, "_SOURCE", late)
+    monkeypatch.setattr(sandbox, "_SOURCE", sandbox._SOURCE.replace(first, f"time.sleep(0.3)\n    {first}"))
     assert small.run(FORK_BOMB).status == "timeout"
 
 

@@ -104,8 +104,7 @@ def test_a_daemon_of_a_plain_process_ends_with_it(plain: Sandbox) -> None:
         "    os._exit(0)\n"
         "os.wait(); time.sleep(0.3)"
     )
-    pid = int(plain.run(code).output)
-    assert not runs(pid)
+    assert not runs(int(plain.run(code).output))
 
 
 def runs(pid: int) -> bool:

@@ -83,8 +83,7 @@ def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> Non
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="KEY", max_retries=0).models.list()
         client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="sesame", max_retries=0)
-        stream = client.completions.create(model=str(tiny_model_dir), prompt="a", max_tokens=50, stream=True)
-        next(stream)
+        next(client.completions.create(model=str(tiny_model_dir), prompt="a", max_tokens=50, stream=True))
         server.send_signal(signal.SIGINT)
         rest, errors = server.communicate(timeout=300)
         assert (server.returncode, rest.splitlines()[-1], errors) == (0, "Stopped.", "")

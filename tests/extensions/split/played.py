@@ -52,8 +52,7 @@ class Orchestrator:
 
     def put(self, step: int, save: Path | None = None, unlikely: float = 0.0) -> None:
         """The recorded batch; all its tokens were less likely by so many nats when they were sampled."""
-        groups = groups_from_rows(self.records.rows(step), RLConfig(), 10**6)
-        batch = trainable(groups, self.config)
+        batch = trainable(groups_from_rows(self.records.rows(step), RLConfig(), 10**6), self.config)
         if unlikely:
             less = [replace(s, logprobs=s.logprobs - np.float32(unlikely) * s.loss_mask) for s in batch.sequences]
             batch = replace(batch, sequences=less)

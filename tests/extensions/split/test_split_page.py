@@ -75,8 +75,7 @@ def test_tmux_shows_three_panes_that_follow_the_logs(place: Path, tmp_path: Path
         return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=True).stdout
 
     try:
-        output = shown(*tmux, "-d")
-        assert "Session hone follows outputs/tiny-split/logs" in output
+        assert "Session hone follows outputs/tiny-split/logs" in shown(*tmux, "-d")
         titles = shown("tmux", "list-panes", "-t", "hone:RL", "-F", "#{pane_title}").split()
         assert titles == ["Trainer", "Orchestrator", "Inference"]
         capture = ("capture-pane", "-p", "-J", "-t")

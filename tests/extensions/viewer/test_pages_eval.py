@@ -132,8 +132,7 @@ def test_rows_that_hold_anything(root: Path) -> None:
     ]
     (root / "a" / "evals" / "step_000025.jsonl").write_text("".join(json.dumps(one) + "\n" for one in odd))
     for path in ("eval/25/", "eval/25/?one=1", "change/0/25/", "change/25/0/"):
-        answer = client(root).get(f"/run/a/{path}")
-        assert answer.status_code == 200, path
+        assert client(root).get(f"/run/a/{path}").status_code == 200, path
     shown = text_of(client(root).get("/run/a/eval/25/").text)
     assert r"\ud800 half \x00" in shown and "the server said no" in shown
     (root / "a" / "evals" / "step_000025.jsonl").write_text("{torn\n{}\n")

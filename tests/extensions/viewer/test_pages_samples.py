@@ -97,8 +97,7 @@ def test_steps_and_completions_that_are_not_there(root: Path) -> None:
 
 
 def test_a_completion_with_all_that_is_known_of_it(root: Path) -> None:
-    page = client(root).get(f"{RUN}/sample/0/1/").text
-    output = text_of(page)
+    output = text_of(client(root).get(f"{RUN}/sample/0/1/").text)
     for expected in (
         "reward 0.1000 = format 1 × 0.1 + correctness 0 × 0.9",
         "advantage -0.750",
@@ -222,8 +221,7 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
         in page
     )
     assert "TOOL" not in output and "3 (14 tokens)" in output
-    torn = row("let me see", completion=json.dumps(messages[:2] * 2))
-    write_run(tmp_path / "runs" / "a", {1: [torn]})
+    write_run(tmp_path / "runs" / "a", {1: [row("let me see", completion=json.dumps(messages[:2] * 2))]})
     assert "its turns are not those that were sampled" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
 
 

@@ -124,8 +124,7 @@ def test_an_adapter_that_is_not_finite_or_does_not_fit_is_refused(tmp_path):
         renderer = load_renderer(tmp_path / "v0")
         reached = reach(Endpoint(vllm.url), str(tmp_path / "v0"), renderer, 64, tmp_path / "spool", None)
         for version in (1, 2):
-            lora = LoraConfig(rank=4)
-            model = load_model(tmp_path / "v0", lora=lora)
+            model = load_model(tmp_path / "v0", lora=LoraConfig(rank=4))
             start_adapter(model, version)
             for name, parameter in model.trained.items():
                 generator = torch.Generator().manual_seed(version)
@@ -179,8 +178,7 @@ def test_samples_and_scores_are_what_the_weights_say(server, tmp_path, temperatu
         assert t.stop_reason == ("stop" if ended else "length") and (ended or t.num_sampled == 16)
         (scores,) = Engine(model).score([t.token_ids.tolist()], temperature)
         assert t.logprobs[t.sampled_mask] == pytest.approx(np.array(scores)[t.sampled_mask[1:]], abs=1e-4)
-    distinct = len({tuple(t.token_ids.tolist()) for t in found})
-    assert distinct == (2 if temperature == 0 else 6)
+    assert len({tuple(t.token_ids.tolist()) for t in found}) == (2 if temperature == 0 else 6)
     again = policy.sample(requests, SamplingParams(temperature=temperature))
     assert [t.token_ids.tolist() for t in again] == [t.token_ids.tolist() for t in found]
 
