@@ -116,7 +116,6 @@ class Statement:
 
 
 def statement_of(subject: Subject) -> Statement:
-    """Take the reference of a subject apart."""
     text, span = subject.text, answer_span(subject)
     if span is None:
         return Statement("", text, "", "", "", Form.BARE)
@@ -195,7 +194,6 @@ def kind_of(subject: Subject, exact: bool = False) -> Kind:
 
 
 def kind_of_text(answer: str) -> Kind:
-    """Return the kind of an answer by its text alone."""
     number = read_number(answer)
     if number is not None and not _LONG_WORD.search(answer) and not _SYMBOLS.search(answer):
         # A bracket behind a number may be a remark, or arithmetic: 42-(94-64).
@@ -271,7 +269,6 @@ def wrong_for(answer: str, others: Sequence[str] = (), count: int = 2) -> list[s
 
 
 def other_answers(subject: Subject, subjects: Sequence[Subject]) -> list[str]:
-    """Return the different answers of other examples."""
     answer = answer_of(subject)
     others = dict.fromkeys(answer_of(other) for other in subjects)
     return [other for other in others if other and not same_answer(other, answer)]

@@ -73,7 +73,6 @@ def _in_order(prober: Prober, texts: Sequence[Text]) -> list[Probe]:
 
 
 def _difference(name: str, title: str, remedy: str, first: Sequence[Probe], others: Sequence[Probe]) -> list[Finding]:
-    """Find a text that got another reward."""
     for one, other in zip(first, others, strict=False):
         had, got = (f"no reward ({p.score.outcome})" if p.failed else f"{p.score.reward:.6g}" for p in (one, other))
         if had != got:

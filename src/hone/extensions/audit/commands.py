@@ -64,7 +64,6 @@ def run(config: AuditConfig) -> int:
 
 
 def _task(config: AuditConfig, status: Status) -> Report:
-    """Audit a task; with a model, also what that answers."""
     assert config.env is not None
     env = configured(config.env, config.env_args, config.env_template, "env_template")
     env.progress = lambda words: status(f"auditing {env.label}: {words}") if words else None

@@ -79,7 +79,6 @@ def made_up_call(tool: dict[str, Any], **given: Any) -> tuple[str, dict[str, Any
 
 
 def call_message(*calls: tuple[str, dict[str, Any]]) -> Message:
-    """Return a message of the assistant that calls these tools with these arguments."""
     made = [openai_call(Call(name, given), content_hash([i, name, given]), i) for i, (name, given) in enumerate(calls)]
     return {"role": "assistant", "content": "", "tool_calls": made}
 

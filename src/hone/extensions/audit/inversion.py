@@ -136,7 +136,6 @@ def _words(probe: Probe) -> int:
 
 
 def _component(rubric: Rubric, name: str, right: Sequence[Probe], wrong: Sequence[Probe]) -> dict[str, Any]:
-    """Return the line of the table about a component: its range given a right and given a wrong answer."""
     line: dict[str, Any] = {"name": name, "weight": rubric.weights[name], "decides": name == rubric.correctness}
     for kind, probes in (("right", right), ("wrong", wrong)):
         values = [probe.score.components[name] for probe in probes if name in probe.score.components]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MAX_TOKENS_FAILURE = "length"
 """The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
 SHOWN = 3
-"""Findings that are shown on the screen."""
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer | None:

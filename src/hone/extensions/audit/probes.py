@@ -69,8 +69,6 @@ class Text:
 
 @dataclass(frozen=True)
 class Probe:
-    """A graded text."""
-
     text: Text
     score: Score
 
@@ -88,7 +86,6 @@ class Probe:
 
     @property
     def failed(self) -> bool:
-        """True if the grader failed, so that there is no reward."""
         return self.score.outcome.is_failure
 
     @property
@@ -211,7 +208,6 @@ def subject_of(env: Environment, example: Example) -> Subject:
 
 
 def subject_with(env: Environment, example: Example, reference: Script) -> Subject:
-    """Return the example with this reference."""
     text = completion_text(reference)
     answer = env.parser.parse_answer(text)
     return Subject(example, reference, text, answer if isinstance(answer, str) and answer and answer in text else None)
@@ -302,5 +298,4 @@ class ScriptedModel(Model):
 
 
 def messages_of(script: Script) -> Sequence[Message]:
-    """Return a completion as messages."""
     return [{"role": "assistant", "content": script}] if isinstance(script, str) else script

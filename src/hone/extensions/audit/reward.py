@@ -186,7 +186,6 @@ def check_exploits(prober: Prober, hostile: bool) -> Check:
 
 
 def _false_positives(prober: Prober, by_name: ByName, tried: int) -> list[Finding]:
-    """Find exploits that were wrongly scored as correct."""
     paid = {name: some for name, probes in by_name.items() if (some := _undeserved(prober, name, probes))}
     if not paid:
         return []
@@ -225,7 +224,6 @@ def _is_lucky(prober: Prober, probe: Probe) -> bool:
 
 
 def _paid_garbage(by_name: ByName) -> list[Finding]:
-    """Find texts without an answer that earn more than an empty one."""
     nothing = {p.example_id: p.score.reward for p in by_name.get("empty", ()) if not p.failed}
     garbage = [
         p

@@ -25,7 +25,6 @@ _CONSTANT = "always answering"
 
 
 def check_signal(prober: Prober) -> Check:
-    """Grade guesses, and compare them with the references."""
     references = [probe for probe in prober.references if not probe.failed]
     ceiling = float(np.mean([probe.score.reward for probe in references])) if references else None
     guesses: dict[str, list[Probe]] = defaultdict(list)
@@ -66,7 +65,6 @@ def _guesses(subjects: Sequence[Subject]) -> list[Text]:
 
 
 def _floor(best: dict[str, Any], lowest: float, ceiling: float, examples: int) -> list[Finding]:
-    """Compare the best guess with right answers."""
     words, reward = best["strategy"], best["reward"]
     bottom = 0.0 if ceiling > 0.0 else lowest
     share = (reward - bottom) / (ceiling - bottom) if ceiling > bottom else 1.0

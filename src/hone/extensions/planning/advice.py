@@ -51,7 +51,6 @@ CUSTOMARY = {
 
 
 def surprises(plan: Plan) -> Iterator[str]:
-    """Yield all of them, the gravest kinds first."""
     config, shape, times = plan.config, plan.shape, plan.usual
     if isinstance(config, RLConfig):
         yield from _rollouts(config, plan.steps, plan.facts)
@@ -115,7 +114,6 @@ def surprises(plan: Plan) -> Iterator[str]:
 
 
 def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
-    """Yield what is odd about lengths, groups and evaluations."""
     orch, evals = config.orchestrator, config.orchestrator.eval
     most, group, temperature = orch.sampling.max_tokens, orch.rollouts_per_example, orch.sampling.temperature
     if most is not None and facts.prompts and not facts.estimated:

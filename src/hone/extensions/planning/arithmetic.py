@@ -78,7 +78,6 @@ class Steps:
         )
 
     def words(self, config: RLConfig | SFTConfig) -> list[str]:
-        """Return what the run does, a sentence a line."""
         steps, often = _n(self.steps, "step"), "" if self.epochs is None else f"{self.epochs:,.1f} times"
         times = f"{self.evaluations} (step 0 and the end included)"
         if isinstance(config, SFTConfig):

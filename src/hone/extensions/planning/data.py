@@ -174,7 +174,6 @@ def _measure(
 
 
 def _spread(total: int, most: int) -> list[int]:
-    """Return at most `most` indices below `total`, evenly spread."""
     return np.unique(np.linspace(0, total - 1, min(total, most)).astype(int)).tolist()
 
 
@@ -185,7 +184,6 @@ def _count(text: str, renderer: ChatRenderer | None) -> int:
 
 
 def _renderer(config: RLConfig | SFTConfig) -> ChatRenderer | None:
-    """Return the model's renderer, if it is here."""
     from hone.model.chat import TOKENIZER_FILES, load_renderer
     from hone.model.fetch import cache_folder, is_fetched
     from hone.model.files import is_hub_id

@@ -116,7 +116,6 @@ def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
     import torch
 
     def best(action: Callable[[], object]) -> float:
-        """Return the shortest time of a call, after one that doesn't count."""
         action()
         return min(timeit.repeat(action, number=1, repeat=5))
 

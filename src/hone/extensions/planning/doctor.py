@@ -58,8 +58,6 @@ Row = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report."""
-
     area: str
     name: str
     status: str
@@ -129,7 +127,6 @@ def check_python(subject: Subject) -> Iterator[Row]:
 
 
 def check_packages(subject: Subject) -> Iterator[Row]:
-    """Look at what hone requires: whether it is there, new enough, and can be imported."""
     try:
         required = [text for text in metadata.requires("hone-rl") or [] if "extra ==" not in text]
     except metadata.PackageNotFoundError:
@@ -189,7 +186,6 @@ def run_apart(program: str) -> tuple[str, str]:
 
 
 def check_device(subject: Subject) -> Iterator[Row]:
-    """Look at torch, and at the GPUs that it finds or doesn't."""
     out, problem = run_apart(TORCH)
     if problem:
         yield judge("torch", "can't be imported", problem, install_command("torch>=2.11"), "error")
@@ -221,12 +217,10 @@ def check_device(subject: Subject) -> Iterator[Row]:
 
 
 def has_gpu_driver() -> bool:
-    """Return True if a driver of NVIDIA's is loaded."""
     return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/nvidiactl"))
 
 
 def check_threads(subject: Subject) -> Iterator[Row]:
-    """Look at cores and OMP_NUM_THREADS."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     share = max(1, int(quota) // int(period)) if quota.isdigit() else own
@@ -248,7 +242,6 @@ def check_memory(subject: Subject) -> Iterator[Row]:
 
 
 def check_disk(subject: Subject) -> Iterator[Row]:
-    """Look at where runs, models and temporary files go: rights and room."""
     output = subject.config.output_dir if subject.config else Path("outputs")
     for name, folder, elsewhere in (
         ("output", output, f"--output-dir ELSEWHERE   # {output} can't be used"),
@@ -271,7 +264,6 @@ def check_disk(subject: Subject) -> Iterator[Row]:
 
 
 def hub_cache() -> Path:
-    """Return where the hub's models and data are."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
 
@@ -285,7 +277,6 @@ def check_system(subject: Subject) -> Iterator[Row]:
 
 
 def check_ports(subject: Subject) -> Iterator[Row]:
-    """Look at the ports of the servers."""
     inference = getattr(subject.config, "inference", None)
     if subject.config is not None and inference is None:  # SFT has no server
         return
@@ -302,7 +293,6 @@ def check_ports(subject: Subject) -> Iterator[Row]:
 
 
 def check_sandbox(subject: Subject) -> Iterator[Row]:
-    """Make a sandbox once."""
     from hone.errors import UserError
     from hone.extensions.sandbox.sandbox import Sandbox
 
@@ -320,7 +310,6 @@ def check_sandbox(subject: Subject) -> Iterator[Row]:
 
 
 def check_hub(subject: Subject) -> Iterator[Row]:
-    """Look at whether the Hugging Face hub answers."""
     url = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         yield "access", "ok", "HF_HUB_OFFLINE is set: only what is in the cache can be used", "unset HF_HUB_OFFLINE"
@@ -340,7 +329,6 @@ def check_hub(subject: Subject) -> Iterator[Row]:
 
 
 def check_wandb(subject: Subject) -> Iterator[Row]:
-    """Look at whether a run that asks for W&B would be logged in."""
     wanted = getattr(subject.config, "wandb", None)
     mode = (wanted and wanted.mode) or os.environ.get("WANDB_MODE", "online")
     netrc = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
@@ -409,4 +397,3 @@ CHECKS: dict[str, Callable[[Subject], Iterator[Row]]] = {
         *(check_system, check_ports, check_sandbox, check_hub, check_wandb, check_run),
     )
 }
-"""By area."""

@@ -56,7 +56,6 @@ class Times:
 
     @property
     def total(self) -> float:
-        """Seconds of the whole run."""
         return self.start + self.steps * self.step + self.evaluations * self.evaluate + self.save
 
     @property
@@ -64,7 +63,6 @@ class Times:
         return None if self.usd_per_hour is None else self.total / 3600 * self.usd_per_hour
 
     def record(self) -> dict[str, float | None]:
-        """Return the seconds and dollars as JSON."""
         return asdict(self) | {"step": self.step, "total": self.total, "usd": self.usd}
 
 

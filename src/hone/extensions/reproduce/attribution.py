@@ -179,7 +179,6 @@ class Verdict:
     after: Window
 
     def record(self) -> dict[str, Any]:
-        """Return the verdict as JSON-ready values."""
         change, ends = change_between(self.before, self.after), {"from": asdict(self.before), "to": asdict(self.after)}
         change = {"recorded": change.total} | asdict(change)
         return {"cause": self.cause, "sentence": self.sentence, "change": change} | ends

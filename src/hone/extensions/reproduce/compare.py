@@ -74,7 +74,6 @@ class Difference:
         return f"step {self.step}, {self.quantity}: {self.what} is {values}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the difference as JSON-ready values."""
         return vars(self) | {"first": _short(self.first), "second": _short(self.second)}
 
 
@@ -189,6 +188,5 @@ def _is_nan(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    """Format a value, short enough for a sentence."""
     text = NOTHING if value is None else value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"

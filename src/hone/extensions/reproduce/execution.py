@@ -145,7 +145,6 @@ class Rebuilt:
         return max((loadable for loadable in self.loadable if loadable <= version), default=None)
 
     def name(self, version: int) -> str:
-        """Say where a loadable version comes from."""
         return f"checkpoint step_{version}" if version in self.intact else "the initial model"
 
     def approach(self, version: int) -> None:
@@ -288,8 +287,6 @@ class RebuiltRL(Rebuilt):
 
 
 class RebuiltSFT(Rebuilt):
-    """An SFT run. Its steps are a function of the data."""
-
     def build(self, model: Decoder, replay_only: bool) -> None:
         with needed_here("data"):
             self.data = load_data(self.config, self.renderer, model)

@@ -65,7 +65,6 @@ class Checked:
         self.damages.append(Damage(file, problem))
 
     def is_damaged(self, file: str) -> bool:
-        """Return True if this file, or one in this folder, is damaged."""
         return any(damage.file == file or damage.file.startswith(f"{file}/") for damage in self.damages)
 
 

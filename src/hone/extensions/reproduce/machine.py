@@ -25,7 +25,6 @@ SOURCES = {
 
 
 def this_machine() -> dict[str, Any]:
-    """Return numerics and versions of this hone, hardware, threads and variables of this process."""
     here = {"numerics": provenance.NUMERICS, "versions": provenance.versions(), "hardware": provenance.hardware()}
     return here | {"threads": provenance.threads(), "variables": provenance.variables()}
 

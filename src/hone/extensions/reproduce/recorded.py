@@ -47,7 +47,6 @@ class RecordedPolicy:
         return turns
 
     def _turn(self, request: Request, rollout: Rollout, stops: Sequence[str]) -> tuple[Completion, list[int]]:
-        """Return the completion that was recorded for the request, and the versions of its tokens."""
         recorded = rollout.first
         indices = np.flatnonzero(recorded.sampled_mask)
         turns = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)

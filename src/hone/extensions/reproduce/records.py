@@ -30,7 +30,6 @@ class Records:
 
     @cached_property
     def hashes(self) -> dict[int, dict[str, Any]]:
-        """The lines of hashes.jsonl by step."""
         return {line["step"]: line for line in self.run.hashes()}
 
     @cached_property
@@ -48,12 +47,10 @@ class Records:
         return [step for step in sorted(self.metrics) if self.is_update(step)]
 
     def is_update(self, step: int) -> bool:
-        """Return True if an update of this step is recorded."""
         return "lr" in self.metrics.get(step, {})
 
     @cached_property
     def evaluations(self) -> frozenset[int]:
-        """Versions whose evaluation samples exist."""
         return frozenset(self.run.evals())
 
     @cached_property
@@ -64,7 +61,6 @@ class Records:
         return last if not began and self.was_evaluated(last) else None
 
     def was_evaluated(self, version: int) -> bool:
-        """Return True if an evaluation of this version is recorded, before its step or at the end."""
         metrics = self.metrics.get(version, {})
         return version in self.evaluations or any(name.startswith(EVALUATIONS) for name in metrics)
 
@@ -97,12 +93,10 @@ def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def example_of(row: Row) -> Example:
-    """Return the example of a recorded completion."""
     return Example(json.loads(row["prompt"]), row["answer"] or "", json.loads(row["info"] or "{}"), row["example_id"])
 
 
 def messages_of(row: Row) -> list[Message]:
-    """Return the conversation of a recorded completion."""
     several_turns = row.get("completion") is not None
     turns = json.loads(row["completion"]) if several_turns else [{"role": "assistant", "content": row["text"]}]
     return [*json.loads(row["prompt"]), *turns]

@@ -30,7 +30,6 @@ COLUMNS = (
     *("sample_id", "example_id", "sampled_mask", "reward", "components", "weights", "outcome", "detail"),
     *("stop_reason", "prompt", "text", "answer", "info", "completion", "env", "draw"),
 )
-"""Columns that are read of a run's rollouts."""
 SHOWN = 3
 """Completions about which two graders disagree that are kept of each step."""
 CHECKED = 256
@@ -142,7 +141,6 @@ class Regraded:
         self.disagreements += sort_by_typical_length(disagreeing)[:SHOWN]
 
     def check(self, pairs: Sequence[Pair]) -> None:
-        """Count what the run's own task graded again."""
         self.checked += len(pairs)
         self.same += sum(pair.same for pair in pairs)
         self.first_other = self.first_other or next((pair for pair in pairs if not pair.same), None)
@@ -226,7 +224,6 @@ def read_step(run: Run, step: int, task: str = "", ids: bool = False) -> list[Re
 
 
 def sort_by_typical_length(pairs: Sequence[Pair]) -> list[Pair]:
-    """Sort pairs by how near their completion's length is to the median, the nearest first."""
     median = float(np.median([len(pair.recorded.text) for pair in pairs])) if pairs else 0.0
     return sorted(pairs, key=lambda pair: abs(len(pair.recorded.text) - median))
 

@@ -31,7 +31,6 @@ from hone.runs.writer import RunWriter
 from hone.types import Score
 
 REGRADED = "regraded"
-"""The alarm that it raises."""
 EVERY = 10
 """Steps from one check to the next. A check that takes longer takes the place of the next one."""
 COMPLETIONS, FEW = 8, 2
@@ -63,7 +62,6 @@ class Checked:
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer | None:
-    """Return the observer that checks rewards, for RL."""
     return RewardCheck() if isinstance(config, RLConfig) else None
 
 
@@ -154,7 +152,6 @@ class RewardCheck(Observer):
             self._close()
 
     def _check(self, name: str, step: int) -> Checked:
-        """Grade completions of a task again."""
         compared, differing = 0, list[Pair]()
         try:
             for recorded in self._drawn(name, step):
@@ -169,7 +166,6 @@ class RewardCheck(Observer):
         return Checked(name, compared, differing)
 
     def _drawn(self, name: str, step: int) -> list[list[Recorded]]:
-        """Return the recorded completions to grade again, of each step."""
         run, rubric = Run(self._run.folder), self._graders[name].env.rubric
         generator = rng.stream(self._seed, "regraded", step, name)
         if not (steps := [one for one in run.rollout_steps() if one <= step]):
@@ -186,7 +182,6 @@ class RewardCheck(Observer):
         return drawn
 
     def _take(self) -> None:
-        """Record the checks that are done."""
         while not self._found.empty():
             found = self._found.get()
             if found.problem:

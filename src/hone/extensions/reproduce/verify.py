@@ -63,14 +63,12 @@ class StepCheck:
     damage: Damage | None = None
 
     def sentence(self) -> str:
-        """Say how the step came out."""
         if self.difference is None:
             return "equal"
         how = "executed again" if self.fingerprint else "replayed from the recorded rollouts"
         return f"{how}, {self.difference.sentence('the run', 'the re-execution')}"
 
     def record(self) -> dict[str, Any]:
-        """Return the check as JSON-ready values."""
         record: dict[str, Any] = {"step": self.step, "from": self.start, "replayed": self.replayed}
         record |= {"equal": self.difference is None, "weights": self.fingerprint}
         if self.difference is not None:
@@ -101,7 +99,6 @@ class Verification:
 
     @property
     def difference(self) -> StepCheck | None:
-        """The step that came out otherwise."""
         return next((check for check in (*self.steps, self.evaluation) if check and check.difference), None)
 
     def write_certificate(self, run: Run, machine: Mapping[str, Any]) -> Path:

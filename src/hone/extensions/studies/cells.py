@@ -146,7 +146,6 @@ def runs_of(stage: Stage | None) -> Iterator[Stage]:
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of the leaves of nested tables."""
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")

@@ -39,7 +39,6 @@ class Table:
 
 
 def write_report(results: Results) -> None:
-    """Write the report's files into the study's folder."""
     folder = results.study.output_dir
     title = one_line(folder.name)
     tables, drawn = list(tables_of(results)), figures(results)
@@ -165,8 +164,6 @@ def _format_rows(results: Results) -> Iterator[list[str]]:
 
 
 def markdown(title: str, results: Results, tables: list[Table], drawn: list[str]) -> str:
-    """Return study.md."""
-
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
@@ -179,7 +176,6 @@ def markdown(title: str, results: Results, tables: list[Table], drawn: list[str]
 
 
 def needs_matplotlib() -> None:
-    """Raise UserError if figures can't be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -47,7 +47,6 @@ class SeedResult:
 
     @property
     def mean(self) -> float:
-        """Mean over the examples."""
         return mean(self.values.values())
 
 
@@ -158,7 +157,6 @@ def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) ->
 
 
 def _costs(folder: Path, stage: Stage) -> dict[str, float]:
-    """Return how many examples and tokens a run took: demonstrations of SFT, prompts of RL."""
     lines = Run(folder).metric_lines()
 
     def known(name: str) -> list[float]:
@@ -171,7 +169,6 @@ def _costs(folder: Path, stage: Stage) -> dict[str, float]:
 
 
 def _curve(folder: Path, stage: Stage) -> list[float]:
-    """Return the training curve: the reward of RL, the loss of SFT."""
     name = "loss" if stage.kind == "sft" else "reward/mean"
     return [float(line[name]) for line in Run(folder).metric_lines() if line.get(name) is not None]
 

@@ -89,11 +89,9 @@ class Tasks(dict[str, Task]):
                 self.setdefault(evaluation.id, evaluation)
 
     def folder(self, stage: Stage) -> Path:
-        """Return where a stage runs."""
         return self._study.output_dir / "runs" / stage.id
 
     def evaluation(self, cell: Cell, stage: Stage) -> Task:
-        """Return the task that evaluates what a cell's stage has made."""
         title, config = f"eval of {cell.name}, seed {stage.seed}", self._evaluation
         config = changed(config, {"env_args": config.env_args | cell.eval_args})
         name = f"{stage.id}-{hashlib.sha256(to_toml(config).encode()).hexdigest()[:8]}"
@@ -101,7 +99,6 @@ class Tasks(dict[str, Task]):
 
 
 def _evaluation(study: StudyConfig, cells: list[Cell]) -> EvalConfig:
-    """Return the evaluation that all cells have, but for the model."""
     env, one = task_of(study, cells), study.eval
     configs = [stage.config for cell in cells for stage in cell.stages]
     limits = [config.orchestrator.sampling.max_tokens for config in configs if isinstance(config, RLConfig)]
@@ -254,7 +251,6 @@ def _processor() -> float:
 
 
 def weights(folder: Path) -> Path | None:
-    """Return the last weights of a run; None if it has none."""
     found = Run(folder).weights()
     return found[max(found)] if found else None
 

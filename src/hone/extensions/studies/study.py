@@ -79,7 +79,6 @@ class Study:
 
     @property
     def page(self) -> Path:
-        """The page to look at."""
         return self.folder / PAGE
 
     def __str__(self) -> str:

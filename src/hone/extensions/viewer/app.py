@@ -38,7 +38,6 @@ PAGES: dict[str, Callable[..., str]] = {
 
 
 def create_app(site: Site) -> FastAPI:
-    """Make the application that serves the pages of `site`."""
     app = FastAPI(title="hone view", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
     app.middleware("http")(_secure)

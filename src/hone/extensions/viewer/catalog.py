@@ -39,7 +39,6 @@ class Entry:
 
     @property
     def state(self) -> Summary:
-        """The summary of a run that can be read."""
         assert self.summary is not None
         return self.summary
 

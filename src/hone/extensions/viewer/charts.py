@@ -78,7 +78,6 @@ class Chart:
     needs: str = ""
 
     def metrics(self) -> Iterator[str]:
-        """Give the names of all that it draws."""
         for line in self.lines:
             yield from filter(None, (line.metric, line.low, line.high))
         yield from filter(None, (self.whole,))
@@ -128,7 +127,6 @@ CHARTS = (
     Chart("speed", "Speed", (Line("tokens/s", "tokens/s", "s2"),), opens=False, kinds="rl sft"),
     Chart("idle", "Idle", (Line("idle/*", "{}"),), opens=False, kinds="rl sft"),
 )  # fmt: skip
-"""In the order of the page."""
 
 
 def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:

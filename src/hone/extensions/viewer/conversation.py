@@ -51,22 +51,18 @@ def messages_of(text: str | None) -> list[Message]:
 
 
 def is_messages(value: Any) -> bool:
-    """Return True if a value can be shown as messages."""
     return isinstance(value, list) and all(isinstance(message, dict) for message in value)
 
 
 def turns_of_row(row: dict[str, Any]) -> list[Turn]:
-    """Return the turns of a row's completion: one of the assistant, or those of several turns."""
     return turns(messages_of(row.get("completion")) or [{"role": "assistant", "content": row.get("text") or ""}])
 
 
 def asks(messages: list[Message]) -> str:
-    """Return what a prompt asks: its last message."""
     return text_of(messages[-1]) if messages else ""
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message, of its parts if it has several."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text", part) if isinstance(part, dict) else part for part in content]

@@ -71,7 +71,6 @@ def curves(site: Site, query: QueryParams) -> str:
 
 
 def _usual(names: list[str]) -> list[str]:
-    """Return the metrics that are drawn if none are named."""
     held_out = [f"eval/{env}/reward/mean" for env in environments(names)]
     first, *others = [metric.name for metric in METRICS if metric.curve]
     return [name for name in (first, *held_out, *others) if name in names][: 1 + len(held_out)]

@@ -105,7 +105,6 @@ def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = 
 
 
 def _page(query: QueryParams, found: list[Any]) -> dict[str, Any]:
-    """Return what a template needs of a list of which it shows a page."""
     page = max(1, whole("page", query.get("page") or "1"))
     shown = found[(page - 1) * PAGE : page * PAGE]
     facts = {"query": query, "rows": shown, "page": page, "pages": math.ceil(len(found) / PAGE)}
@@ -187,13 +186,11 @@ def _change(before: Row, after: Row) -> str:
 
 
 def _check_evaluation(entry: Entry) -> None:
-    """Raise NotFound for what is no run of `hone eval`."""
     if not entry.is_evaluation:
         raise NotFound(f"{entry.name} is no evaluation: choose a run of `hone eval`, or a version that was evaluated")
 
 
 def _check_version(entry: Entry, version: int, versions: list[int]) -> None:
-    """Raise NotFound if the run has no samples of the evaluation of a version."""
     if not versions:
         raise NotFound(f"{entry.name} has no samples of versions: an RL run has them with `orchestrator.eval`")
     if version not in versions:

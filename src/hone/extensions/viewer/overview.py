@@ -40,7 +40,6 @@ _CHANGES = {
 
 
 def run(site: Site, query: QueryParams, slug: str) -> str:
-    """Show a run's overview."""
     entry = site.catalog.entry(slug)
     state, run = entry.state, entry.state.files
     events, links = run.events(), Links(f"run/{slug}/")

@@ -86,11 +86,9 @@ class Query:
 
     @property
     def filtered(self) -> bool:
-        """Return True if there is a filter beside the words."""
         return replace(self, q="", sort="newest", page=1) != Query()
 
     def patterns(self) -> list[str]:
-        """Return the regular expressions that all must match, of the words, phrases and expressions in `q`."""
         return [found[2] or escape(found[1] or found[3]) for found in _TERM.finditer(clean(self.q))]
 
     def where(self) -> tuple[str, dict[str, Any]]:
@@ -103,20 +101,17 @@ class Query:
         return " AND ".join(parts) or "true", patterns | values
 
     def passes(self, row: Mapping[str, Any]) -> bool:
-        """Return True for a completion of a step that passes its filters."""
         kinds = kinds_of(row)
         return all(getattr(self, name) in ("", kinds[name]) for name in FILTERS)
 
 
 def kinds_of(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a completion is by each filter of a step."""
     advantage = row["advantage"] or 0
     sign = "zero" if not advantage else "positive" if advantage > 0 else "negative"
     return {"outcome": row["outcome"], "advantage": sign, "stop": row["stop_reason"], "state": row["state"]}
 
 
 def escape(text: str) -> str:
-    """Return the regular expression that finds this text."""
     return _SPECIAL.sub(r"\\\1", clean(text))
 
 

@@ -30,7 +30,6 @@ COLUMNS = {
     "usd": "USD",
     "started": "started",
 }
-"""Columns of the table by key, with their heads."""
 EVALUATIONS = {name: COLUMNS[name] for name in ("name", "status", "held_out", "correct", "time", "usd", "started")}
 EVALUATIONS |= {"name": "evaluation", "held_out": "reward"}
 """The same of a table of runs of `hone eval`."""
@@ -153,7 +152,6 @@ def _row(entry: Entry, settings: Iterable[str]) -> Row:
 
 
 def _held_out(run: Summary) -> Cell:
-    """Return the first and the last evaluation, with the last one's 95 % interval."""
     first, last = run.progress.first_evals, run.progress.evals
     for name in ("val/loss", *(f"eval/{env}/reward/mean" for env in environments(list(last)))):
         if (value := last.get(name)) is None:
@@ -167,7 +165,6 @@ def _held_out(run: Summary) -> Cell:
 
 
 def _correct(run: Summary) -> Cell:
-    """Return the share of the held-out completions that are correct; without any, of the last step's."""
     last = run.progress.evals
     for env in environments(list(last)):
         if (value := last.get(f"eval/{env}/correct")) is not None:

@@ -58,7 +58,6 @@ def _filter(query: QueryParams) -> Query:
 
 
 def step(site: Site, query: QueryParams, slug: str, step: str) -> str:
-    """Show the completions of a step, group by group."""
     entry, store, number, steps = _open(site, slug, step)
     asked = _filter(query)
     rows = store.rows(number)
@@ -104,7 +103,6 @@ def _groups(rows: list[Row], shown: list[Row], page: int) -> tuple[list[Group], 
 
 
 def _moments(rows: list[Row]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation of the rewards that are there."""
     there = [row["reward"] for row in rows if row["reward"] is not None]
     return (float(np.mean(there)), float(np.std(there))) if there else (None, None)
 
@@ -165,7 +163,6 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
 
 
 def _further_trajectories(one: Row) -> list[dict[str, Any]]:
-    """Return the further trajectories of a sample that a program made: other conversations that it had."""
     try:
         found = parse_json(one.get("branches") or "[]")
     except ValueError:
@@ -189,13 +186,11 @@ def _row_of_trajectory(one: Row, branch: dict[str, Any], number: int) -> Row:
 
 
 def _versions(one: Row) -> list[tuple[int, int]]:
-    """Return the policy versions that sampled its tokens, with how many each."""
     sampled = zip(one.get("versions") or (), one.get("sampled_mask") or (), strict=False)
     return sorted(Counter(version for version, is_sampled in sampled if is_sampled).items())
 
 
 def _pretty(text: str | None) -> str:
-    """Return JSON with indents; what isn't JSON as it is."""
     try:
         value = parse_json(text or "null")
     except ValueError:

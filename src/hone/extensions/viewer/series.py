@@ -39,7 +39,6 @@ class Series:
 
     @property
     def names(self) -> list[str]:
-        """The metrics that have a number somewhere."""
         return list(self._columns)
 
     def column(self, name: str) -> np.ndarray:
@@ -48,13 +47,11 @@ class Series:
         return np.full(len(self.steps), math.nan) if found is None else found
 
     def points(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (steps, values) where the metric has a value."""
         values = self.column(name)
         there = ~np.isnan(values)
         return self.steps[there], values[there]
 
     def latest(self, name: str) -> float | None:
-        """Return the last value of a metric; None if it has none."""
         _, values = self.points(name)
         return float(values[-1]) if len(values) else None
 

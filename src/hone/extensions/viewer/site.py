@@ -54,8 +54,6 @@ class Links:
 
 
 class Site:
-    """All pages of the runs of a catalog."""
-
     def __init__(self, catalog: Catalog):
         self.catalog = catalog
 
@@ -69,7 +67,6 @@ class Site:
     def run_page(
         self, template: str, entry: Entry, path: str, title: str, step: int | None = None, **values: Any
     ) -> str:
-        """Render a page of a run, with its tabs."""
         run = entry.state.files
         frame = {"entry": entry, "slug": entry.slug, "steps": run.rollout_steps(), "evals": run.evals(), "at": step}
         frame["current"] = _TABS[path.split("/")[0]]

@@ -227,7 +227,6 @@ def _rows(table: pyarrow.Table) -> list[Row]:
 
 
 def _count_true(mask: pyarrow.ChunkedArray) -> list[int]:
-    """Count how many are True in each list."""
     lists: Any = mask.combine_chunks()
     true = lists.flatten().to_numpy(zero_copy_only=False).astype(bool)
     return np.bincount(lists.value_parent_indices().to_numpy()[true], minlength=len(mask)).tolist()

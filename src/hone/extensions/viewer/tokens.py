@@ -83,12 +83,10 @@ class Tokens:
     prompt: str = ""
 
     def turns(self) -> list[range]:
-        """Return the runs of pieces that the policy sampled, in order."""
         edges = np.flatnonzero(np.diff(np.concatenate([[0], self.sampled.astype(np.int8), [0]])))
         return [range(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
     def painted(self, which: Sequence[int], color: str) -> Markup:
-        """Return pieces as HTML, coloured by a quantity, or by none."""
         plain = [""] * len(self.pieces)
         classes = QUANTITIES[color].classes(self.values[color]) if color in QUANTITIES else plain
         classes = [
@@ -104,7 +102,6 @@ class Tokens:
         return Markup("".join(parts))
 
     def _describe(self, i: int) -> str:
-        """Say all that is known of a piece."""
         piece = self.pieces[i]
         ids = " + ".join(map(str, self.ids[piece.start : piece.start + piece.count].tolist()))
         where = f"id {ids}, place {self.first + piece.start}"
@@ -186,7 +183,6 @@ class Text:
 
 
 Block = tuple[conversation.Turn, Text]
-"""A message of the conversation with its text."""
 
 
 def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[list[Block], str]:
@@ -207,7 +203,6 @@ def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[lis
 
 
 def _coloured(tokens: Tokens, which: range, limit: int, color: str) -> Text:
-    """Return the text of the pieces `which`, folded to `limit` characters."""
     upto = np.cumsum([len(_visible(tokens.pieces[i].text)) for i in which])
     total = int(upto[-1]) if len(which) else 0
     if total <= limit:
@@ -223,7 +218,6 @@ _visible = lru_cache(maxsize=50_000)(visible)
 
 
 def plain(text: str, limit: int = FOLD) -> Text:
-    """Return a text without tokens, folded to `limit` characters."""
     if len(text) <= limit:
         return Text(visible(text))
     head = int(limit * _HEAD)

@@ -62,7 +62,6 @@ def _load(path: Path, changed: int) -> Vocabulary:
 
 
 def load(path: Path) -> Vocabulary:
-    """Return the vocabulary of a tokenizer.json; the last two are kept."""
     return _load(path, path.stat().st_mtime_ns)
 
 

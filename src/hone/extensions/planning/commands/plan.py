@@ -75,7 +75,6 @@ def _refused(settings: RLConfig | SFTConfig, facts: Facts) -> str:
 
 
 def _flags_to_leave_out(config: PlanConfig) -> str:
-    """Return which of the flags that were given the run does not have."""
     given = config.own & config.model_fields_set
     own = [flag((name,)) for name in type(config).model_fields if name in given]
     return f", without {', '.join(own)}" if own else ""

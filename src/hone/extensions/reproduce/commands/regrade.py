@@ -87,8 +87,6 @@ class Graders:
 
 @dataclass(frozen=True)
 class Regrading:
-    """A run, the graders, and what came out."""
-
     run: Run
     steps: list[int]
     graders: Graders
@@ -97,7 +95,6 @@ class Regrading:
     verdict: Verdict
 
     def record(self) -> dict[str, Any]:
-        """Return the result as JSON-ready values."""
         regraded, info = self.regraded, self.run.info
         return {
             "run": str(self.run.path),
@@ -119,7 +116,6 @@ class Regrading:
         }
 
     def print_report(self) -> None:
-        """Print what was graded, the windows, the verdict, and completions about which the graders disagree."""
         run, regraded, steps, graders = self.run, self.regraded, self.steps, self.graders
         extent = f"{len(regraded.points):,} of {len(steps):,} steps, {steps[0]} to {steps[-1]}"
         if regraded.failed_old or regraded.failed_new:

@@ -34,7 +34,6 @@ def run(config: ReplayConfig) -> int:
 
 
 def replay_run(recorded: Run, config: ReplayConfig) -> int:
-    """Replay an opened run, as `run` does."""
     folder = config.output_dir
     path, kind, quoted = recorded.path, recorded.info["kind"], shlex.quote(str(recorded.path))
     if kind != "rl":
@@ -92,7 +91,6 @@ def span(recorded: Run, rebuilt: Rebuilt) -> tuple[int, int]:
 
 
 def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
-    """Print how it came out; return the exit code."""
     limit = rebuilt.limit
     if result.same and limit:
         ranks = f"the run was trained on {most_ranks(recorded.info)} ranks, this is one process"

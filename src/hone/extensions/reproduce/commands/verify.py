@@ -42,7 +42,6 @@ def run(config: VerifyConfig) -> int:
 
 
 def verify(recorded: Run, config: VerifyConfig) -> int:
-    """Verify an opened run, as `run` does."""
     info, here, precision = recorded.info, machine.this_machine, read_precision(recorded)
     print_labelled("run", f"{recorded.path}: hone {info['kind']}, {status_of(info, None)}, {info['id']}")
     status = Status()

@@ -68,7 +68,6 @@ class Card:
 
     @property
     def title(self) -> str:
-        """What the card is of: `RL on reverse-text: outputs`."""
         run = self.run
         what = {"rl": "RL", "sft": "SFT", "eval": "Evaluation"}.get(run.kind, run.kind)
         return f"{what}{f' on {run.task}' if run.task else ''}: {run.path.resolve().name}"
@@ -118,7 +117,6 @@ def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
 
 
 def _measure(card: Card, run: Run, read: Read | None) -> None:
-    """Fill in what the recorded evaluations say."""
     versions: list[int | None] = [*run.evals()]
     if card.run.kind == "eval":
         versions = [None] if (run.path / view.RESULTS).is_file() else []

@@ -55,7 +55,6 @@ def refuse_others(folder: Path, card: Card) -> None:
 
 
 def to_json(card: Card) -> str:
-    """Return the card's numbers and sentences as JSON."""
     run, found = card.run, {name: asdict(one) for name, one in {**card.measures, **card.lenient}.items()}
     about = {name: run.info.get(name) for name in ("id", "kind", "seed", "exact", "inexact", "sources", "git")}
     facts = {
@@ -92,12 +91,10 @@ def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
 
 
 def _digests(path: Path, evaluated: Sequence[Evaluated]) -> dict[str, str]:
-    """Return the SHA-256 of the samples of each evaluation, by its key."""
     return {one.key: sha256(path / (RESULTS if one.step is None else evals_file(one.step))) for one in evaluated}
 
 
 def body(card: Card) -> Markup:
-    """Return the card, without a title, in the classes of hone.css."""
     rows = {
         "measured": measure_rows(card.measures, card.compared),
         "lenient": measure_rows(card.lenient, card.compared),

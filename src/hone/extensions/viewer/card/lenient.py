@@ -191,7 +191,6 @@ _WORD = re.compile(r"[^\W\d_]+")
 _LETTER = re.compile(r"(?<![^\W_])\(?[a-z]\)?(?![^\W_])")
 _CAPITAL = re.compile(r"(?<![^\W_])\(?[A-HJ-Z]\)?(?![^\W_])")
 _PARTED = re.compile(r"(?<!\d)\d++(?:[-/.:–]\d++)+")
-"""A date or a time."""
 _QUOTED = re.compile(r"""\s*(?:\*\*|["“'‘`])(.+?)(?:\*\*|["”'’`])[.!]?\s*""", re.DOTALL)
 _MATH = re.compile(r"\$([^$\n]+)\$|\\\(((?:(?!\\[()]).)+)\\\)")
 
@@ -242,7 +241,6 @@ def _tagged(text: str) -> str | None:
 
 
 def _answers(place: str, kind: Kind, pattern: re.Pattern[str]) -> list[str]:
-    """Return the answers of this kind in a text, in order."""
     if kind in _TEXTS and (quoted := _QUOTED.fullmatch(place)):
         return [quoted[1]]
     place = re.sub(r"</?[A-Za-z]\w*>?", " ", place).replace("**", "").strip()

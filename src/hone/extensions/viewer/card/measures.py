@@ -41,7 +41,6 @@ class Evaluated:
 
     @property
     def key(self) -> str:
-        """Its name in a record."""
         return "results" if self.step is None else str(self.step)
 
     @cached_property
@@ -55,7 +54,6 @@ class Evaluated:
 
     @property
     def counts(self) -> dict[int, int]:
-        """The number of graded completions of each example."""
         return {example: len(rows) for example, rows in self.by_example.items()}
 
     @cached_property
@@ -231,7 +229,6 @@ def _mean_level(values_E: np.ndarray) -> Level:
 
 
 def is_correct(row: Row) -> bool:
-    """Return True if the task called this completion correct."""
     return row["outcome"] == Outcome.CORRECT
 
 

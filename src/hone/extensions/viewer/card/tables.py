@@ -19,7 +19,6 @@ Facts = Mapping[str, str | list[str]]
 
 
 def tables(run: Summary, events: list[dict[str, Any]]) -> dict[str, Facts]:
-    """Return the facts of a run by the title of their table."""
     found: dict[str, Facts] = {"What was run": _about(run), "What it took": _costs(run)}
     if run.kind != "eval":
         found["What was checked"] = _checks(run, events)
@@ -75,7 +74,6 @@ def _checks(run: Summary, events: list[dict[str, Any]]) -> Facts:
 
 
 def _digests(run: Summary) -> Facts:
-    """Return the hashes that an equal run has, too."""
     facts: dict[str, str | list[str]] = {}
     if run.kind != "eval":
         for line in run.files.hashes()[-1:]:
