@@ -31,7 +31,7 @@ def run(config: AuditConfig) -> int:
     if config.html is not None:
         check_target(config.html, "--html")
     status = Status(sys.stderr)
-    # What a task prints when it is imported is no part of the report.
+    # The output of a task that is imported is no part of the report.
     with redirect_stdout(sys.stderr):
         try:
             if (template := config.template) is None:

@@ -3,9 +3,7 @@
     report = audit_environment(load_environment("gsm8k"))
     report.verdict, report.names()  # fail, {"growth"}
 
-Checks go from the reference over its restylings and the exploits to what follows from all of them: the inversion table,
-the signal. The fast part, which `rl` runs before step 0, leaves out what may hang or be executed, what needs fresh
-processes, and the model.
+The fast part, which `rl` runs before step 0, leaves out what may hang or be executed, fresh processes, and the model.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from hone.extensions.audit.reward import check_exploits, check_reference, check_
 from hone.extensions.audit.statistics import check_signal
 
 FAST_REFERENCES, FAST_EXAMPLES = 32, 4
-"""Examples whose reference is tried before training, and those that are tried with other texts too."""
+"""Number of examples for the reference before training, and for all other texts."""
 BACKSTOP = 3.0
 """Wall time of grading a text may be this many times its processor time: then a grader that sleeps is ended."""
 _NOT_TRIED = "what may hang a grader, or be executed by one, was not tried"
@@ -42,7 +40,7 @@ _EXPLAINS = {
         "inversion", "range", "no-signal",
     },
 }  # fmt: skip
-"""Findings that follow from another one: they are left out beside it, unless it is meant so."""
+"""Findings that follow from another one, and are left out beside it unless that one is allowed."""
 
 
 def audit_environment(
@@ -121,7 +119,7 @@ def _further_checks(
     count_tokens: Callable[[str], int] | None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> list[Check]:
-    """Make the checks after that of the references; none if no reference got a reward."""
+    """Make the remaining checks; return none if grading failed at every reference."""
     env, references = prober.env, prober.references
     if references and all(probe.failed for probe in references):
         return []
@@ -167,15 +165,12 @@ def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report
 
 
 def _keys(finding: Finding) -> list[str]:
-    """Return what each text of a finding is allowed by."""
+    """Return the key of `allows` for each text of a finding."""
     return [f"{finding.name}:{what}".replace("_", "-") for what in finding.what]
 
 
 def allowing(report: Report, allows: Mapping[str, str]) -> Report:
-    """Return the report with the findings that are meant so, by their names, as notes that say why.
-
-    Of a finding some of whose texts are allowed, the others are left.
-    """
+    """Turn allowed findings into notes with the reason; if only some texts of a finding are allowed, drop those."""
     # The command line turns dashes into underscores.
     allowed = {name.replace("_", "-"): reason for name, reason in allows.items()}
 

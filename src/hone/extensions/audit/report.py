@@ -62,7 +62,7 @@ class Evidence:
 class Finding:
     """One thing that an audit found.
 
-    `name` is stable (docs/rewards.md lists those that fail). `what` names the texts that showed it, such as restylings;
+    `name` is stable (docs/rewards.md lists the failures). `what` names the texts that showed it, such as restylings;
     each can be allowed by `NAME` or `NAME:WHAT`. `title` is one sentence with numbers; `remedy` says what to change.
     """
 
