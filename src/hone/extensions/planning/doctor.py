@@ -1,8 +1,8 @@
 """`hone doctor`: looks at the machine for what breaks or slows runs, and names the command that fixes it.
 
-A check yields (name, status, text, fix): what was looked at, `ok`, `warning` or `error`, how it is, and the command
-that fixes it, "" without one. This module needs the standard library only, for packages may be missing; they are
-imported in processes of their own, for a broken one may crash or hang.
+A check yields (name, status, text, fix): the status is `ok`, `warning` or `error`, and the fix a command, or "". This
+module needs the standard library only, as packages may be missing. They are imported in separate processes, as a broken
+one may crash or hang.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ if TYPE_CHECKING:
     from hone.config.rl import RLConfig
     from hone.config.sft import SFTConfig
 
-OLDEST = (3, 11)
-"""Version of Python."""
+OLDEST = (3, 11)  # version of Python
 SECONDS, NETWORK_SECONDS = 40.0, 5.0
-"""The most that an import may take (torch from a slow disk, say), and a question to another machine."""
+"""Time limits of an import (torch from a slow disk, say), and of a request to another machine."""
 CHECKOUT = Path(hone.__file__).resolve().parents[2]
 IMPORTED = ("numpy", "pyarrow", "tokenizers", "safetensors", "transformers", "datasets", "scipy", "pydantic", "rich")
-"""Packages with parts that are compiled, which break when versions are mixed; torch has a check of its own."""
+"""Packages with compiled parts, which break when versions are mixed; torch has a separate check."""
 TORCH = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -67,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at: the machine and, if there is one, the run of `config`; `offline` asks no other machine."""
+    """The machine and the run of `config`, if any. `offline`: no other machine is asked."""
 
     offline: bool = False
     config: RLConfig | SFTConfig | None = None
@@ -87,7 +86,7 @@ def diagnose(subject: Subject, areas: Iterable[str] = ()) -> list[Finding]:
 
 
 def verdict(findings: Iterable[Finding], following: str) -> str:
-    """Return the last line: how many errors and warnings, and what to do now."""
+    """Return the last line: numbers of errors and warnings, and the next command."""
     findings = list(findings)
     counts = {status: sum(f.status == status for f in findings) for status in ("error", "warning")}
     words = [f"{n} {status}{'s' if n > 1 else ''}" for status, n in counts.items() if n]
@@ -164,7 +163,7 @@ def installed_version(package: str) -> str | None:
 
 
 def install_command(*packages: str) -> str:
-    """Return what installs these with this Python, within the pinned versions where hone's checkout has them."""
+    """Return the command that installs packages for this Python, with hone's pinned versions if there are any."""
     program = [sys.executable, "-m", "pip", "install"]
     if util.find_spec("pip") is None:
         program = ["uv", "pip", "install", "--python", sys.executable]
@@ -174,7 +173,7 @@ def install_command(*packages: str) -> str:
 
 
 def run_apart(program: str) -> tuple[str, str]:
-    """Run a program in a Python of its own; return what it printed, and what went wrong or ""."""
+    """Run a program in a separate Python; return its output, and the problem or ""."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program]
     try:
@@ -344,7 +343,7 @@ def check_wandb(subject: Subject) -> Iterator[Row]:
 
 
 def check_run(subject: Subject) -> Iterator[Row]:
-    """Look at what the config's run needs: its model, its task or data, room for what it writes. Asks no hub."""
+    """Look for the run's model, task and data, and for room on the disk. Asks no hub."""
     config = subject.config
     if config is None:
         return
