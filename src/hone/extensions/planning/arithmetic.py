@@ -44,7 +44,7 @@ class Steps:
     def of(
         cls, config: RLConfig | SFTConfig, pool: int | None = None, turns: int = 1, tokens: int | None = None
     ) -> Steps:
-        """Count a config's steps, with a pool of prompts of at most `turns` turns, or of examples with `tokens` in all."""
+        """Count a config's steps, for a `pool` of prompts with at most `turns` turns, or of examples with `tokens`."""
         steps, checkpoints = config.max_steps, checkpoints_of(config)
         if isinstance(config, SFTConfig):
             data, val = config.data, config.val

@@ -70,7 +70,7 @@ def run(config: RegradeConfig) -> int:
 
 @dataclass(frozen=True)
 class Graders:
-    """What grades: `new`, and the run's own `task` as `own`; None if it can't be loaded, for `own_missing`."""
+    """The grader `new`, and the run's own `task` as `own`: None if it can't be loaded, with the reason `own_missing`."""
 
     task: TaskConfig
     own: Grader | None
@@ -193,7 +193,7 @@ def regrade_run(config: RegradeConfig) -> Regrading:
 
 
 def load_graders(run: Run, config: RegradeConfig) -> Graders:
-    """Load the run's own task, and what is to grade. Raises UserError if that can't be loaded."""
+    """Load the run's own task, and the grader. Raises UserError if the grader can't be loaded."""
     orch, asked, name = run.config.get("orchestrator", {}), config.env, ""
     recorded, several = orch.get("env", {}), {env["name"]: env for env in orch.get("envs", [])}
     if len(several) > 1:
@@ -257,7 +257,7 @@ def describe(env_id: str, args: dict[str, Any]) -> str:
 
 
 def steps_within(text: str | None, steps: list[int], flag: str) -> list[int]:
-    """Return those of the steps that `A:B` means. Raises UserError if it is none of them."""
+    """Return the steps within `A:B`. Raises UserError if there are none."""
     first, _, last = (text or ":").partition(":")
     inside = [step for step in steps if int(first or 0) <= step and (not last or step < int(last))]
     if not inside:
