@@ -160,7 +160,7 @@ def _answer_to(completion: str | None, turn: int) -> Any:
 def _compare(
     step: int, quantity: str, what: str, first: Mapping, second: Mapping, limit: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield the names with different values, beyond a tolerance if there is a `limit`; `what` is formatted with each."""
+    """Yield names with different values, beyond a tolerance if there is a `limit`; `what` is formatted with each."""
     for name in dict.fromkeys([*first, *second]):
         value, other, times = first.get(name, NOTHING), second.get(name, NOTHING), 0.0
         if value == other or (_is_nan(value) and _is_nan(other)):

@@ -65,12 +65,7 @@ def _config_class(run: Run) -> type[RLConfig] | type[SFTConfig]:
     return classes[kind]
 
 
-def rebuild(
-    run: Run,
-    model_name: str | None,
-    replay_only: bool = False,
-    files_checked: bool = False,
-) -> Rebuilt:
+def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_checked: bool = False) -> Rebuilt:
     """Build what it takes to execute the run's steps again; with `replay_only` without its task.
 
     `model_name` is the initial model, if it has moved. `files_checked`: the caller has checked the checkpoints. Call

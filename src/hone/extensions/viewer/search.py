@@ -1,4 +1,4 @@
-"""The page that looks through all completions of a run."""
+"""The page that searches all completions of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hone.extensions.viewer.site import Site
 from hone.extensions.viewer.store import Hits, Store
 
 _AROUND = 130
-"""Characters before and after what was found."""
+"""Characters before and after a hit."""
 
 
 def search(site: Site, query: QueryParams, slug: str) -> str:

@@ -70,7 +70,7 @@ def run(config: RegradeConfig) -> int:
 
 @dataclass(frozen=True)
 class Graders:
-    """The grader `new`, and the run's own `task` as `own`: None if it can't be loaded, with the reason `own_missing`."""
+    """The grader `new`, and the run's own `task` as `own`: None if it can't be loaded, for `own_missing`."""
 
     task: TaskConfig
     own: Grader | None

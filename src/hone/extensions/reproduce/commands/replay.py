@@ -54,12 +54,7 @@ def replay_run(recorded: Run, config: ReplayConfig) -> int:
     print_labelled("run", f"{path}: {status_of(recorded.info, None)}, {recorded.info['id']}")
     print_labelled("replaying", f"steps {start} to {until - 1} from {rebuilt.name(start)}; no environment, no sampling")
     status, began = Status(), time.monotonic()
-    result = replay(
-        rebuilt,
-        start,
-        until,
-        lambda step: status(f"replaying step {step} of {until - 1}"),
-    )
+    result = replay(rebuilt, start, until, lambda step: status(f"replaying step {step} of {until - 1}"))
     status.clear()
     seconds = time.monotonic() - began
     print_labelled("replayed", f"{result.reached - start} steps in {seconds:.1f} s, to version {result.reached}")

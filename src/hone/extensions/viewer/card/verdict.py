@@ -1,4 +1,4 @@
-"""What a run card says first: what came of the run, and what to be careful about."""
+"""The verdict on a run at the top of its card, and caveats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 INTERVAL = "95 % interval "
 TRUNCATED = 0.1
-"""A larger share of completions that were cut off is worth a word."""
+"""A larger share of truncated completions is a caveat."""
 
 
 def verdict(card: Card) -> list[str]:
@@ -79,7 +79,7 @@ def _level(card: Card) -> Iterator[str]:
 
 
 def _recorded(card: Card) -> Iterator[str]:
-    """Say what metrics.jsonl has of a run whose evaluations left no samples."""
+    """Yield results from metrics.jsonl, for a run without samples of evaluations."""
     name = f"eval/{card.env}/reward/mean" if card.env else "reward/mean"
     known = [line[name] for line in card.lines if line.get(name) is not None]
     if known:

@@ -14,7 +14,7 @@ from hone.serving import listen, serve
 
 HOST = "127.0.0.1"
 GRACE = 1
-"""Seconds that a page under way has when the server is stopped."""
+"""Seconds to finish a page when the server is stopped."""
 
 
 def run(config: ViewConfig) -> int:
