@@ -81,15 +81,7 @@ def audit_environment(
         env.close_workers()
         env.isolated = isolated
         env.limits = limits
-    facts = {
-        "examples": len(prober.subjects),
-        "texts": len(prober.graded),
-        "split": split,
-        "seed": seed,
-        "part": "full",
-    }
-    facts |= {"reference": prober.form} if prober.form else {}
-    return _report(env, checks, facts, allows or {}, began)
+    return _report(prober, checks, {"split": split, "seed": seed, "part": "full"}, allows or {}, began)
 
 
 def audit_before_training(
@@ -106,10 +98,8 @@ def audit_before_training(
     few = prober.distinct[:FAST_EXAMPLES]
     prober = replace(prober, subjects=few, graded=[probe for probe in prober.graded if probe.text.subject in few])
     checks = [reference, *_further_checks(prober, False, max_tokens, count_tokens)]
-    facts = {"examples": len(few), "texts": len(prober.graded), "split": "train", "seed": seed, "part": "fast"}
-    facts["failed"] = sum(probe.failed for probe in prober.graded)
-    facts |= {"reference": prober.form} if prober.form else {}
-    return _report(env, checks, facts, {}, began)
+    facts = {"split": "train", "seed": seed, "part": "fast", "failed": sum(probe.failed for probe in prober.graded)}
+    return _report(prober, checks, facts, {}, began)
 
 
 def _further_checks(
@@ -141,12 +131,14 @@ def _further_checks(
 
 
 def _report(
-    env: Environment, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
+    prober: Prober, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
 ) -> Report:
     """Return the report, without what is allowed or follows from another finding."""
-    report = Report(env.label, tuple(checks), facts)
+    facts = {"examples": len(prober.subjects), "texts": len(prober.graded), **facts}
+    facts |= {"reference": prober.form} if prober.form else {}
+    report = Report(prober.env.label, tuple(checks), facts)
     known = {key for finding in report.findings for key in (finding.name, *_keys(finding))}
-    report = allowing(report, {**env.audit_allows, **allows})
+    report = allowing(report, {**prober.env.audit_allows, **allows})
     causes = (report.names() | report.names(Verdict.WARN)) & _EXPLAINS.keys()
     explained = set().union(*(_EXPLAINS[name] for name in causes))
     report = _with(report, lambda found: found if found.name not in explained else None)

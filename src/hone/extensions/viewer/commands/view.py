@@ -19,19 +19,17 @@ GRACE = 1
 
 def run(config: ViewConfig) -> int:
     """Serve until Ctrl-C; returns 0 then. Raises UserError if there is no such folder, or the port is taken."""
-    catalog = Catalog(config.root)
+    catalog, url = Catalog(config.root), f"http://{HOST}:{config.port}/"
     with listen(HOST, config.port) as listener:
-        serve(create_app(Site(catalog)), listener, _intro(config, catalog), GRACE)
+        entries = catalog.entries()
+        if len(entries) == 1 and entries[0].path == config.root and not entries[0].damage:
+            url += f"run/{entries[0].slug}/"
+        text = f"Showing {counted(entries)} under {config.root} at {url}\n"
+        if not entries:
+            text += f"Warning: there is no run under {config.root}: name a run, or the folder that holds your runs\n"
+        text += (
+            f"from another machine   ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address\n"
+        )
+        serve(create_app(Site(catalog)), listener, f"{text}stop                   Ctrl-C", GRACE)
     print("Stopped.")
     return 0
-
-
-def _intro(config: ViewConfig, catalog: Catalog) -> str:
-    url, entries = f"http://{HOST}:{config.port}/", catalog.entries()
-    if len(entries) == 1 and entries[0].path == config.root and not entries[0].damage:
-        url += f"run/{entries[0].slug}/"
-    text = f"Showing {counted(entries)} under {config.root} at {url}\n"
-    if not entries:
-        text += f"Warning: there is no run under {config.root}: name a run, or the folder that holds your runs\n"
-    forward = f"ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address"
-    return f"{text}from another machine   {forward}\nstop                   Ctrl-C"
