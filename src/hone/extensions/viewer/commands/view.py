@@ -27,9 +27,8 @@ def run(config: ViewConfig) -> int:
         text = f"Showing {counted(entries)} under {config.root} at {url}\n"
         if not entries:
             text += f"Warning: there is no run under {config.root}: name a run, or the folder that holds your runs\n"
-        text += (
-            f"from another machine   ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address\n"
-        )
-        serve(create_app(Site(catalog)), listener, f"{text}stop                   Ctrl-C", GRACE)
+        forward = f"ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address"
+        text += f"from another machine   {forward}\nstop                   Ctrl-C"
+        serve(create_app(Site(catalog)), listener, text, GRACE)
     print("Stopped.")
     return 0
