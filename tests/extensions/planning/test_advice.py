@@ -15,7 +15,7 @@ from hone.extensions.planning.arithmetic import Steps
 from hone.extensions.planning.config import PlanConfig
 from hone.extensions.planning.data import Facts, look_at
 from hone.extensions.planning.devices import DEVICES, Device
-from hone.extensions.planning.report import Plan, plan_of
+from hone.extensions.planning.report import Plan, plan_of, short
 from hone.inference.memory import GIB
 from hone.model.config import DecoderConfig
 from hone.model.shape import KNOWN, shape_of
@@ -156,3 +156,12 @@ def test_a_cpu_and_muon_are_not_advised_what_they_do_not_have() -> None:
         found = plan(*EVAL, *flags, facts=Facts(), device=card)
         assert not found.fits
         assert any("8bit" in text or "offload" in text for text in found.remedies) is advised
+
+
+def test_the_start_leaves_a_step_that_does_not_fit_to_the_warning_before() -> None:
+    for flags, gib, phase, said in (("", 8, "training", False), ("--inference.kv-gib 20", 17, "sampling", True)):
+        found = plan(
+            *EVAL, *flags.split(), facts=Facts(), shape=KNOWN["qwen3-0.6b"], device=replace(CPU, memory=gib * GIB)
+        )
+        assert not found.fits and found.memory is not None and found.memory.peak == phase
+        assert ("more than that" in short(found)[0]) is said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +12,7 @@ from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import InitConfig
 from hone.extensions.planning import devices
-from hone.extensions.planning.forecast import Forecast
+from hone.extensions.planning.forecast import forecast
 from hone.model.chat import load_renderer
 from hone.model.presets import tiny_config
 
@@ -83,13 +82,9 @@ def test_a_prompt_that_does_not_fit_is_what_a_run_refuses(capsys: pytest.Capture
     assert "does not fit into seq_len = 8" in json.loads(capsys.readouterr().out)["refused"]
 
 
-@pytest.mark.parametrize("first", [0, 3])
-def test_a_run_says_at_its_start_which_settings_surprise(first: int) -> None:
-    flags = ["--orchestrator.env.id", "reverse-text", "--trainer.scheduler.warmup-steps", "999"]
-    config, renderer, said = parse(RLConfig, flags, "rl"), load_renderer("hone/tiny"), []
-    about = {"config": config, "decoder": tiny_config(InitConfig()), "renderer": renderer, "envs": {}}
-    observer = Forecast()
-    observer.check(SimpleNamespace(kind="rl", **about))
-    observer.before_start(SimpleNamespace(start_step=first, display=SimpleNamespace(message=said.append)))
-    assert any(text.startswith("note: scheduler.warmup_steps = 999 is more") for text in said) is (first == 0)
-    assert all(text.startswith("note: ") for text in said)
+def test_a_run_of_several_processes_gets_no_estimate_of_its_memory() -> None:
+    config = parse(RLConfig, ["--orchestrator.env.id", "reverse-text", "--trainer.scheduler.warmup-steps", "999"], "rl")
+    about = (config, tiny_config(InitConfig()), load_renderer("hone/tiny"))
+    memory, *notes = forecast(*about)
+    assert memory.startswith("memory: about ") and "GiB free" in memory
+    assert notes and list(forecast(*about, alone=False)) == notes

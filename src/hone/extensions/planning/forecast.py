@@ -1,41 +1,65 @@
-"""Settings that surprise, said when a run begins."""
+"""What a run will take, said when it begins."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
 from hone.config.shared import RunConfig
+from hone.environments import Environment
 from hone.extensions.planning.data import Facts, facts_of_tasks
 from hone.extensions.planning.devices import this_device
-from hone.extensions.planning.report import plan_of
+from hone.extensions.planning.report import plan_of, short
+from hone.model.chat import ChatRenderer
+from hone.model.config import DecoderConfig
 from hone.runs.observer import Observer
 from hone.runs.writer import RunWriter
 
 EXAMPLES = 16
-"""Number of prompts of a task to measure. Small, so that the start is not delayed."""
+"""Of the task that are measured for the forecast: few, for it must not delay the start."""
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer:
-    """Return the observer that warns of settings."""
+    """Return the observer that says what a run will take."""
     return Forecast()
 
 
 class Forecast(Observer):
-    """Says which settings of a run surprise when it begins; not when it is resumed."""
+    """Says what a run will take, when it begins; not when it is resumed."""
 
     def check(self, training: Any) -> None:
         self._training = training
 
     def before_start(self, run: RunWriter) -> None:
         training, sft = self._training, self._training.kind == "sft"
-        if run.start_step:
-            return
+        hello = getattr(getattr(training, "processes", training), "hello", None)
+        alone = hello is None and (not sft or training.ranks.world == 1)
         decoder, envs = (training.model.config, {}) if sft else (training.decoder, training.envs)
-        try:
-            facts = facts_of_tasks(training.config, envs, training.renderer, EXAMPLES) if envs else Facts()
-            device = this_device(training.config.model.device, measured=False)
-            lines = [f"note: {text}" for text in plan_of(training.config, device, facts, shape=decoder).surprises]
-        except Exception as error:  # the run goes on without
-            lines = [f"No plan: {type(error).__name__}: {error}"]
-        for line in lines:
-            run.display.message(line)
+        if run.start_step == 0:
+            for line in forecast(training.config, decoder, training.renderer, envs, alone):
+                run.display.message(line)
+
+
+def forecast(
+    config: RLConfig | SFTConfig,
+    decoder: DecoderConfig,
+    renderer: ChatRenderer,
+    envs: Mapping[str, Environment] | None = None,
+    alone: bool = True,
+) -> Iterator[str]:
+    """Yield lines to print before step 0; if no plan can be made, why, for the run goes on without.
+
+    `envs` are the tasks of RL by name, whose data have been read. A run of several processes is not `alone`: a plan
+    does not know what each of them takes.
+    """
+    try:
+        facts = Facts()
+        if isinstance(config, RLConfig) and envs:
+            facts = facts_of_tasks(config, envs, renderer, EXAMPLES)
+        plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=decoder)
+        yield from short(plan if alone else replace(plan, memory=None))
+    except Exception as error:
+        yield f"No memory estimate: {type(error).__name__}: {error}"

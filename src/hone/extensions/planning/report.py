@@ -1,4 +1,4 @@
-"""A plan, in words and as JSON."""
+"""A plan: in words, as JSON, and in one line at the start of a run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """The known facts of a run before it starts, as one process on one device.
+    """What is known of a run before it starts, as one process on one device.
 
-    `memory` and the times are None if the model's shape is unknown. `evaluated` is the config as resolved for the
-    device's memory, with no more evaluation examples than are held out; `here`: on this machine. `usual` are the times
-    if completions are as long as `lengths` says, `worst` if all run to their limit.
+    `memory` and the times are None where the model's shape isn't known. `evaluated` is the config as a run
+    resolves it for the device's memory, with an evaluation of no more examples than are held out; `here`: on this
+    machine. `usual` are the times if completions are as long as `lengths` says, `worst` if all run to their limit.
     """
 
     config: RLConfig | SFTConfig
@@ -50,8 +50,13 @@ class Plan:
     remedies: list[str] = field(default_factory=list)
 
     @property
+    def room(self) -> int:
+        """Bytes that the device has for the run."""
+        return self.device.room
+
+    @property
     def fits(self) -> bool:
-        return self.memory is None or self.memory.total <= self.device.room
+        return self.memory is None or self.memory.total <= self.room
 
     def record(self) -> dict[str, Any]:
         """Return the plan as JSON: bytes, seconds, US dollars."""
@@ -67,8 +72,7 @@ class Plan:
             "notes": self.notes,
         }
         if needs := self.memory:
-            record["memory"] = {"parts": needs.parts, "total": needs.total}
-            record["memory"] |= {"peak": needs.peak, "room": self.device.room}
+            record["memory"] = {"parts": needs.parts, "total": needs.total, "peak": needs.peak, "room": self.room}
         if self.usual and self.worst:
             record["seconds"] = {"usual": self.usual.record(), "worst": self.worst.record()}
         return record
@@ -82,7 +86,11 @@ def plan_of(
     here: bool = True,
     shape: DecoderConfig | None = None,
 ) -> Plan:
-    """Return the plan of a run; without times if the device's speed is unknown. `shape`: of the model, if loaded."""
+    """Return the plan of a run on `device`; `here`: on this machine.
+
+    `facts` are what its data showed, `shape` its model's, if it is at hand. A device whose speed isn't known has no
+    times.
+    """
     notes, evaluated = list(facts.notes), config
     if shape is None:
         try:
@@ -139,7 +147,8 @@ def _checkpoint_words(plan: Plan) -> str:
     kept = checkpoints_kept(config)
     text = f"checkpoints: {written}" + (f", of which {kept} are kept" if kept < written else "")
     if plan.shape:
-        each = checkpoint_bytes(config, plan.shape) + weight_bytes(plan.shape, config.precision)
+        each = checkpoint_bytes(config, plan.shape)
+        each += weight_bytes(plan.shape, config.precision)
         text += f"; {size(each)} each with its weights, {size(kept * each)} on the disk at the end"
     return text
 
@@ -159,8 +168,8 @@ def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
     if plan.shape:
         stays = sum(needs.parts.get(name, 0) for name in ("weights", "bf16 casts", "gradients", "optimiser"))
         yield f"{'(a parameter)':<17}{stays / plan.shape.parameters:>6.1f} bytes  weights, gradients and optimiser"
-    verdict = f"fits, with {size(plan.device.room - needs.total)} to spare" if plan.fits else "does NOT fit"
-    free = "" if plan.device.free is None else f" of {size(plan.device.room)} that are free"
+    verdict = f"fits, with {size(plan.room - needs.total)} to spare" if plan.fits else "does NOT fit"
+    free = "" if plan.device.free is None else f" of {size(plan.room)} that are free"
     yield f"{'peak':<17}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict}{free}"
 
 
@@ -191,7 +200,10 @@ def measured_words(plan: Plan, measured: Plan) -> Iterator[tuple[str, list[str]]
 
 
 def times_words(times: Times) -> str:
-    """Return `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`."""
+    """Return `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`.
+
+    Named are parts of a twentieth of the step or more.
+    """
     parts = {"sampling": times.sample, "grading": times.grade, "training": times.train}
     parts = {name: part / times.step for name, part in parts.items() if part >= 0.05 * times.step}
     parts["the rest"] = 1 - sum(parts.values())
@@ -200,6 +212,20 @@ def times_words(times: Times) -> str:
     if times.evaluations and times.evaluate:
         text += f", of which evaluations {duration(times.evaluations * times.evaluate)}"
     return text + (f", ${times.usd:,.2f}" if times.usd is not None else "")
+
+
+def short(plan: Plan) -> list[str]:
+    """Return lines for the start of a run: memory, then each surprise. Of a train step that does not fit `resolved`
+    has warned.
+    """
+    lines = []
+    if needs := plan.memory:
+        free = "" if plan.device.free is None else " free"
+        fits = plan.fits or sum(needs.of("training").values()) > plan.room
+        verdict = "" if fits else ", more than that: `hone plan` lists what would make it fit"
+        largest = f"{needs.dominant} {size(needs.parts[needs.dominant])}"
+        lines.append(f"memory: about {size(needs.total)} at worst ({largest}) of {size(plan.room)}{free}{verdict}")
+    return [*lines, *(f"note: {text}" for text in plan.surprises)]
 
 
 def count(parameters: int) -> str:
