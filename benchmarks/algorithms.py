@@ -6,9 +6,8 @@ For each seed one SFT run (examples/reverse_text/tiny_sft.toml), and from its mo
 (examples/algorithms/tiny.toml). All models answer the same held-out examples, sampled at T=1. What is done is kept in
 `--work`, so the command goes on where it was ended; `--fresh` begins anew.
 
-`steps_to` is the first step by which the mean training reward of ten steps is 0.9. Seconds a step are the processor's,
-of the whole command: what one quiet core takes, its start included. With one update a batch on fresh samples the ratio
-is 1, so what an algorithm does to other ratios doesn't show here: only its advantages, and what each token counts.
+`steps_to` is the first step by which the mean training reward of ten steps is 0.9. With one update a batch on fresh
+samples the ratio is 1: only advantages, and what each token counts, show here.
 """
 
 from __future__ import annotations

@@ -30,14 +30,15 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-for folder in ("tests", "tests/contracts", "tests/extensions/cluster", "tests/extensions/split"):
+for folder in ("tests", "tests/commands", "tests/contracts", "tests/extensions/cluster", "tests/extensions/split"):
     sys.path.insert(0, str(ROOT / folder))
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "OMP_NUM_THREADS": "1"}
 
 import ray
+from processes import until
 from ray_nodes import ClusterRun, Nodes
 from recording import keep
-from split_runs import free_ports, records, until
+from split_runs import free_ports, records
 
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment

@@ -2,11 +2,10 @@
 
     .venv/bin/python benchmarks/exactness.py --out benchmarks/results/exactness.json
 
-Three variants of one run take turns, as the commands that a user would type: as the recipe has it, with
-`--deterministic false`, and with `--ckpt.interval 10`. On a CPU all three take the same steps, down to the bytes of
-metrics.jsonl, so step i of one is compared with step i of another: its seconds are the median over the rounds, and a
-cost is the ratio of the sums over all steps but the first. Then runs are killed after a checkpoint, and resumed. The
-fingerprint of the weights, which every step takes in all three variants, is timed by itself.
+Three variants of one run take turns: as the recipe has it, with `--deterministic false`, and with `--ckpt.interval 10`.
+On a CPU all three take the same steps, so step i of one is compared with step i of another: a cost is the ratio of the
+sums of medians over all steps but the first. Then runs are killed after a checkpoint, and resumed. The fingerprint of
+the weights, which every step takes, is timed by itself.
 """
 
 from __future__ import annotations

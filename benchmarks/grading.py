@@ -2,15 +2,12 @@
 
     .venv/bin/python benchmarks/grading.py --out benchmarks/results/grading.json
 
-- math: completions of math-problems, no two alike (half of them fractions, half expressions). `plain` loops grade in
-  processes of their own, each its share, and know no limits; `pool` is hone's grading, with one worker and with one per
-  core. The sides take turns, round by round, each round beginning with another side and on other completions; figures
-  are medians of the rounds, and so are the ratios.
+- math: completions of math-problems, no two alike. `plain` loops grade in processes of their own, each its share, and
+  know no limits; `pool` is hone's grading, with one worker and with one per core. The sides take turns, round by round.
 - hostile: 1,000 completions of which 50 hang, crash, leave a process behind, allocate 8 GB or print 1 GB.
 - startup: until a worker is ready, and the round trip of a question that takes no time.
 
-Beside it stands Pebble (extra `bench`), where it is installed: the same comparisons, and what it leaves of a task that
-starts processes, or hears no signal.
+Beside it stands Pebble (extra `bench`), where it is installed.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 
 Sizes are those of SmolLM2-135M: V = 49,152, D = 576; 3,072 tokens with loss, fp32 parameters. The other side is how
 hone 0.1 did it, and what most trainers do: chunks of 682 tokens, log_softmax by autograd, the entropy apart. Both take
-turns on the same inputs; figures are medians of seconds. The limit beside them is the three products' arithmetic over
-the rate of one fp32 product of the same shape, measured in the same run (bf16 products may beat it).
+turns on the same inputs; figures are medians of seconds.
 
 Then the peak of a whole train step with V = 151,936 and no cache, beyond what it has to hold: parameters, gradients,
 optimiser state, and activations as checkpointed. It is counted by torch's MemTracker, in bytes of tensors.

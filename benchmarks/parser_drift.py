@@ -2,12 +2,9 @@
 
     .venv/bin/python benchmarks/parser_drift.py --out benchmarks/results/parser_drift.json
 
-It happened to people: the reward of a run on GSM8K fell from 0.7 to 0.15 while completions grew and nearly all groups
-came to have one reward, because the parser no longer found the answers. Here a tiny model learns counting-aloud from
-demonstrations of two styles. RL prefers the one that counts along, for it is right more often. The parser reads the
-first 14 characters; as words grow, the answers come later than that. `hone audit` finds it beforehand, and `rl` refuses
-the task unless it is told `--no-audit`. `hone regrade` grades the same completions with a
-parser that reads all. Each seed takes two minutes of one core.
+A tiny model learns counting-aloud from demonstrations of two styles; RL prefers the one that counts along, for it is
+right more often. The parser reads the first 14 characters; as words grow, the answers come later than that. `hone
+regrade` grades the same completions with a parser that reads all. Each seed takes two minutes of one core.
 """
 
 from __future__ import annotations

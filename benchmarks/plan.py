@@ -3,11 +3,9 @@ r"""What `hone plan` says of a run, and what the run then is: peak memory and se
     .venv/bin/python benchmarks/plan.py --weights outputs/quickstart/sft/weights/step_900 \
         --out benchmarks/results/plan.json
 
-For each of four configs of different kinds: `hone plan --calibrate --json`, then the run itself, to its end. Measured
-are the wall seconds of the process and the peak of its resident memory, as the kernel counts it (`ru_maxrss`). A ratio
-is predicted / measured; with several rounds it is the median. Beside it stands the plan without a calibration, which
-knows nothing of this machine but a product's speed. Part `budget`: the quickstart's RL under `--budget.hours`, `.usd`
-and `.tokens`, and the share of each that it has spent when it stops.
+For each of four configs of different kinds: `hone plan --calibrate --json`, then the run itself, to its end: its wall
+seconds, and the peak of its resident memory. A ratio is predicted / measured, with several rounds the median; beside it
+stands the plan without a calibration. Part `budget`: the quickstart's RL under `--budget.hours`, `.usd` and `.tokens`.
 """
 
 from __future__ import annotations

@@ -4,15 +4,12 @@
 
 - sampling: 64 different prompts of 32 tokens, 64 new tokens each, against transformers' `generate` and vLLM with
   logprobs, each in fp32 and bf16.
-- rl: a step of 8 prompts x 16 completions of 24 new tokens against TRL's GRPOTrainer, fp32 and bf16; of these two the
-  one that was slower in the first turn has no other. TRL takes its batch in four parts, for the whole does not fit
-  into 24 GiB.
+- rl: a step of 8 prompts x 16 completions of 24 new tokens against TRL's GRPOTrainer, fp32 and bf16. TRL takes its
+  batch in four parts, for the whole does not fit into 24 GiB.
 - sft: a step of 16 conversations of 64 tokens against transformers' model with torch's fused AdamW, fp32 and bf16.
 
 On one thread and on two; what `--threads` and `--cases` leave out stays in the file as it is. All sides of a case take
-turns, round by round; figures are medians. Beside them stand the limits that the machine's own rates, measured in the
-same run, leave to anybody. The weights come from the package index (or the hub), as for `--model.name smollm2-135m`;
-TRL needs the extra `bench`, vLLM an environment of its own.
+turns, round by round; figures are medians. TRL needs the extra `bench`, vLLM an environment of its own.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def measured(name: str, counts: list[int], number: int) -> list[dict[str, Any]]:
         save_model(model, root / "step_1")
         policies = {}
         for count in counts:
-            ports = [free_port("127.0.0.1") for _ in range(count)]
+            ports = [free_port() for _ in range(count)]
             for port in ports:
                 process = serve(name, root, port)
                 stack.callback(process.wait)

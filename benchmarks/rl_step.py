@@ -2,12 +2,10 @@
 
     .venv/bin/python benchmarks/rl_step.py --out benchmarks/results/rl_step.json
 
-hone is measured in both precisions, each also with `model.compile` (torch.compile's kernels for norm, RoPE and SwiGLU).
-`profile` says where a step's time goes: shares of its seconds in matrix products, in attention (of the train step; that
-of sampling is products), in exponentials, in what else computes or copies, and between the operations.
+hone is measured in both precisions, each also with `model.compile`. `profile` says where a step's time goes.
 
 One step = 8 prompts x 16 completions x 64 new tokens (no early stop) on the tiny preset, graded by a cheap reward, one
-update. Both sides take turns, round by round, so that a machine that slows down slows both; figures are medians.
+update. Both sides take turns, round by round; figures are medians.
 TRL needs the extra `bench`; without it only hone is measured. The arithmetic limit beside the figures is 6 FLOP per
 parameter and trained token (hone trains a prompt once for its group) plus 2 per sampled token, over the GEMM rate
 measured in the same run.

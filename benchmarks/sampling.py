@@ -6,11 +6,9 @@
 - large: Qwen3-0.6B's shape with random weights in bf16, 16 prompts of 32 tokens, 32 new ones, on 1 and on 2 threads.
 - group: what the prompt of a group costs, 16 samples of one prompt of 256 tokens, shared or computed for each.
 
-All sides take turns, round by round, each round beginning with another side and on other prompts, so that a machine
-that slows down slows all; figures are medians of the rounds, prefill included. hone returns logprobs, which RL needs;
-transformers does not; vLLM is measured with and without, eager and compiled, and hone is compared with the fastest.
-Beside the figures stand the limits that the machine's own rates, measured in the same run, leave to any sampler (see
-`limits.py`). vLLM needs an environment of its own; without one it is left out.
+All sides take turns, round by round, on other prompts; figures are medians, prefill included. hone returns logprobs,
+which RL needs; transformers does not; vLLM is measured with and without, eager and compiled, and hone is compared with
+the fastest. Beside them stand the limits of the machine (`limits.py`). vLLM needs an environment of its own.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
 
 Each client (the public openai client, all in this process) streams one completion after another: a prompt of 32 token
 ids, 64 new tokens, the tiny preset. The servers take turns; what comes in the first seconds of a turn does not count.
-Figures are medians of the rounds. `client_cpu` is the share of one core that the clients themselves took: near 1 they
-are the limit, not the server. Each server computes on one thread in its default precision, and answers HTTP from others
-beside it. vLLM needs an environment of its own; without one hone is measured alone.
+Each computes on one thread in its default precision. `client_cpu` is the share of one core that the clients themselves
+took: near 1 they are the limit, not the server. vLLM needs an environment of its own.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ IDLE = ("idle/orchestrator", "idle/trainer", "idle/inference")
 
 
 def train(config: Path, variant: str, out: Path, *more: object) -> Run:
-    port = ("--inference.port", free_port("127.0.0.1")) if variant != "colocated" else ()
+    port = ("--inference.port", free_port()) if variant != "colocated" else ()
     flags = ("--output-dir", out, "--display", "none", *VARIANTS[variant], *port, *more)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run(command("rl", "@", config, *flags), check=True, stdout=subprocess.DEVNULL, env=environment)

@@ -6,15 +6,12 @@
 - medium: Qwen3's shape with 100M parameters, 1 prompt x 4 completions of 24 + 64 tokens.
 - varied: the tiny preset, completions of 1 to 64 tokens. transformers pads them, as TRL does; hone packs.
 
-A step is packing or padding, forward, PPO's clipped surrogate over the step's tokens, backward, clipping by the global
-norm and AdamW; nothing is sampled. transformers gets the loss written plainly: logits of the completions, log_softmax,
-gather; torch's fused AdamW; sdpa. It takes all rows at once, or (`…_micro`) the tokens of hone's micro-batches at a
-time; the faster of both counts in each round. hone computes the entropies besides, and its bf16 keeps fp32 masters of
-the weights, which transformers' does not. `hone_…_shared` is what a run of hone does: it computes a prompt once for its
-group. The others compute it for each completion: the same tokens on both sides.
+A step is packing or padding, forward, PPO's clipped surrogate, backward, clipping and AdamW; nothing is sampled.
+transformers gets the loss written plainly, torch's fused AdamW and sdpa. It takes all rows at once, or (`…_micro`) the
+tokens of hone's micro-batches at a time; the faster of both counts in each round. hone computes the entropies besides,
+and its bf16 keeps fp32 masters of the weights. `hone_…_shared` computes a prompt once for its group, as a run does.
 
-All sides take turns, round by round, each round beginning with another one; figures are medians. Seconds are the
-processor's: with one thread what the clock shows on a quiet core, whatever else runs. Gradients of a step are compared
+All sides take turns, round by round; figures are medians of the processor's seconds. Gradients of a step are compared
 before any update, by the norm of their difference.
 """
 

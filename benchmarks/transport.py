@@ -6,10 +6,8 @@ Qwen3-0.6B's shape with random weights. A process of its own is the trainer: it 
 says so; then the server loads them beside the running engine, and the engine takes them between two steps. `update` is
 from the order to that moment; parts of it are `write`, `load`, `wait` (for the end of the decode step that is under
 way) and `swap` (what the engine's thread does between two steps). Four completions are sampled on one thread meanwhile.
-Updates go through memory and by disk in turns, each after what was written before has reached the disk, and each pair
-at another moment of a decode step; figures are medians of the rounds. `gap` is the longest time between the ends of two
-decode steps during an update, the second step
-included; `step` what it is otherwise.
+Updates go through memory and by disk in turns, each pair at another moment of a decode step; figures are medians. `gap`
+is the longest time between the ends of two decode steps during an update; `step` what it is otherwise.
 """
 
 from __future__ import annotations

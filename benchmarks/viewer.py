@@ -4,11 +4,9 @@
 
 `viewer_run.py` makes the run (three minutes; with `--run DIR` it is made there once, and used again). Each round starts
 the server as a process of its own, on one thread but for DuckDB, which has two, and asks for its pages one after
-another. `first_page` is the first answer of a new process, asked for as soon as it says where it listens; `launch` is
-from the start of the process to that page. All other pages are asked for at several places, each for the first time in
-that process, except where `again` says so. Seconds are those of the whole answer; medians and extremes over all rounds.
-Memory is the most that was resident (VmHWM). What is read lies in the page cache, as after a run: a round before the
-others reads it, whose slowest answers are kept as `cold_seconds`.
+another. `launch` is from the start of the process to its first page; all other pages are asked for the first time in
+that process, except where `again` says so. Memory is the most that was resident (VmHWM). What is read lies in the page
+cache, as after a run: a round before the others reads it, whose slowest answers are kept as `cold_seconds`.
 
 Beside it, in the same rounds: what it takes to import the libraries, and to count the same words by DuckDB alone.
 """

@@ -29,7 +29,29 @@ UNTIL = float(os.environ.get("HONE_UNTIL", "inf"))
 """Seconds since the epoch after which no test begins: CI has a limit, and machines of very different speed."""
 
 
+WHOLE = {
+    "commands/test_trust.py": "every command that opens a run",
+    "contracts/test_reproduce.py": "recorded runs: replay, verify, regrade and diff",
+    "contracts/test_terms_exact.py": "runs with a teacher, which is served",
+    "config/test_retired.py": "retired keys of all extensions",
+    "test_benchmarks.py": "benchmarks, most of them of an extension",
+    "test_docs.py": "what the pages say, with the commands of extensions",
+    "test_examples.py": "configs of examples, for servers and roles too",
+    "test_recorded.py": "recorded benchmarks",
+    "test_web.py": "every HTTP client of hone",
+}
+"""Tests outside of tests/extensions that by nature need extensions: what they are of."""
+if not any((Path(__file__).parents[1] / "src/hone/extensions").glob("*/extension.py")):
+    collect_ignore = [*WHOLE]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from hone.extension import extensions
+
+    for item in items:
+        if gone := {name for mark in item.iter_markers("needs") for name in mark.args} - extensions().keys():
+            item.add_marker(pytest.mark.skip(reason=f"needs the extension {min(gone)}"))
+
     def order(item: pytest.Item) -> int:
         suite = next((number for number, mark in enumerate(SUITES, 1) if item.get_closest_marker(mark)), 0)
         return suite or (LONG_FILES.index(item.path.name) - len(LONG_FILES) if item.path.name in LONG_FILES else 0)
@@ -79,6 +101,14 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def warm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model after a short SFT. Read only."""
+    import recipes
+
+    return recipes.warm_model(tmp_path_factory.mktemp("warm"))
+
+
+@pytest.fixture(scope="session")
 def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model that says a digit and ends its turn, for tests/contracts/guessing.py. Read only."""
     return _imitator("guessing", {}, 60, tmp_path_factory.mktemp("guesser"))
@@ -116,7 +146,6 @@ def rl_run(bench) -> Path:
 
 @pytest.fixture
 def copied(rl_run, tmp_path) -> Path:
-    """A copy of the RL run, to tamper with."""
     return shutil.copytree(rl_run, tmp_path / "copied")
 
 

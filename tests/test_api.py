@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from present import NO_AUDIT, QUIET
 
 import hone
 from hone.cli import commands, main
@@ -26,8 +27,7 @@ SETTINGS = {
     "max_steps": 3,
     "seq_len": 96,
     "display": "none",
-    "report": False,
-    "audit": False,
+    **QUIET,
     "orchestrator.batch_size": 8,
     "orchestrator.rollouts_per_example": 4,
     "orchestrator.sampling.max_tokens": 6,
@@ -54,18 +54,13 @@ async def short(completions, level, **columns):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with `rewards.py` and `problems.jsonl`; what is imported from it is forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])  # as a script has it
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `rewards.py` and `problems.jsonl`, on the path as a script has it."""
     monkeypatch.delitem(sys.modules, "rewards", raising=False)
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+    monkeypatch.syspath_prepend(here)
+    (here / "rewards.py").write_text(REWARDS)
+    (here / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return here
 
 
 @pytest.fixture
@@ -110,6 +105,7 @@ def test_names_stay_what_they_are_whatever_is_imported():
         hone.train  # noqa: B018
 
 
+@pytest.mark.needs("reproduce")
 def test_functions_of_a_script_of_a_module_and_of_the_command_line_give_the_same_bytes(
     here, settings, monkeypatch, capfd
 ):
@@ -203,6 +199,7 @@ def test_the_command_resumes_a_run_of_functions(here, settings):
     assert contents(here / "b") == contents(here / "whole")
 
 
+@pytest.mark.needs("reproduce")
 def test_functions_that_no_command_can_import_are_said_so_and_none_goes_on_with_them(here, settings, capfd):
     stream = open("problems.jsonl")  # noqa: SIM115
 
@@ -255,6 +252,7 @@ def test_a_branch_into_another_folder_is_the_same_task(here, settings):
     assert Path("branch/data.jsonl").read_bytes() == Path("out/data.jsonl").read_bytes()
 
 
+@pytest.mark.needs("audit")
 def test_an_audit_that_fails_only_warns_here(here, settings, capfd):
     def broken(completion):
         if not completion[-1]["content"].strip():
@@ -319,6 +317,7 @@ def test_ctrl_c_saves_the_run_and_ends_the_program(here, settings, interruptible
     assert [entry["cause"] for entry in run.info["inexact"]] == [cause]
 
 
+@pytest.mark.needs("reproduce")
 def test_files_of_the_user_are_not_overwritten(here, settings):
     import rewards
 
@@ -524,6 +523,7 @@ def by_hand(lengths: list[int], texts: list[str]) -> list[float]:
     return [value + 0.5 * sorted(texts).index(text) for value, text in zip(first, texts, strict=True)]
 
 
+@pytest.mark.needs("reproduce")
 def test_a_reward_relative_to_its_group_is_the_same_in_training_evaluation_regrade_and_verify(
     here, settings, capsys, monkeypatch
 ):
@@ -586,13 +586,13 @@ def test_errors_of_every_door_name_keywords_and_those_of_commands_flags(
     (here / "file").touch()
     words = {"output_dir": str(here / "file"), "model": "hone/tiny", "display": "none"}
     pairs = [{"prompt": row["prompt"], "completion": row["answer"]} for row in ROWS]
-    task = {"dataset": ROWS, "reward_funcs": ["rewards:digits"], "audit": False}
+    task = {"dataset": ROWS, "reward_funcs": ["rewards:digits"], **QUIET}
     with pytest.raises(UserError, match="another output_dir"):
         hone.rl(**task, **words)
     with pytest.raises(UserError, match="another output_dir"), hone.RL(**task, **words):
         pass
     with pytest.raises(UserError, match="another output_dir"), hone.SFT(dataset=pairs, **words):
         pass
-    flags = ["--reward", "rewards:digits", "--data", "problems.jsonl", "--output-dir", "file", "--no-audit"]
+    flags = ["--reward", "rewards:digits", "--data", "problems.jsonl", "--output-dir", "file", *NO_AUDIT]
     assert main(["rl", *flags, "--model.name", "hone/tiny"]) == 2
     assert "another --output-dir" in capsys.readouterr().err

@@ -21,6 +21,8 @@ SOURCE = ROOT / "src" / "hone"
 EXTENSIONS = sorted(path.parent.name for path in SOURCE.glob("extensions/*/extension.py"))
 NAMING = {"config/retired.py", "cli.py", "extension.py"}
 """Core files that hold names of extensions: keys that came with one, commands with scripts of their own, examples."""
+SLOW = ["--ignore=tests/contracts", "--ignore=tests/inference/test_invariant.py"]
+"""What takes as long as all other tests of the core together."""
 TRAIN = """
 import sys
 from hone.cli import call
@@ -123,21 +125,31 @@ def test_a_file_may_hold_the_defaults_of_keys_whose_extension_is_gone(
     assert len((run / "hashes.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.deletable
+def test_the_tests_of_the_core_pass_without_any_extension(tmp_path: Path) -> None:
+    """Left out: the contracts, and SLOW; what a plain `pytest` leaves out by its marks; and of tests/conftest.py WHOLE
+    and what is marked with an extension that it needs.
+    """
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "extensions")
+    tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored, ignore_dangling_symlinks=True)
+    (tree / "src/hone/extensions").mkdir()
+    shutil.copy(SOURCE / "extensions" / "__init__.py", tree / "src/hone/extensions")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree / "environments")])}
+    words = [*("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "tests"), *SLOW]
+    done = subprocess.run([sys.executable, "-m", "pytest", *words], env=env, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+
+
 def test_no_core_file_names_an_extension() -> None:
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         name = str(path.relative_to(SOURCE))
         if name.startswith("extensions/") or name in NAMING:
             continue
-        texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
-        words = [text for text in texts if isinstance(text, str)]
-        modules = [
-            node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
-        ]
-        named = {
-            text for text in (*words, *modules) if re.search(rf"hone\.extensions\.({'|'.join(EXTENSIONS)})\b", text)
-        }
-        if named:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        words = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
+        words += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        if named := {text for text in words if re.search(rf"hone\.extensions\.({'|'.join(EXTENSIONS)})\b", text)}:
             found[name] = sorted(named)
     assert found == {}
 

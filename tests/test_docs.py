@@ -45,8 +45,8 @@ PLAN, TASKS, REWARDS, PYTHON = (DOCS / f"{name}.md" for name in ("plan", "tasks"
 WATCHING, TRAINING, REPRODUCIBILITY = (DOCS / f"{name}.md" for name in ("watching", "training", "reproducibility"))
 ALGORITHMS_PAGE = DOCS / "algorithms.md"
 RUN = (ROOT / "README.md", REWARDS, REPRODUCIBILITY, ALGORITHMS_PAGE)
-"""Pages whose commands are run in order. Others run those of training.md (tests/extensions,
-tests/test_serving_page.py), of `hone init-env` (tests/commands) and of tasks (tests/test_recipes.py)."""
+"""Pages whose commands are run in order. Others run those of training.md (tests/extensions), of
+`hone init-env` (tests/commands) and of tasks (tests/test_recipes.py)."""
 PRINTING = (TASKS, REWARDS)
 """Pages whose Python is run where it prints: `print(…)  # what it prints`."""
 OTHER_PROGRAMS = ("make", "pytest", "export", "source", "bash", "hf", "torchrun", "pip", ".venv/bin/pytest")

@@ -1,8 +1,6 @@
 """hone and its tasks neither read nor set global random state: each draw names its generator, each generator its seed.
 
-Found in the source, by what is imported and called: Python's `random`, numpy's module-level functions, generators that
-the system seeds, torch's functions and methods without `generator=`, layers whose construction or running draws, and
-`hash`, which differs between processes for text.
+Found in the source, by what is imported and called; `hash` too, which differs between processes for text.
 """
 
 from __future__ import annotations

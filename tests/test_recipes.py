@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from present import NO_AUDIT
 
 from hone.cli import main
 from hone.config.parse import parse
@@ -151,12 +152,12 @@ def test_demonstrations_of_the_calculator() -> None:
 @pytest.mark.parametrize("task", ["countdown", "calculator"])
 def test_tiny_recipes_run(task: str, tmp_path: Path) -> None:
     """A step of each: rewards are recorded, conversations begin with the model, weights carry a template with tools."""
-    short = ["--display", "none", "--max-steps", "1", "--no-report"]
+    short = ["--display", "none", "--max-steps", "1"]
     sft = ["sft", "@", f"examples/{task}/tiny_sft.toml", "--output-dir", str(tmp_path / "sft")]
     assert main([*sft, *short, "--data.batch-size", "2"]) == 0
     model = ["--model.name", str(tmp_path / "sft/weights/step_1"), "--output-dir", str(tmp_path / "rl")]
     few = ["--orchestrator.eval.num-examples", "4", "--orchestrator.batch-size", "16"]
-    assert main(["rl", "@", f"examples/{task}/tiny.toml", *short, *model, *few, "--no-audit"]) == 0
+    assert main(["rl", "@", f"examples/{task}/tiny.toml", *short, *model, *few, *NO_AUDIT]) == 0
     run = Run(tmp_path / "rl")
     assert {"reward/correctness/mean", "reward/format/mean"} <= set(run.metrics().column_names)
     rows = run.rollouts(0).to_pylist()

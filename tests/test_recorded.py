@@ -41,9 +41,7 @@ def test_quickstart_starts_from_an_unreliable_model_and_learns_past_its_teacher(
 
 
 def test_quickstart_fits_a_laptop():
-    """Aimed at: 150 s of training. Held: what was measured on a core without AVX-512, which misses it; one that had it
-    took 112 s.
-    """
+    """Aimed at: 150 s. Held: what a core without AVX-512 took, which misses it; one that had it took 112 s."""
     runs = json.loads((RESULTS / "quickstart.json").read_text())["runs"]
     assert all(run["peak_memory_gib"] * 2**30 <= 1.5e9 for run in runs)
     assert median(row["train_seconds"] for row in rows("after SFT + RL")) <= 210
@@ -67,9 +65,7 @@ def test_rl_step_against_trl():
 
 
 def test_rl_step_against_trl_on_a_cpu_without_products_in_bf16():
-    """Aimed at: 2.5 x TRL in fp32, 4 x its faster precision with hone's default. Held: what was measured, which misses
-    both: 1.2 x and 1.1 x. Compiled steps train 0.86 x as long or less, sample 1.15 x as long or more.
-    """
+    """Aimed at: 2.5 x TRL in fp32, 4 x with hone's default. Held: what was measured, which misses both."""
     result = json.loads((RESULTS / "rl_step_avx2.json").read_text())
     workload, phases = result["workload"], result["hone_phases"]
     assert [workload[name] for name in ("prompts", "rollouts", "new_tokens", "layers", "threads")] == [8, 16, 64, 2, 1]
@@ -85,10 +81,7 @@ def test_rl_step_against_trl_on_a_cpu_without_products_in_bf16():
 
 
 def test_a_train_step_against_transformers_layers_with_the_same_loss():
-    """Aimed at: 1.5 x with the tiny preset, 1.1 x with 100M parameters. Held: what was measured in fp32, which misses
-    the first: 0.98 x (1.18 x as a run computes it, a prompt once for its group). Half of hone's time is matrix
-    products. Lengths that differ: 1.55 x (2.2 x).
-    """
+    """Aimed at: 1.5 x with the tiny preset, 1.1 x with 100M parameters. Held: what was measured, 0.98 x and 1.18 x."""
     result = json.loads((RESULTS / "train_step.json").read_text())
     assert (
         result["tiny"]["workload"]["completion_tokens"] == result["medium"]["workload"]["completion_tokens"] == [64, 64]
@@ -120,9 +113,7 @@ def test_exactness_is_cheap():
 
 
 def test_sampling_against_transformers_and_vllm():
-    """Aimed at: 1.7 x transformers and 2 x vLLM with the tiny preset, not slower than vLLM at 0.6B. Held: what was
-    measured, which misses the first and the last.
-    """
+    """Aimed at: 1.7 x transformers, 2 x vLLM, not slower at 0.6B. Held: what was measured, which misses two of them."""
     result = json.loads((RESULTS / "sampling.json").read_text())
     tiny, group = result["tiny"], result["group"]
     shape = ("prompts", "prompt_tokens", "new_tokens", "threads")
@@ -192,9 +183,7 @@ def test_workers_cost_little_and_stand_hostile_graders():
 
 
 def test_a_parser_that_loses_the_answers_is_told_from_a_model_that_gets_worse():
-    """Three seeds: the recorded reward falls from 0.7 or more to 0.3 or less, most groups come to have one reward, and
-    completions grow; at least 90 % of the fall is the parser's. The audit refuses the task.
-    """
+    """Three seeds: at least 90 % of the fall is the parser's. The audit refuses the task."""
     runs = json.loads((RESULTS / "parser_drift.json").read_text())["runs"]
     assert [run["seed"] for run in runs] == [0, 1, 2]
     for run in runs:
@@ -246,12 +235,9 @@ def test_a_large_run_is_shown_at_once():
 
 
 def test_a_weight_update_through_the_transport():
-    """Of 0.6B parameters, through memory. Aimed at: 3 x as fast as the folder that hone had before.
-
-    Held: what was measured on one machine, the old code minutes later. Writing alone is 3.4 x as fast. Writing and
-    loading, which leaves out the wait for a decode step, is 2.7 x as fast and misses the aim; with that wait an update
-    is 1.7 x (bf16) and 2.1 x (fp32) as fast. Against today's folder on the disk it is 1.7 x and 4.0 x as fast, without
-    the wait 2.0 x and 4.5 x. The engine stands still for the swap alone, a tenth of a decode step at most.
+    """Of 0.6B parameters, through memory. Aimed at: 3 x as fast as the folder that hone had before. Held: what was
+    measured on one machine, the old code minutes later: 2.7 x without the wait for a decode step, with it 1.7 x (bf16)
+    and 2.1 x (fp32). The engine stands still for the swap alone, a tenth of a decode step at most.
     """
     result = json.loads((RESULTS / "transport.json").read_text())
     assert result["workload"]["completions"] >= 4 and result["workload"]["rounds"] >= 3
@@ -272,9 +258,7 @@ def test_a_weight_update_through_the_transport():
 
 
 def test_each_alarm_is_raised_on_a_run_made_to_raise_it_and_none_on_healthy_ones():
-    """The rules of today, on the recorded metrics of runs that fall ill at a known step, and of the quickstart over
-    21 healthy seeds.
-    """
+    """The rules of today, on recorded metrics of runs that fall ill at a known step, and of 21 healthy seeds."""
     recorded = json.loads((RESULTS / "alarms.json").read_text())
     found = alarms.recorded(RESULTS / "alarms.parquet")
     assert found == {name: value for name, value in recorded.items() if name != "machine"}
@@ -408,9 +392,7 @@ def test_two_servers_sample_a_real_model_nearly_twice_as_fast_as_one():
 
 
 def test_speed_on_a_real_size():
-    """Aimed at: 1.3 and 1.6 times vLLM's sampling (one thread, two), a step of RL in a fifth of TRL's time. Measured:
-    1.1 and 0.8 times, a third. Held here is what was measured.
-    """
+    """Aimed at: 1.3 and 1.6 times vLLM's sampling, a fifth of TRL's step. Measured, and held: 1.1, 0.8, a third."""
     result = json.loads((RESULTS / "real_model.json").read_text())
     one, two = result["threads_1"], result["threads_2"]
     assert two["sampling"]["workload"] == {"prompts": 64, "prompt_tokens": 32, "new_tokens": 64}
@@ -433,9 +415,7 @@ def test_speed_on_a_real_size():
 
 
 def test_the_interval_of_a_share_holds_it_in_93_to_98_of_100_evaluations():
-    """32 to 512 examples of 1 to 16 completions, shares from 0.5 % to 99.5 %. In 8 % of the cells it is wider than it
-    need be: completions that hardly depend on each other, and few hits to see that by.
-    """
+    """Shares from 0.5 % to 99.5 %. In 8 % of the cells it is wider than need be: completions that hardly depend."""
     result = json.loads((RESULTS / "intervals.json").read_text())
     assert result["cells"] == 5 * (4 * 8 * 5 + 8) and result["below"] == 0
     assert min(row["lowest"]["coverage"] for row in result["rows"]) >= 0.93

@@ -1,11 +1,8 @@
 """Presets, losses, advantages and corrections against TRL's own trainers, called on the same numbers.
 
-TRL's GRPOTrainer (RLOOTrainer) runs its two methods that matter, from rewards to advantages and importance weights, and
-from those to the loss, on a stand-in whose model answers with given logprobs. hone runs what a step runs: a config,
-advantages, `trainable`, `weighed`, `pack` and the objective. Both give a loss and its gradient by each token's logprob.
-
-Rewards, logprobs before the update and weights are float32 on both sides, the new logprobs float64: what is left is the
-rounding of advantages to float32. Bound: 2e-6 of the largest gradient, and of the sum of |w A|.
+TRL's GRPOTrainer (RLOOTrainer) runs its two methods that matter on a stand-in whose model answers with given logprobs.
+hone runs what a step runs. Rewards, logprobs before the update and weights are float32 on both sides, the new logprobs
+float64: what is left is the rounding of advantages. Bound: 2e-6 of the largest gradient, and of the sum of |w A|.
 """
 
 from __future__ import annotations
@@ -57,9 +54,7 @@ class Step:
 
     @classmethod
     def made(cls, spread: float = 0.3, equal_groups: int = 1) -> Step:
-        """Lengths from 1 to `LONGEST`; all rewards of the last `equal_groups` prompts are equal. The logs of the ratios
-        have the standard deviation `spread`; one in ten is 2 (a ratio of 7.4), where `spread` is wide.
-        """
+        """Lengths from 1 to `LONGEST`; rewards of the last prompts are equal; log ratios N(0, spread), one in ten 2."""
         generator = np.random.default_rng(3)
         lengths = [1, LONGEST, *generator.integers(2, LONGEST, PROMPTS * ROLLOUTS - 2).tolist()]
         components = generator.choice([0.0, 0.25, 1.0], (PROMPTS * ROLLOUTS, len(WEIGHTS))).astype(np.float32)

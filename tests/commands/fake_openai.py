@@ -56,10 +56,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class FakeOpenAI:
-    """`script(body)` decides each answer; `bodies` and `headers` hold what came in, `most_at_once` how many together.
-
-    `with FakeOpenAI(script) as server: … server.url`. With `key`, requests must carry it.
-    """
+    """`script(body)` decides each answer; `bodies` and `headers` hold what came in, `most_at_once` how many at once."""
 
     def __init__(
         self,
@@ -86,7 +83,6 @@ class FakeOpenAI:
         self.stop()
 
     def stop(self) -> None:
-        """Go away: nothing listens at the port any more."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

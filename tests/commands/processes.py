@@ -1,9 +1,20 @@
-"""What a process has started, and whether it has ended (from Linux's /proc)."""
+"""What a process has started, whether it has ended (from Linux's /proc), and waiting for what another one does."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+
+def until(condition: Callable[[], Any], what: str = "it is so") -> Any:
+    """What the condition says once that is true; a test that waits 15 minutes fails."""
+    deadline = time.monotonic() + 900
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.01)
+    return value
 
 
 def parents() -> dict[int, int]:
@@ -20,7 +31,6 @@ def parents() -> dict[int, int]:
 
 
 def children(pid: int) -> set[int]:
-    """The processes that `pid` has started."""
     return {child for child, parent in parents().items() if parent == pid}
 
 
@@ -31,7 +41,6 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Those that run."""
     return pids & parents().keys()
 
 

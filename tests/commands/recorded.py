@@ -6,6 +6,8 @@ import contextlib
 import shutil
 from pathlib import Path
 
+from present import NO_AUDIT
+
 from hone.cli import main
 
 PARITY = '''
@@ -43,13 +45,12 @@ class Bench:
         base = ["rl", "--model.name", "model", "--output-dir", name, "--max-steps", "6", "--display", "none"]
         base += ["--precision", "fp32", "--seq-len", "48", "--ckpt.interval", "2", "--trainer.optim.lr", "1e-3"]
         base += ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
-        base += ["--orchestrator.sampling.max-tokens", "10", "--orchestrator.env.id", "parity", "--no-audit"]
+        base += ["--orchestrator.sampling.max-tokens", "10", "--orchestrator.env.id", "parity", *NO_AUDIT]
         base += ["--orchestrator.eval.interval", "3", "--orchestrator.eval.num-examples", "4"]
         self.hone(*base, *flags, code=code)
         return self.folder / name
 
     def sft(self, name: str, *flags: str) -> Path:
-        """An SFT run of six steps with checkpoints at 2, 4 and 6, unless the flags say otherwise."""
         base = ["sft", "--model.name", "model", "--output-dir", name, "--max-steps", "6", "--display", "none"]
         base += ["--data.env.id", "reverse-text", "--data.seq-len", "96", "--data.batch-size", "4", "--no-data.pack"]
         base += ["--precision", "fp32", "--ckpt.interval", "2", "--val.interval", "3", "--val.max-examples", "4"]

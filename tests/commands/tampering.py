@@ -11,8 +11,6 @@ from typing import Any
 from run_folders import snapshot as snapshot
 
 from hone.config.rl import RLConfig
-from hone.extensions.reproduce.execution import groups_from_rows
-from hone.extensions.reproduce.records import Records
 from hone.loops.groups import group_state, step_metrics
 from hone.runs import Run
 from hone.runs.files import sha256
@@ -44,6 +42,8 @@ def edit_hashes(run: Path, step: int, **fields: str | None) -> None:
 
 def fit_advantages_and_metrics(run: Path, step: int) -> None:
     """Makes all that follows from the rewards of a step fit them, and the hashes of that."""
+    from hone.extensions.reproduce.execution import groups_from_rows
+    from hone.extensions.reproduce.records import Records
 
     def fit(rows: list[Row]) -> None:
         for row, (advantage, state) in zip(rows, made, strict=True):

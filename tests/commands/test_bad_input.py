@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from present import NO_AUDIT
 from refusals import fails
 
 from hone.cli import main
 
-RL = "rl --model.name hone/tiny --no-audit --orchestrator.env.id reverse-text --seq-len 64"
+RL = " ".join(["rl --model.name hone/tiny --orchestrator.env.id reverse-text --seq-len 64", *NO_AUDIT])
 CASES = {
     f"{RL} --orchestrator.env.id no-such-task": "no-such-task",
     f"{RL} --orchestrator.env.args '{{\"colour\": 1}}'": "colour",
@@ -61,7 +62,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("line", CASES)
+OWNERS = {"audit": "audit", "inference": "server", "plan": "planning", "verify": "reproduce", "vllm": "vllm"}
+"""Words of command lines, and the extension that each needs."""
+
+
+def needed(line: str) -> list[str]:
+    return [name for word, name in OWNERS.items() if word in line.split()]
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, marks=pytest.mark.needs(*needed(line))) for line in CASES])
 def test_it_is_one_sentence(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     fails(capsys, main(shlex.split(line)), CASES[line])

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from processes import children, wait_until_gone
-from real_server import until
+from present import NO_AUDIT
+from processes import children, until, wait_until_gone
 from run_folders import snapshot
 
 from hone.cli import main
@@ -58,7 +58,7 @@ def flags(model: Path, *more: str, steps: int = STEPS) -> list[str]:
     return [
         *("rl", "--detach", "--model.name", str(model), "--max-steps", str(steps), "--seq-len", "64"),
         *("--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "out"),
-        *("--orchestrator.sampling.max-tokens", "4", "--orchestrator.env.id", "slow", "--no-audit", *more),
+        *("--orchestrator.sampling.max-tokens", "4", "--orchestrator.env.id", "slow", *NO_AUDIT, *more),
     ]
 
 

@@ -21,12 +21,6 @@ def hone_eval(*words: str) -> int:
     return call("eval", list(words), "hone eval")
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_checkpoint_is_evaluated_and_the_results_saved(here: Path, tiny_model_dir: Path, capsys):
     model = str(tiny_model_dir)
     assert hone_eval("reverse-text", "-m", model, "-n", "3", "-r", "2", "-t", "6", "-T", "0.7") == 0

@@ -5,10 +5,8 @@ rounding that is always there.
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
-import tampering
 from refusals import fails
 
 from hone.cli import main
@@ -45,13 +43,3 @@ def test_a_gap_that_stops_saves_the_run_which_can_then_go_on(bench, warned, caps
     for name in ("metrics.jsonl", "weights/step_6/model.safetensors"):
         assert (halted / name).read_bytes() == (warned / name).read_bytes()
     assert Run(halted).info["status"] == "done" and "inexact" not in {e["kind"] for e in Run(halted).events()}
-
-
-def test_verify_measures_the_canary_again(rl_run, tmp_path, capsys):
-    run = shutil.copytree(rl_run, tmp_path / "run")
-    gaps = [json.loads(text)["canary/gap/mean"] for text in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all(0 < gap <= 1e-5 for gap in gaps) and len(set(gaps)) > 1
-    shutil.rmtree(run / "checkpoints" / "step_6")  # which knows the lines before it
-    tampering.edit_metrics(run, 5, "canary/gap/mean", 0.0, fit_hashes=True)
-    assert main(["verify", str(run), "--steps", "6"]) == 1
-    assert "executed again, step 5, metrics: canary/gap/mean is 0.0 in the run" in capsys.readouterr().out

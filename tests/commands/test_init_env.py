@@ -15,14 +15,8 @@ from hone.runs import Run
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def _forget_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task of another test may have the same name."""
+def _here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in which no task of another test has the same name."""
     for name in ("my_task", "sort_it_2"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_server import until
+from processes import until
 
 from hone.runs import Run
 

@@ -7,10 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from present import NO_AUDIT, QUIET, reproduced
 
 from hone.cli import main
 from hone.runs import Run
-from hone.runs.view import RunView
+from hone.runs.view import RunView, read_lines
 from hone.trainer.step import Trainer
 
 CONSTANT = '''
@@ -75,7 +76,7 @@ def rl(tiny_model_dir, tmp_path, monkeypatch):
 
 
 def metrics(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(folder / "metrics.jsonl")
 
 
 def test_the_run_directory_holds_the_whole_story(rl, tmp_path, capsys):
@@ -99,7 +100,8 @@ def test_the_run_directory_holds_the_whole_story(rl, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "3 steps x 2 prompts x 4 completions = 24 completions" in printed
     command = f"hone eval @ {out}/config.toml -m {out / 'weights' / 'step_3'} -n 100 -r 4"
-    assert f"Look: hone view {out}\nNext: {command}\n" in printed
+    look = f"Look: hone view {out}\n" if "report" in QUIET else ""
+    assert f"{look}Next: {command}\n" in printed
     assert main([*command.split()[1:], "-n", "4", "-r", "1", "--output-dir", "evaluated"]) == 0
     again, _ = RunView(Path("evaluated")).evaluation()
     assert again == {name: metrics(out)[3][name] for name in again}
@@ -107,7 +109,7 @@ def test_the_run_directory_holds_the_whole_story(rl, tmp_path, capsys):
 
 
 def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_path, tiny_model_dir):
-    assert rl("--no-audit", "--orchestrator.env.id", "constant") == 0
+    assert rl(*NO_AUDIT, "--orchestrator.env.id", "constant") == 0
     out = tmp_path / "out"
     for line in metrics(out)[:3]:
         assert line["frac_reward_zero_std"] == 1.0 and line["groups/filtered"] == 2
@@ -119,7 +121,7 @@ def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_pa
 
 def test_reinforce_plus_plus_takes_one_rollout_of_a_prompt_and_is_done_again(rl, tmp_path, capsys):
     """The KL is in the reward, so the trainer changes the recorded advantages; resumed, replayed, verified alike."""
-    flags = ["--no-audit", "--orchestrator.env.id", "lengths", "--algorithm", "reinforce++", "--ckpt.interval", "1"]
+    flags = [*NO_AUDIT, "--orchestrator.env.id", "lengths", "--algorithm", "reinforce++", "--ckpt.interval", "1"]
     flags += ["--trainer.loss.kl-coef", "0.5", "--orchestrator.rollouts-per-example", "1", "--trainer.optim.lr", "1e-2"]
     out, again = tmp_path / "out", tmp_path / "again"
     assert rl(*flags) == 0
@@ -127,7 +129,7 @@ def test_reinforce_plus_plus_takes_one_rollout_of_a_prompt_and_is_done_again(rl,
     assert all(line["groups/trained"] == 8 and "frac_reward_zero_std" not in line for line in lines)
     assert lines[0]["kl"] == 0 and lines[2]["kl"] != 0
     assert len({row["advantage"] for row in Run(out).rollouts(0).to_pylist()}) > 1
-    assert main(["replay", str(out)]) == 0 and main(["verify", str(out), "--steps", "3"]) == 0
+    reproduced(out, 3)
     assert rl(*flags, "--output-dir", str(again), "--max-steps", "2") == 0
     assert rl(*flags, "--output-dir", str(again), "--resume") == 0
     name = "weights/step_3/model.safetensors"
@@ -138,12 +140,12 @@ def test_reinforce_plus_plus_takes_one_rollout_of_a_prompt_and_is_done_again(rl,
 
 
 def test_rewards_below_0_are_refused_where_a_mean_reward_divides_or_warned_of(rl, tmp_path, capsys):
-    flags = ["--no-audit", "--orchestrator.env.id", "lengths", "--algorithm", "maxrl"]
+    flags = [*NO_AUDIT, "--orchestrator.env.id", "lengths", "--algorithm", "maxrl"]
     assert rl(*flags, "--orchestrator.env.args", '{"least": -1.0, "declared": true}') == 2
     assert "needs rewards of 0 or more, and a reward of lengths can be -1: add 1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert rl(*flags, "--orchestrator.env.args", '{"least": -1.0}') == 0
-    events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    events = read_lines(tmp_path / "out" / "events.jsonl")
     assert [(e["step"], e["reward"]) for e in events if e["kind"] == "negative_reward"] == [(0, -1.0)]
     assert "has a reward of -1" in " ".join(capsys.readouterr().out.split())
     assert rl(*flags, "--orchestrator.env.args", '{"declared": true}') == 0
@@ -152,7 +154,7 @@ def test_rewards_below_0_are_refused_where_a_mean_reward_divides_or_warned_of(rl
 
 def test_a_run_whose_completions_are_all_cut_off_and_masked_says_so(rl, tmp_path, capsys):
     words = ("--orchestrator.truncated", "mask", "--orchestrator.sampling.max-tokens", "1", "--max-steps", "2")
-    assert rl("--no-audit", *words) == 0
+    assert rl(*NO_AUDIT, *words) == 0
     printed, out = capsys.readouterr().out, tmp_path / "out"
     assert printed.count("All completions of step 0 were cut off at the length limit") == 1
     assert "not finite" not in printed
@@ -163,7 +165,7 @@ def test_a_run_whose_completions_are_all_cut_off_and_masked_says_so(rl, tmp_path
 
 
 def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
-    assert rl("--no-audit", "--orchestrator.env.id", "broken") == 2
+    assert rl(*NO_AUDIT, "--orchestrator.env.id", "broken") == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: every completion of step 0 failed in the grader")
     assert 'raise RuntimeError("the judge' in captured.err and "is away" in captured.err and "\x1b" not in captured.err

@@ -56,7 +56,9 @@ def test_gpus_that_a_run_leaves_idle_are_named_with_what_would_use_them(monkeypa
         ("--mode colocated --inference.replicas 2", "leave out one"),
         ("--inference.replicas 2 --orchestrator.client.base-url http://h/v1", "leave out one of them"),
         ("--inference.replicas 2 --inference.port 65535", "lower inference.port"),
-        ("--inference.tensor-parallel 2", "is for inference.backend = vllm"),
+        pytest.param(
+            *("--inference.tensor-parallel 2", "is for inference.backend = vllm"), marks=pytest.mark.needs("vllm")
+        ),
         ("--trainer.ranks 2 --trainer.optim.offload", "are for one rank"),
         ("--trainer.ranks 2 --trainer.optim.state 8bit", "are for one rank"),
         ("--trainer.ranks 2 --trainer.optim.type muon", "needs whole matrices: leave it out, or start one rank"),

@@ -28,8 +28,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hone(capsys):
-    """Calls `hone runs`; returns what it prints."""
-
     def call(*argv: str, code: int = 0) -> str:
         assert main(["runs", *argv]) == code
         return capsys.readouterr().out
@@ -164,7 +162,6 @@ def test_attach_to_a_run_that_has_ended_shows_its_last_state(hone) -> None:
 
 @pytest.fixture
 def at_work() -> Path:
-    """A run that no process holds yet."""
     run = make_run(Path("outputs"), "running", steps=3)
     checkpoint(run, 2)
     return run

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from by_chance import TASK
+from present import NO_AUDIT, reproduced
 from refusals import fails
 
 from hone.cli import main
@@ -19,10 +20,10 @@ def sampled(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("sampled")
     (folder / "by_chance.py").write_text(TASK)
     few = "--orchestrator.batch-size 20 --orchestrator.rollouts-per-example 2 --orchestrator.sampling.max-tokens 4"
-    few += " --orchestrator.env.id by-chance --max-steps 3 --seq-len 64 --display none --no-audit --output-dir rl"
+    few += " --orchestrator.env.id by-chance --max-steps 3 --seq-len 64 --display none --output-dir rl"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["rl", "--model.name", str(tiny_model_dir), *few.split()]) == 0
+        assert main(["rl", "--model.name", str(tiny_model_dir), *few.split(), *NO_AUDIT]) == 0
         words = ["-m", str(tiny_model_dir), "--profile", "p.parquet", "-n", "10", "-t", "4", "--output-dir", "measured"]
         assert main(["eval", "by-chance", *words]) == 0
     return folder
@@ -57,7 +58,7 @@ def test_the_sampled_ids_of_the_first_best_completion_are_learned(sampled, tiny_
     assert "the best completions of run `rl`, of a reward from 1\n" in printed
     weights = tmp_path / "by-command" / "weights" / "step_2"
     assert f"Next: hone eval by-chance -m {weights} -n 100 -r 4 -t 4 -S '{{\"seq_len\": 64}}'\n" in printed
-    assert main(["verify", str(tmp_path / "out"), "--steps", "2"]) == 0
+    reproduced(tmp_path / "out", 2)
 
 
 def test_another_tokenizer_renders_the_messages_anew(sampled, tiny_model_dir, tmp_path):

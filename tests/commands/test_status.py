@@ -6,7 +6,7 @@ import io
 import json
 import sys
 
-from real_server import until
+from processes import until
 
 from hone.commands.status import Status, Ticking, print_json
 

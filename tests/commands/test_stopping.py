@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from present import QUIETLY
 
 from hone.cli import main
 from hone.loops.groups import GroupSampler
@@ -21,9 +22,9 @@ from hone.trainer.step import Trainer
 def line(model: Path, out: Path, *flags: str) -> list[str]:
     """The command line of one small run; later flags win."""
     base = f"--model.name {model} --output-dir {out} --max-steps 4 --seq-len 64 --display plain"
-    base += " --orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4 --no-audit --no-report"
+    base += " --orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4"
     base += " --orchestrator.sampling.max-tokens 12 --trainer.micro-batch-tokens 40"
-    return ["rl", *base.split(), *flags]
+    return ["rl", *base.split(), *QUIETLY, *flags]
 
 
 @pytest.fixture
@@ -40,7 +41,6 @@ def straight(tiny_model_dir, tmp_path_factory):
 
 
 def exact_files(folder: Path) -> dict[str, str]:
-    """Digests of all that the unbroken run has as well."""
     files = [folder / "metrics.jsonl", folder / "hashes.jsonl", *folder.glob("rollouts/*")]
     files += folder.glob("weights/step_4/*")
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}

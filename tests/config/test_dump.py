@@ -20,7 +20,7 @@ from hone.config.sft import SFTConfig
     [
         (RLConfig, ["--ckpt", "--trainer.optim.lr", "3e-6", "--orchestrator.eval.interval", "7", "--mode", "split"]),
         (RLConfig, ["--orchestrator.env.args", '{"answer": "5", "n": [1, 2.5, null], "deep": {"x": null}}']),
-        (RLConfig, ["--model.chat-template", 'a "quoted"\nline\\ and é', "--resume", "--wandb.mode", "offline"]),
+        (RLConfig, ["--model.chat-template", 'a "quoted"\nline\\ and é', "--resume"]),
         (SFTConfig, ["--data.path", "data/a.jsonl", "--no-data.pack", "--optim.betas", "0.8", "0.9", "--threads", "2"]),
         (EvalConfig, ["reverse-text", "-m", "outputs/w", "-a", '{"seed": 3}', "--output-dir", "outputs/e"]),
     ],
@@ -50,11 +50,7 @@ def test_defaults_are_written_and_nulls_are_left_out() -> None:
         (RLConfig, "--seed 5 --trainer.optim.betas 0.8 0.9", {"seed": 5, "trainer.optim.betas": [0.8, 0.9]}),
         (RLConfig, "--orchestrator.env.args.n 3", {"orchestrator.env.args": {"n": 3}}),
         (RLConfig, "--ckpt", {"ckpt": "on"}),
-        (
-            RLConfig,
-            "--alarms.truncation.action stop --alarms.truncation.threshold 0.4",
-            {"alarms.truncation.action": "stop"},
-        ),
+        (RLConfig, "--trainer.correction.type token --trainer.correction.cap 2", {"trainer.correction.type": "token"}),
         (SFTConfig, "--data.env.id reverse-text", {"data.env": "on"}),
     ],
 )

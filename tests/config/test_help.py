@@ -13,7 +13,6 @@ from hone.config.rl import RLConfig
 from hone.config.runs import RunsShowConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
-from hone.extensions.reproduce.config import RegradeConfig
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +76,6 @@ def test_help_of_a_key_lists_what_its_values_stand_for() -> None:
         (RLConfig, "  --orchestrator.rollouts-per-example INT"),
         (SFTConfig, "  --optim.lr FLOAT                Peak learning rate. [2e-05]"),
         (EvalConfig, "  -n, --num-examples INT          Held-out examples. [5]"),
-        (RegradeConfig, "env: The task that grades. [--env ID: that env.id]"),
         (RunsShowConfig, "usage: prog RUN [@ FILE.toml ...] [--KEY VALUE ...]"),
     ],
 )

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from hone.cli import commands
-from hone.config.base import BaseConfig, dotted, lookup, shared_keys, walk
+from hone.config.base import BaseConfig, dotted, lookup, walk
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.extensions.split.agreement import shared_values
 from hone.runs.settings import differing
 
 FREE = {
@@ -38,16 +37,12 @@ def test_a_resume_refuses_another_value_of_every_key_that_does_not_say_that_it_i
         if not key.section:
             assert differing({name: 1}, {name: 2}, names_matter=True) == ([] if set(kinds) & FREE.keys() else [name])
             assert differing({name: 1}, {name: 2}) == ([] if kinds else [name])
+
+
+@pytest.mark.needs("alarms", "audit", "services", "split", "trackers", "viewer", "vllm")
+def test_the_keys_of_these_lists_are_there() -> None:
     names = [name for names in MARKED.values() for name in names.split()]
     assert all(any(lookup(one, tuple(name.split("."))) for one in (RLConfig, SFTConfig)) for name in names)
-
-
-def test_keys_that_roles_must_agree_on_are_keys_that_each_can_set() -> None:
-    assert " ".join(shared_keys(RLConfig)) == "model max_steps seq_len ckpt seed output_dir precision transport"
-    assert {name.partition(".")[0] for name in shared_values(RLConfig())} < {*shared_keys(RLConfig)}
-    of_a_folder = shared_values(RLConfig(model={"name": "M", "lora": {"rank": 3}}))
-    assert list(of_a_folder) == ["model.name", "model.lora", "max_steps", "precision"]
-    assert of_a_folder["model.lora"]["rank"] == 3 and shared_values(RLConfig())["model.init.layers"] == 2
 
 
 def test_every_kind_of_common_keys_has_a_heading_and_every_heading_has_keys() -> None:

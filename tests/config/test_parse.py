@@ -13,8 +13,6 @@ from hone.config.parse import CONFIG_OF, parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
-from hone.extensions.audit.config import AuditConfig
-from hone.extensions.reproduce.config import DiffConfig, RegradeConfig
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +21,6 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dir.toml").mkdir()
     for name, text in {
         "ckpt": "[ckpt]\ninterval = 5\n",
-        "env": 'env = "gsm8k"\n',
         "free": 'threads = "None"\n[data.env.args]\nanswer = "5"\nnothing = "None"\n',
         "name": "[trainer.optim]\nlearning_rate = 1e-6\n",
         "root": "seed = 1\n",
@@ -67,19 +64,13 @@ def refused(cls: type, *argv: str) -> str:
         (RLConfig, "@ ckpt.toml --no-ckpt", "ckpt", None),
         (RLConfig, "@ ckpt.toml --ckpt", "ckpt.interval", 5),
         (RLConfig, "--orchestrator.env countdown", "orchestrator.env.id", "countdown"),
-        (RegradeConfig, "--env gsm8k --env.args.mode sparse", "env.args", {"mode": "sparse"}),
-        (RegradeConfig, "@ env.toml --env.args.mode sparse", "env.id", "gsm8k"),
-        (RegradeConfig, "--json --steps 0:2", "as_json.file", None),
-        (RegradeConfig, "outputs/a --json a.json", "as_json.file", Path("a.json")),
         (SFTConfig, "@ free.toml --data.env.args.n 16", "data.env.args", {"answer": "5", "nothing": None, "n": 16}),
         (SFTConfig, "@ free.toml", "threads", None),
         (EvalConfig, '-a {"n":3} --env-args.a-b 7 --env-args.on true', "env_args", {"n": 3, "a_b": 7, "on": True}),
         (RLConfig, "--trainer.optim.betas 0.8 0.9 --seed 1", "trainer.optim.betas", (0.8, 0.9)),
         (RLConfig, "--trainer.optim.betas [0.8,0.9]", "trainer.optim.betas", (0.8, 0.9)),
-        (RLConfig, "--predict a --predict b", "predict", ["a", "b"]),
         (EvalConfig, "reverse-text -T 0.5", "temperature", 0.5),
         (InitModelConfig, "a/b --init.layers 3", "out", Path("a/b")),
-        (DiffConfig, "one two", "b", "two"),
     ],
 )
 def test_a_line_sets_a_key(cls: type, line: str, key: str, value: object) -> None:
@@ -155,22 +146,12 @@ def test_a_mistake_is_one_sentence_with_key_value_source_and_remedy(line: str, m
     assert refused(RLConfig, *line.split()).startswith(message)
 
 
-def test_positional_words() -> None:
-    assert refused(DiffConfig, "one", "two", "three").startswith("unexpected argument 'three'")
-    assert refused(DiffConfig, "one").startswith("B is missing: say `prog A B`")
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("--orchestrator.rollouts-per-example 1", ["orchestrator.rollouts_per_example", "group mean", "4 or more"]),
         ("--orchestrator.batch-size 100", ["batch_size = 100", "rollouts_per_example = 16", "96 or 112"]),
         ("--orchestrator.sampling.temperature 0", ["sampling.temperature = 0.0", "ratio", "temperature = 1"]),
-        (
-            "--inference.backend vllm --orchestrator.sampling.top-p 0.9",
-            ["vLLM does not tell which tokens", "leave them"],
-        ),
-        ("--inference.backend vllm --orchestrator.sampling.min-p 0.1", ["renormalise", "hone's own engine or server"]),
         ("--seq-len 64 --orchestrator.sampling.max-tokens 64", ["sampling.max_tokens = 64", "raise seq_len"]),
         ("--seq-len 64 --orchestrator.eval.sampling.max-tokens 70", ["orchestrator.eval.sampling.max_tokens"]),
         ("--model.init.kv-heads 3", ["model.init", "kv_heads = 3", "heads = 4", "1 or 4"]),
@@ -190,7 +171,6 @@ def test_rollouts_may_be_cut_and_stopped() -> None:
     assert (sampling.top_k, sampling.top_p, sampling.min_p, sampling.stop) == (20, 0.9, 0.05, ["</a>", "\n\n"])
     assert sampling.cuts and not RLConfig().orchestrator.sampling.cuts
     assert "stop" in refused(RLConfig, "--orchestrator.sampling.stop", "")
-    assert parse(RLConfig, ["--inference.backend", "vllm", *stops], "prog").orchestrator.sampling.stop == sampling.stop
 
 
 def test_sft_needs_exactly_one_source_of_data() -> None:
@@ -199,7 +179,7 @@ def test_sft_needs_exactly_one_source_of_data() -> None:
     assert "has data.path and data.env: set exactly one" in message
 
 
-def test_an_evaluation_and_an_audit_take_the_task_of_a_runs_config(tmp_path):
+def test_an_evaluation_takes_the_task_of_a_runs_config(tmp_path):
     rl, sft = tmp_path / "rl.toml", tmp_path / "sft.toml"
     task = 'id = "functions"\n[{0}.env.args]\nrewards = ["rw:even"]\ndata = "p.jsonl"\n'
     sampling = "[orchestrator.sampling]\ntemperature = 0.5\nmax_tokens = 9\nstop = ['x']\n"
@@ -221,8 +201,6 @@ def test_an_evaluation_and_an_audit_take_the_task_of_a_runs_config(tmp_path):
         "stop": ["x"],
     }
     assert config.seq_len == 96 and parse(EvalConfig, ["@", str(rl), "-t", "97"], "hone eval").seq_len is None
-    audited = parse(AuditConfig, ["@", str(rl)], "hone audit")
-    assert (audited.env, audited.env_args) == ("functions", {"rewards": ["rw:even"], "data": "p.jsonl"})
     rl.write_text(f"{CONFIG_OF}rl\n[orchestrator]\nenvs = [{{id = 'a'}}, {{id = 'b'}}]\n")
     with pytest.raises(UserError, match="has several tasks: name one"):
         parse(EvalConfig, ["@", str(rl)], "hone eval")

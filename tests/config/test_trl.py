@@ -13,8 +13,12 @@ from hone.config.sft import SFTConfig
 from hone.config.trl import KEYS, TRL, table
 from hone.errors import UserError, in_python
 
+OF_TRACKERS = [name for name, (key, _) in TRL.items() if key.startswith("wandb.")]
 
-@pytest.mark.parametrize("name", TRL)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.needs("trackers")] * (name in OF_TRACKERS)) for name in TRL]
+)
 def test_each_key_of_the_table_is_there(name: str) -> None:
     key, note = TRL[name]
     assert key or note

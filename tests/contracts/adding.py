@@ -30,7 +30,6 @@ def correctness(completion: list[Message], answer: str) -> float:
 
 
 def calls(state: dict[str, Any]) -> float:
-    """How many calls there were."""
     return float(state["calls"])
 
 

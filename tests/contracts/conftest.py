@@ -29,11 +29,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def warm_model(tmp_path_factory) -> Path:
-    return recipes.warm_model(tmp_path_factory.mktemp("warm"))
-
-
-@pytest.fixture(scope="session")
 def cook(warm_model, guesser, tmp_path_factory) -> Cook:
     """(rl, cut, pool, refill, mix, talk, lora or sft, precision) -> its recipe, with the unbroken run."""
     cooked: dict[tuple[str, str], Recipe] = {}

@@ -29,12 +29,10 @@ def correctness(completion: list[Message], answer: str) -> float:
 
 
 def guesses(state: dict[str, Any]) -> float:
-    """How many guesses the environment has heard."""
     return float(len(state["guesses"]))
 
 
 def guess_of(message: Message) -> int | None:
-    """The digit that a message begins with."""
     found = re.match(r"[0-9]", message["content"])
     return int(found[0]) if found else None
 

@@ -7,9 +7,10 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import run_folders
 import states
-import tampering
 import trials
+from present import NO_AUDIT
 from traps import At, Op, Trap
 
 STEPS = 8
@@ -28,7 +29,6 @@ class Recipe:
     """What the unbroken run did to its directory."""
 
     def argv(self, out: Path, *more: str) -> list[str]:
-        """The command line that writes into `out`."""
         return [*self.args, "--output-dir", str(out), *more]
 
     def killed_and_resumed(self, trap: Trap, folder: Path) -> Path:
@@ -59,11 +59,11 @@ class Recipe:
         a command and its flags. The copy stays as it is. Returns what was printed.
         """
         run, log = shutil.copytree(self.unbroken, folder / "copied"), folder / "log"
-        before = tampering.snapshot(run)
+        before = run_folders.snapshot(run)
         replay = ["replay", "--output-dir", str(folder / "replayed")]
         for command, *flags in (["verify", "--steps", str(STEPS)], replay, *more):
             assert trials.run([*command.split(), str(run), *flags], log) == 0, log.read_text()
-        assert tampering.snapshot(run) == before
+        assert run_folders.snapshot(run) == before
         last = run / "weights" / f"step_{STEPS}" / "model.safetensors"
         assert (folder / "replayed" / "model.safetensors").read_bytes() == last.read_bytes()
         return log.read_text()
@@ -105,7 +105,7 @@ def rl(model: Path, precision: str) -> list[str]:
 def pool(model: Path, precision: str) -> list[str]:
     """RL whose prompts are retired, parked and tried again."""
     return [
-        *(*rl(model, precision), "--orchestrator.env.id", "chances", "--orchestrator.curriculum.pool", "--no-audit"),
+        *(*rl(model, precision), "--orchestrator.env.id", "chances", "--orchestrator.curriculum.pool", *NO_AUDIT),
         *("--orchestrator.curriculum.pool.park-after", "2", "--orchestrator.curriculum.pool.retry-parked", "2"),
     ]
 
@@ -119,8 +119,7 @@ def refill(model: Path, precision: str) -> list[str]:
 
 
 def mix(model: Path, precision: str) -> list[str]:
-    """RL of three tasks, two of them one with other arguments, of unequal weights, each with its pool; evaluated on two
-    others."""
+    """RL of three tasks of unequal weights, two of them one with other arguments; evaluated on two others."""
     tasks = [
         {"id": "chances", "weight": 3, "sampling": {"max_tokens": 12, "top_k": 20}},
         {"id": "chances", "name": "parity", "args": {"parity": 0}, "sampling": {"stop": ["a"]}},
@@ -140,24 +139,21 @@ def mix(model: Path, precision: str) -> list[str]:
 
 
 def talk(model: Path, precision: str) -> list[str]:
-    """RL of a task of several turns; `model` is one that ends its turns."""
     return [
         *(*rl(model, precision), "--orchestrator.env.id", "guessing", "--orchestrator.sampling.max-tokens", "6"),
-        *("--orchestrator.eval.num-examples", "4", "--no-audit"),
+        *("--orchestrator.eval.num-examples", "4", *NO_AUDIT),
     ]
 
 
 def cut(model: Path, precision: str) -> list[str]:
-    """RL that samples from cut distributions and stops at a text, with several updates a step, and with the KL to a
-    reference that follows in the reward.
-    """
+    """RL that cuts distributions and stops at a text, with several updates a step and the KL in the reward."""
     return [
         *(*rl(model, precision), "--orchestrator.sampling.top-p", "0.9", "--orchestrator.sampling.top-k", "20"),
         *("--orchestrator.sampling.min-p", "0.05", "--orchestrator.sampling.stop", "a"),
         *("--trainer.loss.kl-coef", "0.1", "--trainer.loss.kl-in", "reward", "--trainer.loss.kl-estimator", "k1"),
         *("--trainer.loss.reference-interval", "3", "--trainer.minibatches", "2"),
         *("--trainer.updates-per-batch", "2", "--orchestrator.truncated", "penalize", "--trainer.optim.lr", "3e-4"),
-        *("--orchestrator.eval.sampling.min-p", "0.2", "--orchestrator.eval.sampling.stop", "</answer>", "--no-audit"),
+        *("--orchestrator.eval.sampling.min-p", "0.2", "--orchestrator.eval.sampling.stop", "</answer>", *NO_AUDIT),
     ]
 
 

@@ -81,7 +81,6 @@ class Side:
             return process.wait(LIMIT)
 
     def must(self, line: str) -> None:
-        """Run a command that has to succeed."""
         if code := self.hone(line):
             raise SystemExit(f"exit code {code} of hone {line}\n{(self.folder / 'log').read_text()[-4000:]}")
 
@@ -117,7 +116,6 @@ def killed(side: Side) -> None:
 
 
 def served(side: Side) -> None:
-    """An evaluation by hone's server."""
     port = free_port()
     with side.started(f"inference --model.name {WARM} --port {port} --batch-invariant --threads 1") as process:
         side.wait_for(process, lambda: answers(f"http://127.0.0.1:{port}/v1/models"))
@@ -147,7 +145,6 @@ def tools(side: Side) -> None:
 
 
 def line(words: str) -> Callable[[Side], None]:
-    """Return a run of one command."""
     return lambda side: side.must(words)
 
 

@@ -19,9 +19,7 @@ _FREE = ("output_dir", "display")
 
 
 def fingerprint(run: Path) -> dict[str, str]:
-    """SHA-256 by file of what is the same in every exact run: metrics, hashes, rollouts, what of tokens was recorded,
-    evaluations, weights, checkpoints (with the ledger).
-    """
+    """SHA-256 by file of what is the same in every exact run."""
     files = [run / name for name in LOGS if (run / name).exists()]
     for pattern in ("rollouts/*", "tokens/*", "evals/*", "weights/**/*", "checkpoints/*/*"):
         files += sorted(file for file in run.glob(pattern) if file.is_file())
@@ -57,7 +55,6 @@ def is_done(run: Path) -> bool:
 
 
 def leftovers(run: Path) -> list[str]:
-    """Files with a temporary name."""
     return [str(path.relative_to(run)) for path in run.rglob(f"{TMP_PREFIX}*")]
 
 
@@ -134,7 +131,6 @@ def sha256(path: Path) -> str:
 
 
 def _step(path: Path) -> int:
-    """The step in the nearest name like step_12 of a path."""
     for name in (path.name, path.parent.name):
         if match := re.match(r"step_(\d+)", name):
             return int(match.group(1))

@@ -1,9 +1,4 @@
-"""Contracts 1, 2 and 4 for a task of several turns. Changing what is compared here is a decision to report, not a fix.
-
-- The same config, seed and machine give the same bytes; so does a run that was killed and resumed.
-- `hone replay` retrains from the recorded ids and masks; `hone verify` samples again and asks the environment again.
-- An environment that answers otherwise is found by `hone verify` and said so, with its answers.
-"""
+"""Contracts 1, 2 and 4 for a task of several turns. To change what is compared is a decision to report, not a fix."""
 
 from __future__ import annotations
 
@@ -108,10 +103,12 @@ def test_killed_and_resumed_equals_never_killed(event, recipe, tmp_path):
     recipe.killed_and_resumed(Trap(KILLS[event]), tmp_path)
 
 
+@pytest.mark.needs("reproduce")
 def test_a_copied_run_is_verified_and_replayed(recipe, tmp_path):
     recipe.rebuilt(tmp_path)
 
 
+@pytest.mark.needs("reproduce")
 def test_an_environment_that_answers_otherwise_is_named(recipe, tmp_path):
     """Recorded with one wording, verified with another: the config of the copy names another environment argument."""
     run, log = shutil.copytree(recipe.unbroken, tmp_path / "run"), tmp_path / "log"
@@ -126,6 +123,7 @@ def test_an_environment_that_answers_otherwise_is_named(recipe, tmp_path):
     assert "environment: what it said" in log.read_text()
 
 
+@pytest.mark.needs("reproduce")
 def test_a_changed_turn_is_found_where_it_is(recipe, tmp_path):
     def edit(rows):
         row = next(row for row in rows if between(row).any())

@@ -1,10 +1,7 @@
 """What a run does when the machine fails it: disk full, I/O error, read-only folder, out of memory.
 
-- Exit code 2 and one sentence, which names the cause and a file; no traceback.
-- Each checkpoint that was saved before is there to the last byte, and so is all of the run up to it.
-- Resumed on a machine that works, the run ends in the bytes of the one that nothing happened to.
-
-First on disks that are really full and really read-only; then at each operation of an unbroken run in turn.
+First on disks that are really full and really read-only; then at each operation of an unbroken run in turn. It ends
+with one sentence, all that was saved before is intact, and a resume ends in the bytes of the unbroken run.
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ def reported(log: Path, out: Path) -> tuple[str, Path]:
 
 
 def assert_recovers(recipe: Recipe, out: Path, log: Path, *more: str) -> None:
-    """Resume, and compare with the unbroken run."""
     before = states.contents(out)
     assert trials.run(recipe.argv(out, *more, "--resume"), log) == 0, log.read_text()
     states.assert_ended_like(out, recipe.unbroken)

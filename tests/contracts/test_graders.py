@@ -1,11 +1,8 @@
 """Contract 5. Changing what is compared here is a decision to report, not a fix.
 
-- A grader that hangs, crashes, forks, eats memory or prints garbage costs its own sample only: the run goes on, and
-  every other sample has the score that it has in a run whose graders behave.
-- It is ended at its deadline, of processor time: the run says then that it is not exact, since which step, and why.
-- One that is killed from outside changes no byte: its completion is graded again.
-- When the run is over nothing of it is left, also if it was killed while a grader slept.
-- The number of worker processes changes no byte, nor does it if they grade while others are sampled.
+A grader that goes wrong costs its own sample only: every other one has the score that it has where graders behave. It
+is ended at its deadline, of processor time, after which the run is not exact; one that is killed from outside changes
+no byte.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from pathlib import Path
 import pytest
 import states
 from graders import gone
+from present import NO_AUDIT
 
 from hone.runs import Run
 
@@ -149,7 +147,7 @@ def argv(out: str, kind: str, *flags: str) -> list[str]:
         *(sys.executable, "-m", "hone.cli", "rl", "--model.name", "hone/tiny", "--max-steps", str(STEPS)),
         *("--output-dir", out, "--trainer.optim.lr", "1e-30", "--seq-len", "64", "--precision", "fp32"),
         *("--orchestrator.batch-size", str(BATCH), "--orchestrator.rollouts-per-example", "4"),
-        *("--orchestrator.sampling.max-tokens", "6", "--orchestrator.env.id", "hostile-task", "--no-audit"),
+        *("--orchestrator.sampling.max-tokens", "6", "--orchestrator.env.id", "hostile-task", *NO_AUDIT),
         *("--orchestrator.env.args.kind", kind, "--orchestrator.grading.max-failed", "1", *flags),
     ]
 
@@ -171,7 +169,6 @@ def marked(mark: str) -> list[int]:
 
 
 def ways(texts: list[str]) -> list[str | None]:
-    """How the grader goes wrong with each completion."""
     scope: dict = {}
     exec(TASK, scope)
     found = [scope["way"]([{"content": text}]) for text in texts]

@@ -1,9 +1,6 @@
 """Contract 2: SIGKILL at any moment, then --resume, ends in the bytes of the run that was never killed.
 
-- At chosen events: in each phase of a step, and in the middle of writing each kind of file.
-- At random moments, some runs several times; also within the resume, while it rolls back.
-- Final weights, checkpoints (with the ledger), metrics, hashes and rollouts are compared byte for byte, and what was
-  rolled back is in superseded/.
+At chosen events, at random moments, and within the resume while it rolls back; what was rolled back is in superseded/.
 """
 
 from __future__ import annotations
@@ -113,7 +110,6 @@ RESUME_EVENTS = {
 
 
 def resume(recipe: Recipe, out: Path, log: Path, stopped: bool = False) -> None:
-    """Resume, and compare with the unbroken run."""
     before, was_done = states.contents(out), states.is_done(out)
     assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
     states.assert_ended_like(out, recipe.unbroken, stopped)

@@ -114,7 +114,6 @@ def sample(engine: Engine, jobs: list[Job], arrival: str, rng: np.random.Generat
 
 
 def run(engine: Engine, jobs: list[Job], when: list[int]) -> dict[int, list[Token]]:
-    """The tokens of each job, by its key."""
     keys: dict[int, int] = {}
     got: dict[int, list[Token]] = {job.key: [] for job in jobs}
     for step in count():

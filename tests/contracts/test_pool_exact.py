@@ -1,8 +1,6 @@
 """Contracts 1, 2 and 4 for a curriculum with a pool. Changing what is compared here is a decision to report, not a fix.
 
-- What was drawn before decides what is drawn next, after a kill too (test_refill_exact.py, with this pool).
-- Each example of the pool comes once per epoch, and each draw ends in one state, `retired` among them.
-- `hone replay` and `hone verify` take the same draws; a ledger that says otherwise is found.
+Kills are those of test_refill_exact.py, which has this pool.
 """
 
 from __future__ import annotations
@@ -41,6 +39,7 @@ def test_the_pool_shrinks_and_each_of_it_comes_once_per_epoch(recipe):
     assert len(set(first)) == 10
 
 
+@pytest.mark.needs("reproduce")
 def test_it_is_verified_and_replayed(recipe, tmp_path):
     assert "retired (solved)" in recipe.rebuilt(tmp_path, ["runs ledger"])
 
@@ -61,6 +60,7 @@ def pass_over_one_more(entries: list[dict]) -> int:
 
 
 @pytest.mark.parametrize("change", [change_solved, retire, pass_over_one_more])
+@pytest.mark.needs("reproduce")
 def test_another_ledger_than_the_rollouts_tell_is_damage(change, recipe, tmp_path):
     run, log = shutil.copytree(recipe.unbroken, tmp_path / "run"), tmp_path / "log"
     state = run / "checkpoints" / f"step_{STEPS}" / "state.json"

@@ -1,14 +1,7 @@
 """Contracts 4 and 7 for recorded runs. Changing what is compared here is a decision to report, not a fix.
 
-- `hone replay` retrains from the recorded rollouts and reaches the weights of the run.
-- `hone verify` executes steps of a copied run again, in another process, and finds them equal.
-- `hone diff` finds no difference between a run and one that was killed and resumed.
-- `hone regrade` gives the recorded rewards again, if it grades with the run's own task.
-- A run under other numerics is "not comparable" for verify, replay and diff, never damaged or different, while damage
-  of its files is still found; a resume of it is refused with the version that can go on, and changes nothing.
-- What is chosen from the machine is chosen once, by the memory and cores of a fresh start, and is in config.toml:
-  resume, replay and verify take it from there, and ask neither.
-- None of them writes into a run.
+A run under other numerics is "not comparable", never damaged or different; a resume of it is refused with the version
+that can go on. None of the commands writes into a run.
 """
 
 from __future__ import annotations

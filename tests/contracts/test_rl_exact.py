@@ -1,12 +1,9 @@
 """Contracts 1 and 2 for RL. Changing what is compared here is a decision to report, not a fix.
 
-- The same config, seed and machine give the same bytes of metrics, hashes, rollouts, checkpoints and weights.
-- A run that is killed by SIGKILL and resumed ends with the same bytes as the run that was never killed; each draw is in
-  the ledger once. Here a sample of the moments; `make test-contracts` has them all.
+Here a sample of the moments at which it is killed; `make test-contracts` has them all.
 """
 
 import json
-import shutil
 
 import pytest
 import states
@@ -49,16 +46,6 @@ def test_another_seed_gives_other_samples(recipe, tmp_path):
 @pytest.mark.parametrize("event", KILLS)
 def test_killed_and_resumed_equals_never_killed(event, rl, tmp_path):
     rl.killed_and_resumed(Trap(KILLS[event]), tmp_path)
-
-
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(rl, tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    shutil.copytree(rl.unbroken, out)
-    tensors = out / "checkpoints" / f"step_{STEPS}" / "model.safetensors"
-    tensors.write_bytes(tensors.read_bytes()[:-1] + b"\0")
-    assert trials.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
-    assert f"checkpoint step_{STEPS} is damaged" in log.read_text()
-    states.assert_ended_like(out, rl.unbroken)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_one_sentence(rl, tmp_path):

@@ -82,6 +82,7 @@ def test_killed_and_resumed_equals_never_killed(event, stopped, tmp_path):
     assert Run(out).info["target"] == Run(stopped.unbroken).info["target"]
 
 
+@pytest.mark.needs("reproduce")
 def test_it_is_verified_replayed_and_goes_on_with_another_target(longer, stopped, tmp_path):
     run, log = shutil.copytree(stopped.unbroken, tmp_path / "run"), tmp_path / "log"
     for words in (["verify", str(run), "--steps", "9"], ["replay", str(run), "--output-dir", str(tmp_path / "again")]):

@@ -1,12 +1,6 @@
 """What a damaged file of a run does to its resume: it recovers, or says in one sentence what is damaged.
 
 A run is killed in step 7, with checkpoints 4 and 6; then one of its files is cut, garbled, emptied or removed.
-
-- A checkpoint that is damaged anywhere is named, and the one before it is used: the run ends in the same bytes.
-- Weights of the checkpoint that is used are written anew; rollouts of later steps are made again.
-- A torn last line of a log is dropped.
-- run.json, config.toml and logs that can't be read are named, with exit code 2, and nothing in the run is changed.
-- Metrics or hashes from before the checkpoint that are not as they were are told: the run is no longer exact.
 """
 
 from __future__ import annotations
@@ -65,7 +59,6 @@ def run(stopped, tmp_path) -> Path:
 
 
 def resumed(recipe: Recipe, run: Path) -> tuple[int, str]:
-    """Exit code and output of a resume."""
     log = run.parent / "log"
     code = trials.run(recipe.argv(run, "--resume"), log)
     return code, log.read_text()
@@ -165,6 +158,7 @@ def test_a_history_that_is_not_as_it_was_is_told(log, how, rl, run):
 
 
 @pytest.mark.parametrize("name", ["rollouts/step_000003.parquet", "weights/step_4/model.safetensors"])
+@pytest.mark.needs("reproduce")
 def test_what_a_resume_does_not_need_does_not_stop_it(name, rl, run):
     """Nothing else differs, and what is damaged is for `hone verify` to find."""
     damage(run / name, "half")

@@ -305,7 +305,6 @@ def _wrap_call(trap: Trap, call: Call) -> None:
 
 
 def resolve(dotted: str) -> Any:
-    """The module, class or function of a dotted name."""
     from importlib import import_module
 
     parts = dotted.split(".")

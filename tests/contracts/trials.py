@@ -42,10 +42,7 @@ _LIMIT = 900
 
 
 def run(argv: list[str], log: Path, *traps: Trap, record: Path | None = None) -> int:
-    """Exit code of `hone ARGV` in a process of its own (-9: it was killed). What it prints is appended to `log`.
-
-    With `record`, the operations on the output directory are written there (`operations` reads them).
-    """
+    """Exit code of `hone ARGV` in a process of its own (-9: killed); it prints to `log`, its operations to `record`."""
     process = _start(argv, str(log), traps, record)
     return _exit_code(process, argv, log)
 
@@ -68,12 +65,10 @@ def run_for(argv: list[str], log: Path, seconds: float, *signums: int) -> int:
 
 
 def operations(record: Path) -> list[Op]:
-    """What a recorded trial did to its output directory, in its order."""
     return traps.read_ops(record)
 
 
 def output_dir(argv: list[str]) -> Path:
-    """The run directory of a command line."""
     return Path(argv[argv.index("--output-dir") + 1])
 
 

@@ -70,12 +70,10 @@ def here(x: Tensor) -> Tensor:
 
 
 def apart(results: list[Tensor], expected: list[Tensor]) -> list[float]:
-    """Return the largest difference of each."""
     return [float((here(a) - here(b)).abs().max()) for a, b in zip(results, expected, strict=True)]
 
 
 def relative(results: list[Tensor], expected: list[Tensor]) -> list[float]:
-    """Return the norm of each difference, as a share of the expected one."""
     return [float((here(a) - here(b)).norm() / here(b).norm()) for a, b in zip(results, expected, strict=True)]
 
 
@@ -119,7 +117,6 @@ def trained(device: str, precision: str, share: bool, checkpointing: str = "none
 
 
 def sampled(device: str, options: dict[str, Any]) -> list[Tensor]:
-    """Sample from a small model; returns the ids and the logprobs of two completions."""
     model = random_decoder(CONFIG, 1, "bf16_linear").to(device)
     params = SamplingParams(max_tokens=40, n=2, ignore_eos=True)
     (completions,) = Engine(model, **options).generate([range(3, 9)], params)

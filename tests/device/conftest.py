@@ -13,7 +13,6 @@ HERE = Path(__file__).parent
 
 
 def report(script: str, *args: str) -> Any:
-    """Return what a script of this folder prints last, as JSON."""
     done = subprocess.run(
         [sys.executable, str(HERE / script), *args],
         capture_output=True,

@@ -52,7 +52,6 @@ def peaked(precision: str) -> Decoder:
 
 
 def updated(model: Decoder, times: int) -> Decoder:
-    """Return the model after this many updates, made in place."""
     with torch.no_grad():
         for _ in range(times):
             for parameter in model.parameters():

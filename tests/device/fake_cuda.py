@@ -173,7 +173,6 @@ class Graph:
         """Memory that was written to while it was captured, and its content before that."""
 
     def replay(self) -> None:
-        """Do it all again; what an operation made anew goes where it was when it was captured."""
         assert _Machine.gpu is not None
         _Machine.gpu.launched += 1
         for func, args, kwargs, out in self.calls:
@@ -188,7 +187,6 @@ class Graph:
 
 @contextlib.contextmanager
 def capture(graph: Graph, **options: Any) -> Iterator[None]:
-    """Stand in for `torch.cuda.graph`."""
     assert _Machine.capturing is None and _Machine.gpu is not None
     _Machine.capturing = graph
     _Machine.gpu.recorded += 1
@@ -217,7 +215,6 @@ class Event:
 
 
 def _place() -> str:
-    """Return the innermost line of hone that is being executed."""
     for frame in reversed(traceback.extract_stack()):
         if "/src/hone/" in frame.filename:
             return f"{frame.filename.rpartition('/hone/')[2]}:{frame.lineno} {frame.name}"
@@ -232,7 +229,6 @@ def _wait(kind: str) -> None:
 
 
 def _each(function: Callable[[torch.Tensor], Any], x: Any) -> Any:
-    """Return x with what the function makes of each tensor in it."""
     if isinstance(x, torch.Tensor):
         return function(x)
     if isinstance(x, dict):
@@ -390,8 +386,6 @@ def _no_context(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 
 class _Stream:
-    """A stream: the fake GPU does all at once."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 

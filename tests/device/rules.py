@@ -19,7 +19,6 @@ CUDA = "cuda"
 
 
 def outcome(gpu: FakeCuda, call: Callable[[], Any]) -> str:
-    """Return the kind of error, or the waits by their kind."""
     before = gpu.waits.copy()
     try:
         call()

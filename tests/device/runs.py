@@ -110,10 +110,7 @@ class Waits:
 
 
 def trained(make: Callable[..., Any], out: Path, steps: int = 4, resume: bool = False) -> dict[str, Any]:
-    """Train to this version; return the run's losses, rewards and gradients so far, and where its weights are.
-
-    With RL also `sampled`: each step's prompts and completions, as token ids.
-    """
+    """Train to this version; return losses, rewards, gradients, where the weights are, and with RL what was sampled."""
     with make(output_dir=out, resume=resume) as run:
         while run.version < steps:
             run.step()

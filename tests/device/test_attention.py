@@ -43,10 +43,7 @@ def test_a_continued_prompt_has_the_values_of_the_cpu(found, kv_heads: int) -> N
 def test_a_model_has_the_logprobs_and_gradients_of_the_cpu(
     found, precision: str, bound: float, of_gradients: float, shared: bool
 ) -> None:
-    """Logprobs in nats, gradients by relative norm; on a GPU bf16_linear rounds queries, keys and values too.
-
-    With bf16 a CPU attends in fp32 and rounds its logits; a GPU rounds attention's weights instead.
-    """
+    """Logprobs in nats, gradients by relative norm; a GPU rounds queries, keys and values, or attention's weights."""
     result = found[1][f"model {precision} {shared}"]
     assert result["apart"][0] < bound and max(result["relative"]) < of_gradients
     kernels = [kernel for kernel, *_ in result["calls"]]

@@ -68,13 +68,8 @@ def test_a_table_of_pandas_gives_what_its_file_gives(tmp_path: Path):
     }
     path = tmp_path / "d.parquet"
     pq.write_table(pa.table(columns), path)
-    first = {
-        "prompt": columns["prompt"][0],
-        "when": "2024-01-02 03:00:00",
-        "day": "2024-01-02",
-        "price": "1.50",
-        "level": 5,
-    }
+    first = {"when": "2024-01-02 03:00:00", "day": "2024-01-02", "price": "1.50", "level": 5}
+    first = {"prompt": columns["prompt"][0]} | first
     expected = [first, first | {"when": None, "level": None}]
     assert list(load_rows(path)) == list(given_rows(pandas.read_parquet(path), "dataset")) == expected
 

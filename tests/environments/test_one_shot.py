@@ -49,6 +49,7 @@ def test_what_the_task_is_counts_in_the_digests():
     assert found[0] != found[1]
 
 
+@pytest.mark.needs("sandbox")
 def test_a_task_of_several_turns_stays_one():
     env = load_environment("one-shot", task="math-python", args={"max_turns": 3, "sandbox": "none"})
     assert isinstance(env, MultiTurnEnv) and (env.id, env.max_turns) == ("one-shot", 3)

@@ -121,7 +121,6 @@ HERE = GradingConfig(workers=0)
 
 @pytest.fixture(autouse=True)
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the task `graded`, in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "graded_task", raising=False)
     (tmp_path / "graded_task.py").write_text(TASK)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one started and that still run."""
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 

@@ -20,10 +20,7 @@ from typing import Any, NoReturn
 
 
 def start(pids: str, broken: str = "") -> Callable[[Any], Any]:
-    """Answers with the question itself, after it has done what is named so; `pids` gets the ids of forked processes.
-
-    `broken` is how it fails to start.
-    """
+    """Answers with the question, after it has done what is named so; `pids` gets forked processes' ids."""
     if broken == "raises":
         raise ValueError("the data is not there")
     if broken == "dies":

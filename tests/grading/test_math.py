@@ -143,10 +143,7 @@ NOT_WHOLE = {
     ("answer", "gold", "equal"),
     [
         (answer, gold, equal)
-        for tables, equal in (
-            ((ROUNDED, STATED, WHOLE), True),
-            ((NOT_ROUNDED, NOT_STATED, NOT_WHOLE), False),
-        )
+        for tables, equal in (((ROUNDED, STATED, WHOLE), True), ((NOT_ROUNDED, NOT_STATED, NOT_WHOLE), False))
         for table in tables
         for gold, answers in table.items()
         for answer in answers
@@ -158,20 +155,7 @@ def test_decimals_equations_mixed_numbers_and_ratios(answer: str, gold: str, equ
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        "1 234/567",
-        "2 3/4 4/5",
-        "1 1/2/3",
-        "1 1/2x",
-        "",
-        "1 0000",
-        "{3",
-        "3 + + ",
-        "(" * 200 + "3",
-        "3" * 513,
-        "^",
-        "\ud800",
-    ],
+    ["1 234/567", "2 3/4 4/5", "1 1/2x", "", "1 0000", "{3", "3 + + ", "(" * 200 + "3", "3" * 513, "^", "\ud800"],
 )
 def test_unreadable(answer: str):
     assert same(answer, "3") is None
@@ -179,13 +163,7 @@ def test_unreadable(answer: str):
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        "9^{9^{9^{9}}}",
-        "10^{10^{10}}!",
-        "2^{10001}",
-        r"(open('/tmp/file','w').close()or \frac{1}{2})",
-        'sympify("1/2")',
-    ],
+    ["9^{9^{9^{9}}}", "10^{10^{10}}!", "2^{10001}", r"(open('/tmp/file','w').close()or \frac{1}{2})", 'sympify("1/2")'],
 )
 def test_what_nobody_can_work_out_is_not_read_and_code_neither(answer: str):
     assert not readable(answer) and same(answer, r"\frac{1}{2}") is None

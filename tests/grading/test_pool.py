@@ -28,7 +28,6 @@ ERROR, TIMEOUT = Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT
 
 @pytest.fixture
 def pids(tmp_path: Path) -> Path:
-    """Where the ids of forked processes are written."""
     (tmp_path / "pids").touch()
     return tmp_path / "pids"
 

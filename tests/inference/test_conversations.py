@@ -10,62 +10,20 @@ import guessing
 import numpy as np
 import pytest
 from chat_templates import LLAMA3, QWEN3, QWEN3_THINKING
+from scripted import END, END_TEXT, RENDERER, SAMPLING, Cut, Script, encode, game, rolled
 
 from hone import rng
 from hone.cli import call
 from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv, ToolEnv, inline
 from hone.errors import Halt, UserError
-from hone.extensions.reproduce.recorded import RecordedPolicy
 from hone.inference.conversations import RolloutSettings, roll_out
-from hone.inference.types import Completion, SamplingParams
-from hone.loops.colocated import segment_of
+from hone.inference.types import SamplingParams
 from hone.loops.groups import grade_groups, trainable, with_advantages
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import ENDOFTEXT_ID
 from hone.trainer.packing import deal
-from hone.types import Outcome, Ragged, Rollout, Segment, joined
-
-RENDERER = load_renderer("hone/tiny")
-END, END_TEXT = RENDERER.end_of_turn_id, "<|im_end|>"
-SAMPLING = SamplingParams()
-
-
-def encode(text: str) -> list[int]:
-    return RENDERER.tokenizer.encode(text, add_special_tokens=False).ids
-
-
-class Script:
-    """A policy that says what is written for each rollout, turn by turn; it keeps the requests of each round."""
-
-    def __init__(self, *texts: list[str], end: int = END, cut: str = "~") -> None:
-        self.texts, self.end, self.cut, self.rounds = texts, end, cut, []
-
-    def sample(self, requests, sampling, finished=None):
-        self.rounds.append(list(requests))
-        return [self._say(request) for request in requests]
-
-    def _say(self, request) -> Segment:
-        text = self.texts[int(request.sample_id.split("-")[-1])][request.turn]
-        cut = text.endswith(self.cut)
-        ids = encode(text.removesuffix(self.cut)) + ([] if cut else [self.end])
-        logprobs = [-0.5 - request.turn] * len(ids)
-        made = Completion(ids[: request.max_tokens], logprobs[: request.max_tokens], "length" if cut else "stop")
-        return segment_of(request, made, [7] * len(made.token_ids), RENDERER)
-
-
-def rolled(policy, env, rollouts: int, seq_len: int = 400, max_tokens: int | None = 50, draws=(4,), step: int = 9):
-    settings = RolloutSettings(RENDERER, rollouts, seq_len, max_tokens, 1, "rollout", env.tool_schemas)
-    examples = [env.split("train")[i] for i in range(len(draws))]
-    return examples, roll_out(env, policy, settings, examples, list(draws), step, SAMPLING)
-
-
-def game(answer: int = 5, **kwargs) -> guessing.Guessing:
-    """A game whose first example has this answer."""
-    env = guessing.load_environment(**kwargs)
-    rows = [{"prompt": "Guess", "answer": str(answer)}] * 8
-    env._sources = {"train": rows, "eval": rows}
-    return env
+from hone.types import Outcome
 
 
 def test_a_conversation_is_the_prompt_the_sampled_turns_and_what_the_template_writes_between():
@@ -186,13 +144,6 @@ def test_a_task_of_one_turn_that_has_tools_is_told_the_calls():
 def test_a_turn_ends_before_a_stop_string_whose_tokens_stay_and_its_kept_ids_are_in_their_places():
     """Two turns: the environment's tokens between them were not sampled; the second turn has no stop string."""
 
-    class Cut(Script):
-        def _say(self, request) -> Segment:
-            said = super()._say(request)
-            sets = [[id, id + 1 + request.turn] for id in said.token_ids[said.sampled_mask].tolist()]
-            parts = [(int((~said.sampled_mask).sum()), {}), (len(sets), {"candidates": Ragged.of(sets)})]
-            return replace(said, columns=joined(parts))
-
     env = game()
     settings = RolloutSettings(RENDERER, 1, 400, 50, 1, "rollout", env.tool_schemas)
     examples, sampling = [env.split("train")[0]], SamplingParams(stop=("9",))
@@ -204,11 +155,6 @@ def test_a_turn_ends_before_a_stop_string_whose_tokens_stay_and_its_kept_ids_are
     assert kept.counts.tolist() == (2 * t.sampled_mask).tolist()
     added = [1] * (len(encode("39")) + 1) + [2] * (len(encode("5")) + 1)
     assert kept.values.reshape(-1, 2).tolist() == [[id, id + n] for id, n in zip(sampled, added, strict=True)]
-    recorded = RecordedPolicy({t.sample_id: t}, RENDERER, 7)
-    (again,) = roll_out(env, recorded, settings, examples, [4], 9, sampling)
-    assert again.messages == t.messages
-    once_more = again.first.columns["candidates"]
-    assert np.array_equal(once_more.values, kept.values) and np.array_equal(once_more.counts, kept.counts)
 
 
 def test_a_turn_gets_what_is_left_of_seq_len_and_an_answer_without_room_ends_it():
@@ -276,39 +222,3 @@ def test_a_template_that_rewrites_what_was_thought_is_refused_before_anything_is
         env.check_template(template, env.split("train")[0])
     words = ["guessing", "-m", str(tiny_model_dir), "--chat-template", FORGETS, "--no-save"]
     assert call("eval", words, "hone eval") == 2 and "rewrites earlier turns" in capsys.readouterr().err
-
-
-def equal(first: list[Rollout], second: list[Rollout]) -> bool:
-    same = [
-        all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in ("token_ids", "logprobs", "versions"))
-        and (a.messages, a.state, a.stop_reason) == (b.messages, b.state, b.stop_reason)
-        for a, b in zip(first, second, strict=True)
-    ]
-    return all(same)
-
-
-def retold(recorded: list[Rollout], env, **kwargs) -> list[Rollout]:
-    """The conversations with what the policy said, and what the environment says now."""
-    policy = RecordedPolicy({t.sample_id: replace(t, state={}) for t in recorded}, RENDERER, 7)
-    return rolled(policy, env, len(recorded), **kwargs)[1]
-
-
-def test_recorded_rollouts_are_handed_over_as_they_end():
-    script, handed = Script(["5"], ["3"]), {}
-    _, recorded = rolled(script, game(max_turns=1), 2)
-    policy = RecordedPolicy({t.sample_id: t for t in recorded}, RENDERER, 7)
-    single = SingleTurnEnv(rubric=Rubric([guessing.correctness]), dataset=[{"prompt": "Guess", "answer": "5"}])
-    settings = RolloutSettings(RENDERER, 2, 400, 50, 1, "rollout")
-    again = roll_out(single, policy, settings, [single.split("train")[0]], [4], 9, SAMPLING, handed.__setitem__)
-    assert equal(again, [replace(t, state=None) for t in recorded]) and handed == dict(enumerate(again))
-
-
-def test_recorded_conversations_are_told_again_with_the_environment_asked_anew():
-    """Ended by the environment, by max_turns, by the length limit, and by an answer that left no room."""
-    env, script = game(), Script(["1", "5"], ["3", "9", "6"], ["x", "2~"], ["1", "2" * 36, "5"])
-    _, recorded = rolled(script, env, 4, seq_len=90)
-    assert [(t.turns, t.stop_reason) for t in recorded] == [(2, "stop"), (3, "stop"), (2, "length"), (2, "length")]
-    again = retold(recorded, env, seq_len=90)
-    assert equal(again, recorded)
-    longer = retold(recorded[:1], game(answer=6), seq_len=200)[0]
-    assert longer.turns == 3 and longer.token_ids[-1] == END, "to a turn that was not recorded it says nothing"

@@ -15,18 +15,6 @@ from .many_jobs import CONFIG, peaked
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 10, 11], [12], [5, 6, 7, 8]]
 
 
-def test_a_sample_keeps_its_tokens_whatever_is_sampled_beside_it():
-    """Finished neighbours leave the batch, waves cut it: the token sequence of a key stays."""
-    engine = Engine(peaked())
-    jobs = [Job(tuple(p), 1000 + i, 5 + 7 * i) for i, p in enumerate(PROMPTS)]
-    params = SamplingParams(ignore_eos=True)
-    together = [c.token_ids for c in engine.run(jobs, params)]
-    alone = [engine.run([job], params)[0].token_ids for job in jobs]
-    waves = [c.token_ids for c in Engine(engine.model, kv_bytes=1).run(jobs, params)]
-    assert together == alone == waves
-    assert [len(ids) for ids in together] == [5, 12, 19, 26]
-
-
 def test_stop_ids_end_a_completion_and_are_kept():
     engine = Engine(peaked())
     free = engine.generate(PROMPTS, SamplingParams(max_tokens=25, n=4, ignore_eos=True))

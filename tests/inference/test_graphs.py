@@ -1,8 +1,6 @@
 """Decoding in fixed slots, as it is recorded on a GPU: run here without recording, it samples as the usual engine does.
 
-So it does when a step begins before the host has read the tokens of the one before (`AHEAD`), as on a GPU.
-
-That a step can be recorded, and that its replay computes the same, is tested in tests/device.
+So it does when a step begins before the host has read the tokens of the one before (`AHEAD`). tests/device records.
 """
 
 from __future__ import annotations
@@ -126,8 +124,7 @@ WAYS = [
 
 @AHEAD
 def test_rows_are_sampled_within_the_step_if_all_are_sampled_in_the_same_way(ahead):
-    """A way that asks for the likeliest tokens too, and several at once, are sampled behind it; the tokens are the
-    same."""
+    """A way that asks for the likeliest tokens, and several at once, are sampled behind it, with the same tokens."""
     model = peaked()
     engine = slots_engine(model, ahead)
     for params in WAYS:

@@ -34,8 +34,6 @@ ONE, ALL = (rows * 2048 * kv_bytes_per_token(MODEL, "bf16_linear", "cuda") for r
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the GiB that are free."""
-
     def set_free(gib: float) -> None:
         monkeypatch.setattr(machine, "free_memory", lambda device: int(gib * GIB))
 
@@ -112,11 +110,15 @@ def test_what_is_set_stays(free: Any) -> None:
     flags = ("--threads", 3, "--deterministic", "--trainer.micro-batch-tokens", 99, "--trainer.checkpointing", "layer")
     config = resolved(rl(*flags, "--inference.kv-gib", 2), MODEL, "cuda")
     assert (*decided(config), config.inference.kv_gib) == (3, True, 99, "layer", 2)
+
+
+@pytest.mark.needs("vllm")
+def test_the_memory_of_a_vllm_is_left_to_it(free: Any) -> None:
     vllm = rl("--inference.backend", "vllm")
-    assert resolved(vllm, MODEL, "cuda").inference.kv_gib is None, "vLLM has its own rule"
     free((needs(rl("--trainer.checkpointing", "none"), "training") + 5) / (1 - MARGIN))
     assert resolved(rl(), MODEL, "cuda").trainer.checkpointing == "none"
-    assert resolved(vllm, MODEL, "cuda").trainer.checkpointing == "selective", "its memory is left to it"
+    config = resolved(vllm, MODEL, "cuda")
+    assert (config.trainer.checkpointing, config.inference.kv_gib) == ("selective", None)
 
 
 def test_a_server_on_the_same_gpu_is_left_its_memory_however_far_it_has_come(
@@ -240,7 +242,7 @@ def test_an_engine_without_a_trainer_has_half_of_what_is_free_on_a_gpu(free: Any
         (("--inference.batch-invariant",), "cuda", False),
         ((APART,), "cuda", False),
         (("--inference.cuda-graphs",), "cpu", True),
-        (("--inference.backend", "vllm"), "cuda", None),
+        pytest.param(("--inference.backend", "vllm"), "cuda", None, marks=pytest.mark.needs("vllm")),
         (("--mode", "split"), "cuda", None),
     ],
 )

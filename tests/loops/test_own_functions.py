@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from present import NO_AUDIT
 
 from hone.cli import main
 from hone.errors import UserError
@@ -70,6 +71,7 @@ def run(settings: dict, out: Path, **own) -> Path:
     return out
 
 
+@pytest.mark.needs("reproduce")
 def test_by_name_and_handed_over_they_train_alike_and_the_run_keeps_them(settings, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
@@ -91,7 +93,7 @@ def test_a_run_does_not_go_on_with_a_changed_function(settings, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     out = run(settings | {"ckpt": True}, tmp_path / "named", loss="mine.py:softer")
     (tmp_path / "mine.py").write_text(SOURCE.replace("2.0", "3.0"))
-    assert main(["rl", "@", str(out / "config.toml"), "--resume", "--max-steps", "3", "--no-audit"]) == 2
+    assert main(["rl", "@", str(out / "config.toml"), "--resume", "--max-steps", "3", *NO_AUDIT]) == 2
     assert "loss" in capsys.readouterr().err
 
 

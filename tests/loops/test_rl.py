@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from graders import gone, wait_for
+from present import NO_AUDIT
 
 from hone.cli import main
 from hone.errors import UserError
@@ -38,10 +39,9 @@ def settings(tiny_model_dir: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def by_command(settings: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of `hone rl` with these settings."""
     out = tmp_path_factory.mktemp("command") / "out"
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    assert main(["rl", *flags, "--output-dir", str(out), "--display", "none", "--no-audit"]) == 0
+    assert main(["rl", *flags, "--output-dir", str(out), "--display", "none", *NO_AUDIT]) == 0
     return out
 
 
@@ -70,6 +70,7 @@ def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_co
     assert rl.ending == "done" and Run(tmp_path / "out").info["status"] == "done"
 
 
+@pytest.mark.needs("alarms", "audit", "split", "viewer")
 def test_settings_that_decide_nothing_change_no_byte(settings, by_command, tmp_path):
     others = {"ckpt.interval": 3, "ckpt.background": False, "stop.metric": "reward/mean", "stop.above": 9.0}
     others |= {"budget.hours": 9, "grace_seconds": 9, "alarms.window": 3, "alarms.action": "off", "gap.action": "warn"}

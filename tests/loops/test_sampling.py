@@ -32,6 +32,7 @@ def test_a_section_and_flags_of_an_evaluation_become_the_engines_parameters() ->
             local_sampling({"stop": wrong})
 
 
+@pytest.mark.needs("vllm")
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
 def test_rollouts_by_a_vllm_that_is_up_are_not_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def config(**settings) -> RLConfig:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from present import NO_AUDIT, reproduced
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -242,28 +243,13 @@ LORA = ["--model.implementation", "transformers", "--model.lora.rank", "4"]
 def test_a_run_trains_it_and_is_verified(family: str, settings: dict, more: list[str], tmp_path: Path) -> None:
     write(tmp_path / "model", family, **settings)
     out = tmp_path / "run"
-    flags = [
-        "--model.name",
-        str(tmp_path / "model"),
-        "--max-steps",
-        "3",
-        "--seq-len",
-        "64",
-        "--trainer.optim.lr",
-        "1e-3",
-    ]
+    flags = ["--model.name", str(tmp_path / "model"), "--max-steps", "3", "--seq-len", "64"]
+    flags += ["--trainer.optim.lr", "1e-3", "--trainer.loss.kl-coef", "0.1", "--trainer.loss.count-filtered"]
+    flags += ["--orchestrator.advantage.scale", "none"]
     flags += ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--ckpt.interval", "1"]
-    flags += ["--orchestrator.sampling.max-tokens", "12", "--orchestrator.env.id", "reverse-text", "--no-audit"]
-    flags += [
-        "--trainer.loss.kl-coef",
-        "0.1",
-        "--trainer.loss.count-filtered",
-        "--orchestrator.advantage.scale",
-        "none",
-    ]
+    flags += ["--orchestrator.sampling.max-tokens", "12", "--orchestrator.env.id", "reverse-text", *NO_AUDIT]
     assert main(["rl", *flags, *more, "--output-dir", str(out), "--display", "none"]) == 0
-    assert main(["verify", str(out), "--steps", "3"]) == 0
-    assert main(["replay", str(out)]) == 0
+    reproduced(out, 3)
     lines = Run(out).metrics().to_pylist()
     assert all(line["canary/gap/max"] < 0.05 for line in lines)
     assert load_model(out / "weights" / "step_3").config.family == family

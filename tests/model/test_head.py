@@ -27,9 +27,14 @@ def inputs(precision: str = "fp32", scale: float = 2.0) -> tuple[Tensor, Tensor,
     return hidden.to(dtype), weight.to(dtype), torch.randint(0, VOCAB, (TOKENS,), generator=generator)
 
 
-def in_float64(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logprobs = torch.log_softmax(hidden @ weight.T / temperature, dim=-1)
-    return logprobs.gather(1, targets[:, None]).squeeze(1), -(logprobs.exp() * logprobs).sum(-1)
+def in_float64(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, away: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Plain autograd on the softmax, cut where logits are `away`, where p log p counts 0 at p = 0."""
+    away = torch.zeros(TOKENS, VOCAB, dtype=torch.bool) if away is None else away
+    logprobs = (hidden @ weight.T / temperature).masked_fill(away, float("-inf")).log_softmax(-1)
+    entropies = -(logprobs.exp() * logprobs.masked_fill(away, 0.0)).sum(-1)
+    return logprobs.gather(1, targets[:, None]).squeeze(1), entropies
 
 
 def backward(outputs: tuple[Tensor, Tensor], entropy: bool) -> None:
@@ -40,31 +45,6 @@ def backward(outputs: tuple[Tensor, Tensor], entropy: bool) -> None:
 
 def error(value: Tensor, expected: Tensor) -> float:
     return float((value.double() - expected).norm() / expected.norm())
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("cache_bytes", [0, 2**20])
-@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
-@pytest.mark.parametrize(("temperature", "entropy"), [(1.0, False), (0.7, True)])
-def test_values_and_gradients_are_those_of_float64(
-    temperature: float, entropy: bool, precision: str, cache_bytes: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if chunked:  # 7 rows at a time, the last one shorter
-        monkeypatch.setattr(head, "MAX_LOGITS", 7 * VOCAB)
-        monkeypatch.setattr(head, "CPU_LOGITS", 7 * VOCAB)
-    hidden, weight, targets = inputs(precision)
-    exact = hidden.double().requires_grad_(), weight.double().requires_grad_()
-    expected = in_float64(*exact, targets, temperature)
-    backward(expected, entropy)
-    given = hidden.requires_grad_(), weight.requires_grad_()
-    found = head_logprobs(*given, targets, temperature, precision, cache_bytes)
-    backward(found, entropy)
-    for values, right in zip(found, expected, strict=True):
-        assert values.dtype == torch.float32
-        assert (values.detach() - right.detach()).abs().max() < VALUE_ERROR[precision]
-    for tensor, right in zip(given, exact, strict=True):
-        assert tensor.grad is not None and right.grad is not None and tensor.grad.dtype == tensor.dtype
-        assert error(tensor.grad, right.grad) < GRADIENT_ERROR[precision]
 
 
 def kept_ids(targets: Tensor, uncut: int = 3) -> tuple[Ragged, Tensor]:
@@ -85,33 +65,39 @@ def kept_ids(targets: Tensor, uncut: int = 3) -> tuple[Ragged, Tensor]:
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
-@pytest.mark.parametrize("precision", ["fp32", "bf16_linear"])
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
 @pytest.mark.parametrize(("temperature", "entropy"), [(1.0, False), (0.7, True)])
-def test_of_kept_ids_alone_they_are_those_of_float64_over_these(
-    temperature: float, entropy: bool, precision: str, cache_bytes: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
+def test_values_and_gradients_are_those_of_float64(
+    temperature: float,
+    entropy: bool,
+    precision: str,
+    cut: bool,
+    cache_bytes: int,
+    chunked: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Plain autograd on the cut softmax, where p log p counts 0 at p = 0."""
-    if chunked:
+    """Of the whole vocabulary, or of the ids alone that were kept."""
+    if chunked:  # 7 rows at a time, the last one shorter
         monkeypatch.setattr(head, "MAX_LOGITS", 7 * VOCAB)
         monkeypatch.setattr(head, "CPU_LOGITS", 7 * VOCAB)
     hidden, weight, targets = inputs(precision)
-    kept, away = kept_ids(targets)
+    kept, away = kept_ids(targets) if cut else (None, None)
     exact = hidden.double().requires_grad_(), weight.double().requires_grad_()
-    logits = (exact[0] @ exact[1].T / temperature).masked_fill(away, float("-inf"))
-    all_logprobs = torch.log_softmax(logits, dim=-1)
-    right_entropies = -(all_logprobs.exp() * all_logprobs.masked_fill(away, 0.0)).sum(-1)
-    expected = all_logprobs.gather(1, targets[:, None]).squeeze(1), right_entropies
+    expected = in_float64(*exact, targets, temperature, away)
     backward(expected, entropy)
     given = hidden.requires_grad_(), weight.requires_grad_()
     found = head_logprobs(*given, targets, temperature, precision, cache_bytes, kept)
     backward(found, entropy)
     for values, right in zip(found, expected, strict=True):
+        assert values.dtype == torch.float32
         assert (values.detach() - right.detach()).abs().max() < VALUE_ERROR[precision]
     for tensor, right in zip(given, exact, strict=True):
-        assert tensor.grad is not None and right.grad is not None
+        assert tensor.grad is not None and right.grad is not None and tensor.grad.dtype == tensor.dtype
         assert error(tensor.grad, right.grad) < GRADIENT_ERROR[precision]
-    alone = kept.counts == 1
-    assert alone.sum() == 2 and not found[0][alone].any() and not found[1][alone].any()
+    if kept is not None:
+        alone = kept.counts == 1
+        assert alone.sum() == 2 and not found[0][alone].any() and not found[1][alone].any()
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])

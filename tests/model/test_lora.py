@@ -24,7 +24,6 @@ LORA = LoraConfig(rank=3, alpha=7)
 
 
 def adapted(folder: Path, seed: int = 0, lora: LoraConfig = LORA, **options):
-    """The model in `folder` with an adapter whose B is not 0."""
     model = load_model(folder, lora=lora, **options)
     start_adapter(model, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -37,7 +36,6 @@ def adapted(folder: Path, seed: int = 0, lora: LoraConfig = LORA, **options):
 
 @pytest.fixture(params=FAMILIES)
 def case(request, tmp_path: Path):
-    """A transformers model, and its folder."""
     theirs = transformers_model(*FAMILIES[request.param])
     theirs.save_pretrained(tmp_path / "base")
     return theirs, tmp_path / "base"

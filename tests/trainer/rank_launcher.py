@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from split_runs import free_port
+from hone.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]

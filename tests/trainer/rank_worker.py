@@ -25,8 +25,6 @@ from hone.algorithms.losses import policy_objective, sft_objective
 from hone.config.rl import CorrectionConfig, LossConfig, OrchestratorConfig, TrainerConfig
 from hone.config.shared import InitConfig, LoraConfig, OptimConfig, SchedulerConfig
 from hone.errors import RankLost, UserError
-from hone.extensions.split.commands import trainer as trainer_command
-from hone.extensions.split.config import TrainerRole
 from hone.loops.parts import batch_use
 from hone.model import head
 from hone.model.lora import start_adapter
@@ -157,10 +155,7 @@ class Collectives(TorchDispatchMode):
 
 
 def gathering(ranks: Ranks, folder: Path) -> None:
-    """Two steps of three micro-batches: in each way to gather and to reduce, the weights and what was sent.
-
-    Besides after a first step that was given up before its last micro-batch.
-    """
+    """Two steps of three micro-batches in each way to gather and to reduce; also after a step that was given up."""
     torch.use_deterministic_algorithms(True)
     half, most = parallel._GatherInBf16, parallel.WHOLE_GRADIENT_BYTES
 
@@ -312,6 +307,8 @@ def lost_before(ranks: Ranks, folder: Path) -> None:
 
 def refusing(ranks: Ranks, folder: Path) -> None:
     """`hone trainer` where rank 1 alone can't settle on its config, and where no rank may have what it asks for."""
+    from hone.extensions.split.commands import trainer as trainer_command
+    from hone.extensions.split.config import TrainerRole
 
     def resolve(config: TrainerRole, _: object) -> TrainerRole:
         if ranks.rank == 1:

@@ -12,10 +12,7 @@ from hone.model.decoder import Decoder
 
 
 class Storages(TorchDispatchMode):
-    """Counts the bytes of storages made by operations inside: those that are there `now`, and the `peak`.
-
-    The model's parameters and what it derives from them don't count.
-    """
+    """Counts the bytes of storages made by operations inside, but the model's: those there `now`, and the `peak`."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()

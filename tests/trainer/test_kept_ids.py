@@ -11,12 +11,11 @@ import torch
 from hone.algorithms.losses import policy_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
-from hone.extensions.split.wire import from_arrays, to_arrays
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_hidden, token_logprobs
-from hone.trainer.packing import Batch, Sequence, deal, pack
+from hone.trainer.packing import Sequence, deal, pack
 from hone.trainer.step import BatchUse, Trainer
 from hone.types import Columns, Ragged, joined, ragged, split, where
 
@@ -69,16 +68,6 @@ def test_a_batch_has_those_of_its_loss_tokens_in_their_order_also_where_a_prompt
         assert sets(batch.columns) == expected
         assert (batch.parents is not None) == shares
     assert pack([replace(s, columns={}) for s in made]).columns == {}
-
-
-def test_they_are_sent_to_a_trainer_elsewhere_and_only_where_there_are_any():
-    made = sampled(model())
-    back = from_arrays(to_arrays(Batch(made))).sequences
-    for one, other in zip(made, back, strict=True):
-        assert sets(one.columns) == sets(other.columns)
-    without = to_arrays(Batch([replace(s, columns={}) for s in made]))
-    assert not [name for name in without if name.startswith("column")]
-    assert all(s.columns == {} for s in from_arrays(without).sequences)
 
 
 def test_a_token_outside_of_its_set_is_found():

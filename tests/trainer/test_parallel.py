@@ -196,6 +196,7 @@ def test_a_first_rank_that_is_lost_before_the_others_follow_is_no_error_of_their
 
 
 @pytest.mark.split
+@pytest.mark.needs("split")
 def test_what_one_rank_refuses_all_do(tmp_path: Path) -> None:
     on_ranks(2, "refusing", tmp_path)
     first, second = results(tmp_path, "refusing", 2)

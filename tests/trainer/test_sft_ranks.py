@@ -1,8 +1,4 @@
-"""`hone sft` under torchrun: one run directory, written by rank 0, whatever the number of ranks.
-
-Pins: two runs on two ranks are equal byte for byte; they read what one rank reads, and reach its losses; a checkpoint
-is gone on from on another number of ranks.
-"""
+"""`hone sft` under torchrun: one run directory, written by rank 0, whatever the number of ranks."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from real_server import talking_model, until
+from processes import until
+from real_server import talking_model
 
 from hone.config.rl import RLConfig
 from hone.environments.data import given_rows
@@ -56,6 +57,22 @@ def played(
     settings = RolloutSettings(RENDERER, rollouts, seq_len, max_tokens, 0, "rollout")
     split = task.split("train")
     return roll_out(task, policy, settings, [split[i] for i in range(examples)], range(examples), 0, SamplingParams())
+
+
+COMMAND = """
+import json, os, subprocess, sys
+from openai import OpenAI
+example = json.load(sys.stdin)
+text = OpenAI().chat.completions.create(model="m", messages=example["prompt"]).choices[0].message.content
+%s
+"""
+
+
+def commanded(folder: Path, end: str, given: Any = None, **limits: Any) -> Rollout:
+    """The rollout of a program in a process of its own that makes a call, and then does this."""
+    (script := folder / "agent.py").write_text(COMMAND % end)
+    (sample,) = played(task_of(None, f"{sys.executable} {script}", given, **limits), rollouts=1, examples=1)
+    return sample
 
 
 async def ask(client: openai.AsyncOpenAI, messages: list[Any], **more: Any) -> Any:
@@ -187,20 +204,9 @@ async def silent(client: Any, example: Any) -> float:
     return 1.0
 
 
-@failing(Outcome.GRADER_ERROR, "ZeroDivisionError")
-async def breaks(client: Any, example: Any) -> float:
-    await once(client, example)
-    return 1 / 0
-
-
 @failing(Outcome.GRADER_ERROR, "gave nan as reward")
 async def not_a_number(client: Any, example: Any) -> float:
     return await once(client, example) * float("nan")
-
-
-@failing(Outcome.GRADER_ERROR, "gave None as reward")
-async def says_nothing(client: Any, example: Any) -> None:
-    await once(client, example)
 
 
 @failing(Outcome.GRADER_ERROR, "gave 'high' as style")
@@ -384,18 +390,16 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch:
 
 
 def test_a_command_hears_that_its_prompt_of_20_mb_does_not_fit(tmp_path: Path) -> None:
-    script = tmp_path / "agent.py"
-    script.write_text(
-        COMMAND
-        % """
+    sample = commanded(
+        tmp_path,
+        """
 import openai
 try:
     OpenAI(max_retries=0).chat.completions.create(model="m", messages=[{"role": "user", "content": "a" * 20_000_000}])
 except openai.BadRequestError as error:
     print(json.dumps(float(error.code == "context_length_exceeded")))
-"""
+""",
     )
-    (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
     assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 1.0}
 
 
@@ -457,12 +461,11 @@ def test_a_command_gets_a_stated_environment(tmp_path: Path, monkeypatch: pytest
     for name in ("HF_TOKEN", "WANDB_API_KEY", "SEARCH_API_KEY", "OPENAI_API_KEY", "http_proxy"):
         monkeypatch.setenv(name, "hidden-from-programs")
     monkeypatch.setenv("LANG", "C.UTF-8")
-    note, script = tmp_path / "environ", tmp_path / "agent.py"
-    script.write_text(COMMAND % f"json.dump(dict(os.environ), open({str(note)!r}, 'w')); print(1.0)")
+    note = tmp_path / "environ"
     known = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR"}  # Python itself sets LC_CTYPE
     ours = {"OPENAI_BASE_URL", "OPENAI_API_KEY", "no_proxy", "NO_PROXY"}
     for given in (None, ["SEARCH_API_KEY", "http_proxy"]):
-        (sample,) = played(task_of(None, f"{sys.executable} {script}", given), rollouts=1, examples=1)
+        sample = commanded(tmp_path, f"json.dump(dict(os.environ), open({str(note)!r}, 'w')); print(1.0)", given)
         env = json.loads(note.read_text())
         assert sample.failure is None and {"PATH", "HOME", "LANG"} | ours | {*(given or ())} <= env.keys()
         assert env.keys() <= known | ours | {*(given or ())}
@@ -490,9 +493,7 @@ def test_wrong_names_of_variables_are_one_sentence(given: Any, words: str) -> No
 
 def test_the_words_of_a_program_hold_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEARCH_API_KEY", "sk-search-secret")
-    script = tmp_path / "agent.py"
-    script.write_text(COMMAND % "sys.exit(f'refused: {os.environ[\"SEARCH_API_KEY\"]}')")
-    (sample,) = played(task_of(None, f"{sys.executable} {script}", ["SEARCH_API_KEY"]), rollouts=1, examples=1)
+    sample = commanded(tmp_path, "sys.exit(f'refused: {os.environ[\"SEARCH_API_KEY\"]}')", ["SEARCH_API_KEY"])
     assert sample.failure is not None and "refused: [SEARCH_API_KEY]" in sample.failure[1]
     assert "secret" not in sample.failure[1]
 
@@ -630,13 +631,6 @@ def test_a_retry_of_the_client_gets_the_answer_that_was_lost() -> None:
     assert sample.failure is None and len(sample.segments) == 1 and sample.turns == 1
 
 
-COMMAND = """
-import json, os, subprocess, sys
-from openai import OpenAI
-example = json.load(sys.stdin)
-text = OpenAI().chat.completions.create(model="m", messages=example["prompt"]).choices[0].message.content
-%s
-"""
 ENDS: list[tuple[str, str]] = [
     ("print('thinking'); print(json.dumps({'reward': len(text), 'b': 0.5}))", ""),
     ("print('not JSON')", "is not JSON: 'not JSON'"),
@@ -649,10 +643,8 @@ ENDS: list[tuple[str, str]] = [
 
 
 def test_a_command_gets_the_example_and_ends_with_a_line_of_rewards(tmp_path: Path) -> None:
-    for number, (end, words) in enumerate(ENDS):
-        script = tmp_path / f"agent_{number}.py"
-        script.write_text(COMMAND % end)
-        (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
+    for end, words in ENDS:
+        sample = commanded(tmp_path, end)
         assert sample.turns == 1, sample.failure
         if words:
             assert sample.failure is not None and words in sample.failure[1], sample.failure
@@ -679,28 +671,21 @@ print(1.0)
 def test_a_client_that_hangs_up_within_its_request_prints_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    script = tmp_path / "agent.py"
-    script.write_text(COMMAND % HANGS_UP)
-    (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
+    sample = commanded(tmp_path, HANGS_UP)
     assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 1.0}
     assert capfd.readouterr().err == ""
 
 
 def test_what_a_command_started_does_not_outlive_it(tmp_path: Path) -> None:
-    script, note = tmp_path / "agent.py", tmp_path / "pid"
+    note = tmp_path / "pid"
     start = f"child = subprocess.Popen(['sleep', '1000']); open({str(note)!r}, 'w').write(str(child.pid)); print(1.0)"
-    script.write_text(COMMAND % start)
-    (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
-    assert sample.failure is None
-
+    assert commanded(tmp_path, start).failure is None
     until(lambda: gone(note), "the child has ended")
 
 
 def test_a_command_has_ended_though_a_process_of_another_session_holds_its_output(tmp_path: Path) -> None:
-    script, note = tmp_path / "agent.py", tmp_path / "pid"
-    start = "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
-    script.write_text(COMMAND % f"open({str(note)!r}, 'w').write(str({start}.pid)); print(0.5)")
-    (sample,) = played(task_of(None, f"{sys.executable} {script}", timeout=20.0), rollouts=1, examples=1)
+    note, start = tmp_path / "pid", "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+    sample = commanded(tmp_path, f"open({str(note)!r}, 'w').write(str({start}.pid)); print(0.5)", timeout=20.0)
     os.kill(int(note.read_text()), signal.SIGKILL)
     assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 0.5}
 
@@ -722,9 +707,7 @@ def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
     close_rollout = ProgramCalls.close
     monkeypatch.setattr(ProgramCalls, "close", close)
     monkeypatch.setattr(EnginePolicy, "sample", samples_late)
-    script = tmp_path / "agent.py"
-    script.write_text(COMMAND % "")
-    (made,) = played(task_of(None, f"{sys.executable} {script}", timeout=8.0), rollouts=1, examples=1)
+    made = commanded(tmp_path, "", timeout=8.0)
     assert asked and made.failure is not None and made.failure[0] is Outcome.GRADER_TIMEOUT
     assert "Exception" not in capfd.readouterr().err
 

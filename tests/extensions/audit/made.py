@@ -85,7 +85,6 @@ def subject(text: str, answer: str | None = None, gold: str = "", prompt: str = 
 
 
 def write_zoo_task(folder: Path, name: str) -> str:
-    """Write a task of the zoo into a folder, and return its id."""
     source = next(tasks[name] for tasks in ZOO.values() if name in tasks)["source"]
     parses = "PARSER" in source or "def correctness" not in source
     tail = TAIL if parses else TAIL.replace("parser=PARSER, ", "")
@@ -94,9 +93,7 @@ def write_zoo_task(folder: Path, name: str) -> str:
 
 
 def task_file(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> Environment:
-    """The environment of a task file with this source in `folder`, which worker processes load too. In the source stand
-    the names of HEAD, and `right`, by the text in answer tags.
-    """
+    """The environment of a task file with this source, which workers load too; HEAD's names and `right` are in it."""
     name = f"audited_{next(_numbers)}"
     rows = """
         PARSER = TAGS = TagParser("answer")

@@ -69,7 +69,6 @@ def load_environment():
 
 @pytest.fixture
 def tasks(tmp_path, monkeypatch) -> Path:
-    """A folder with the tasks, which is the current one."""
     (tmp_path / "words.py").write_text(TOOL_BONUS)
     (tmp_path / "swapped.py").write_text(SWAPPED)
     monkeypatch.chdir(tmp_path)

@@ -62,7 +62,6 @@ def load_environment(broken: bool = False):
 
 @pytest.fixture
 def task(tmp_path, monkeypatch) -> Path:
-    """The file of a task in the current folder, quick and sound."""
     file = tmp_path / "says.py"
     file.write_text(SAYS.replace("SECONDS", "0"))
     monkeypatch.chdir(tmp_path)

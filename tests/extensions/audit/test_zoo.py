@@ -1,11 +1,7 @@
 """Broken rewards, as people have written them, are each caught with the right verdict; sound ones are left in peace.
 
-Behaviours pinned here; changing one is a decision:
-- each broken task of the zoo fails its audit by the finding that names its defect, and by no other than those that
-  follow from the same defect: a verdict that misleads is as bad as none;
-- no sound task fails, whatever form its answers have;
-- the tasks that come with hone pass. `gsm8k` that reads the last number breaks as solutions grow (docs/rewards.md
-  says so), and its audit says just that.
+A broken task fails by the finding that names its defect, and by no other than those that follow from the same defect: a
+verdict that misleads is as bad as none.
 """
 
 from __future__ import annotations
@@ -29,7 +25,6 @@ TASKS += ["one-shot", pytest.param("math-python", marks=pytest.mark.sandbox)]
 
 
 def failures(report: Report) -> str:
-    """The failures, to read in a failed test."""
     lines = [f"{finding.name}: {finding.title} {finding.shown[:1]}" for finding in report.failures]
     return "\n".join(lines) or "no failure"
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import recipes
 from ray_nodes import ClusterRun, Nodes
 from split_runs import Command, small_run, write_task
 
@@ -30,15 +29,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh", b"lo", IFF_UP))
 
 
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model after a short SFT. Read only."""
-    return recipes.warm_model(tmp_path_factory.mktemp("warm"))
-
-
 @pytest.fixture
 def nodes() -> Iterator[Callable[[int], Nodes]]:
-    """Starts a cluster whose head has so many cores."""
     begun: list[Nodes] = []
 
     def start(cpus: int) -> Nodes:
@@ -51,13 +43,12 @@ def nodes() -> Iterator[Callable[[int], Nodes]]:
 
 
 @pytest.fixture
-def begin(tmp_path: Path, warm: Path) -> Iterator[Callable[..., ClusterRun]]:
-    """Starts a short run in `tmp_path`."""
+def begin(tmp_path: Path, warm_model: Path) -> Iterator[Callable[..., ClusterRun]]:
     write_task(tmp_path)
     begun: list[Command] = []
 
     def start(*argv: object, out: str = "out") -> ClusterRun:
-        begun.append(ClusterRun([*small_run(warm), *map(str, argv)], tmp_path / out))
+        begun.append(ClusterRun([*small_run(warm_model), *map(str, argv)], tmp_path / out))
         return begun[-1]
 
     yield start

@@ -12,15 +12,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from split_runs import Run, alive, free_port, until
+from processes import until
+from split_runs import Run, alive
+
+from hone.processes import free_port
 
 RAY = Path(sys.executable).with_name("ray")
 
 
 class Node:
-    """A node, with all that runs on it. `apart`: it has a /dev/shm of its own, and an empty folder over each of these
-    paths, as another machine has.
-    """
+    """A node, with all that runs on it. `apart`: with a /dev/shm of its own, and an empty folder over these paths."""
 
     def __init__(self, arguments: list[str], apart: list[Path] | None = None) -> None:
         self.mark = f"node-{time.monotonic_ns()}"
@@ -42,7 +43,6 @@ class Node:
         return self.log.read()
 
     def pids(self, command: str) -> list[int]:
-        """The processes on this node that have this in their command line."""
         return [pid for pid, line in alive(self.mark).items() if command in line]
 
     def kill(self) -> None:
@@ -59,7 +59,7 @@ class Nodes:
 
     def __init__(self, cpus: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hr-", dir="/tmp"))  # Ray's sockets have room for short paths only
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
         head = ["--head", f"--port={self.address.partition(':')[2]}", f"--temp-dir={self.folder}", f"--num-cpus={cpus}"]
         self.all = [Node([*head, "--include-dashboard=false"])]
         self.all[0].started()

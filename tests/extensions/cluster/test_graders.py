@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from split_runs import until
+from processes import until
 
 import hone
 from hone import digests

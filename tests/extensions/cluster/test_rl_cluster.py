@@ -1,9 +1,4 @@
-"""`hone rl` on a real Ray cluster of two nodes, the second with a memory of its own as on another machine.
-
-- It makes the same bytes as mode split, and leaves nothing behind.
-- SIGKILL of a replica, a grader, a rank, a whole node: it ends with each draw consumed once.
-- A replica for which there is no room is placed on a node that joins.
-"""
+"""`hone rl` on a real Ray cluster of two nodes, the second with a memory of its own as on another machine."""
 
 from __future__ import annotations
 
@@ -12,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from split_runs import PROMPTS, STEPS, Command, consumed_once, draws, free_ports, hone, records, until, write_task
+from processes import until
+from split_runs import PROMPTS, STEPS, Command, consumed_once, draws, free_ports, hone, records, write_task
 
 from hone.extensions.vllm.server import CHECKOUT, OWN_ENVIRONMENT
 from hone.runs import Run
@@ -22,7 +18,6 @@ TWO = ("--inference.replicas", 2, "--inference.batch-invariant")
 
 
 def same_bytes(one: Path, other: Path) -> bool:
-    """Both runs have the same metrics and rollouts."""
     files = ["metrics.jsonl", *(f"rollouts/step_{step:06}.parquet" for step in range(STEPS))]
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
 
@@ -130,17 +125,17 @@ def test_without_an_address_a_cluster_is_started_here(begin, tmp_path):
     consumed_once(run.out)
 
 
-def test_an_evaluation_is_spread_over_the_nodes_and_survives_a_server(nodes, tmp_path, warm):
+def test_an_evaluation_is_spread_over_the_nodes_and_survives_a_server(nodes, tmp_path, warm_model):
     write_task(tmp_path)
     cluster = nodes(1)
     other = cluster.add(3, apart=[])
     count = ("-n", "96", "-r", "2", "--precision", "fp32", "--max-tokens", "16")
     flags = ("--cluster.address", cluster.address, "--cluster.replicas", "2", "--cluster.graders", "2")
-    command = Command(["eval", "held-task", "-m", str(warm), *count, *flags, "--output-dir", "spread"], tmp_path)
+    command = Command(["eval", "held-task", "-m", str(warm_model), *count, *flags, "--output-dir", "spread"], tmp_path)
     pid = until(lambda: other.pids("/inference.toml"))[0]
     os.kill(pid, signal.SIGKILL)
     assert command.ended() == 0, command.output
-    hone(tmp_path, "eval", "held-task", "-m", str(warm), *count, "--output-dir", "here")
+    hone(tmp_path, "eval", "held-task", "-m", str(warm_model), *count, "--output-dir", "here")
     spread, here = (records(tmp_path / name / "results.jsonl") for name in ("spread", "here"))
     same = sum(a["completion"] == b["completion"] for a, b in zip(spread, here, strict=True))
     assert same > 0.95 * 192, "but for the rounding of products of other shapes"

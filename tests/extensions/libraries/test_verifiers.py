@@ -25,7 +25,6 @@ pytestmark = pytest.mark.adapters
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory that holds the taskset `capitals`."""
     (tmp_path / "capitals.py").write_text((FOLDER / "capitals.py").read_text())
     monkeypatch.chdir(tmp_path)
     return tmp_path

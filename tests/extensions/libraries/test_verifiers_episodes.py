@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_openai import FakeOpenAI, Status
-from processes import wait_until_gone
-from real_server import serving, talking_model, until
+from processes import until, wait_until_gone
+from real_server import serving, talking_model
 from scripted_policy import RENDERER, Judge, judging, played
 
 from hone.cli import main
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.adapters
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Episodes]]:
-    """Loads a taskset of this folder; what runs it is ended."""
     monkeypatch.chdir(FOLDER)
     made: list[Any] = []
 

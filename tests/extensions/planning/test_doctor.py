@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hone.cli import main
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.extensions.planning import doctor
@@ -199,3 +200,13 @@ def test_a_cpu_without_bf16_is_told_the_faster_precision(monkeypatch: pytest.Mon
         found[bf16] = {name: fix for name, _, _, fix in doctor.check_device(doctor.Subject())}
     assert "bf16" not in found[True]
     assert found[False]["bf16"] == "--precision fp32"
+
+
+def test_a_model_that_the_run_fetches_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("HONE_CACHE", str(tmp_path))
+    flags = ["--model.name", "smollm2-135m", "--orchestrator.env.id", "reverse-text"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # which the check sets
+    texts = [text for name, _, text, _ in doctor.check_run(rl(*flags)) if name == "model"]
+    assert texts[0] == "smollm2-135m is not in hone's cache: the run fetches it"
+    assert main(["plan", *flags]) == 0
+    assert "(135M parameters, bf16_linear)" in capsys.readouterr().out and not list(tmp_path.iterdir())

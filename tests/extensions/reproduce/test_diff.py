@@ -15,8 +15,6 @@ from hone.cli import main
 
 @pytest.fixture
 def diff(bench, capsys):
-    """Calls `hone diff` in the bench's folder; returns (exit code, what it printed)."""
-
     def call(first: Path, second: Path) -> tuple[int, str]:
         with contextlib.chdir(bench.folder):
             capsys.readouterr()

@@ -71,7 +71,6 @@ def row(step: int, index: int, text: str, right: bool, **more: Any) -> dict[str,
 
 
 def record(folder: Path, steps: list[list[dict[str, Any]]]) -> Path:
-    """A run of the task `early` with these rollouts."""
     digest = source_digest(folder.parent / "environments" / "early.py")
     run = make_run(folder, steps=len(steps), max_steps=len(steps), sources={"environment": digest})
     config = (run / "config.toml").read_text().replace('id = "reverse-text"', 'id = "early"')
@@ -105,7 +104,6 @@ def drifted(folder) -> Path:
 
 
 def regrade(run: Path, *flags: str) -> dict[str, Any]:
-    """The result as JSON."""
     out = run.parent / "result.json"
     assert main(["regrade", str(run), *flags, "--json", str(out)]) == 0
     return json.loads(out.read_text())

@@ -409,3 +409,12 @@ def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, veri
     assert certificate["notes"][-1].startswith(
         "steps 0 to 2 can't be executed again: at step 3 it was resumed with --allow"
     )
+
+
+def test_the_canary_is_measured_again(copied, capsys):
+    gaps = [json.loads(text)["canary/gap/mean"] for text in (copied / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < gap <= 1e-5 for gap in gaps) and len(set(gaps)) > 1
+    shutil.rmtree(copied / "checkpoints" / "step_6")  # which knows the lines before it
+    tampering.edit_metrics(copied, 5, "canary/gap/mean", 0.0, fit_hashes=True)
+    assert main(["verify", str(copied), "--steps", "6"]) == 1
+    assert "executed again, step 5, metrics: canary/gap/mean is 0.0 in the run" in capsys.readouterr().out

@@ -43,7 +43,6 @@ class Canaries:
         self.reached.clear()
 
     def harmed(self) -> list[str]:
-        """What was reached, in words."""
         found = list(self.reached)
         names = {path.name: path for folder in (self.folder, self.home) for path in folder.iterdir()}
         found += [f"{name} was made" for name in names.keys() - {"secret", "other", "socket"}]

@@ -141,7 +141,6 @@ def patient() -> Sandbox:
 
 
 def left_over() -> set[str]:
-    """Children of this process."""
     with open(f"/proc/self/task/{threading.get_native_id()}/children") as file:
         return set(file.read().split())
 

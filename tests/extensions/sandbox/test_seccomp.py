@@ -18,7 +18,6 @@ HEADERS = (Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), Path("/usr/inc
 
 
 def verdict(program: bytes, architecture: int, number: int, *arguments: int) -> int:
-    """Runs the program on one call."""
     code = list(struct.iter_unpack("=HBBI", program))
     data = struct.pack("=IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
     value = at = 0

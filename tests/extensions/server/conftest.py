@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_server import Served, random_model, serving, until
+from processes import until
+from real_server import Served, random_model, serving
 
 from hone.model.hf import save_model
 from hone.model.tokenizer import save_tokenizer

@@ -12,7 +12,8 @@ from typing import Any
 
 import openai
 import pytest
-from real_server import Served, random_model, serving, until
+from processes import until
+from real_server import Served, random_model, serving
 
 from hone import rng
 from hone.extensions.server.protocol import ChatRequest, parse

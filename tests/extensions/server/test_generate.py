@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,11 +92,13 @@ def test_the_client_of_renderers_works_unchanged(served: Served) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": []}, "token_ids"),
     ({"token_ids": [2**30]}, "token id 1073741824 is none of the model's"),
-    ({"token_ids": [-1]}, "token_ids.0"),
+    *(({"token_ids": [wrong]}, "token_ids.0") for wrong in (-1, 2**31, 2**70, 1.0, 1.5, True, "1", None, [1])),
+    ({"token_ids": None}, "token_ids"),
     ({"token_ids": "Hello"}, "token_ids"),
     ({"token_ids": [1] * CONTEXT}, "shorten it"),
     ({"sampling_params": None}, "sampling_params"),
     ({"sampling_params": {"n": 4097}}, "sampling_params.n"),
+    ({"sampling_params": {"temperature": math.nan}}, "not JSON"),
     ({"sampling_params": {"max_tokens": 2**31 - 1}}, "exceeds the model's"),
     ({"sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
     ({"sampling_params": {"temprature": 1}}, "did you mean temperature?"),

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import openai
 import pytest
-from split_runs import free_port
 
 from hone import cli
 from hone.config.parse import parse
 from hone.extensions.server.config import ServeConfig
+from hone.processes import free_port
 
 
 def test_a_file_written_for_rl_serves_too(tmp_path: Path) -> None:

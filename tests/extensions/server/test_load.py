@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from real_server import Served, serving, until
+from processes import until
+from real_server import Served, serving
 
 from .test_app import ask
 
@@ -22,7 +23,6 @@ VALID: dict[str, Any] = {"prompt": "abc", "max_tokens": 3, "n": 2, "stop": ["xy"
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

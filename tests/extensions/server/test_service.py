@@ -6,7 +6,8 @@ import threading
 from typing import Any
 
 import pytest
-from real_server import random_model, until
+from processes import until
+from real_server import random_model
 
 from hone import rng
 from hone.errors import UserError

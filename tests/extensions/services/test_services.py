@@ -219,22 +219,8 @@ def test_a_run_holds_no_key_though_its_judge_repeats_it(
 ):
     monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
     server.echoes_key, server.replies = True, ["x", "7"]
-    given = {
-        "orchestrator.batch_size": 8,
-        "orchestrator.rollouts_per_example": 4,
-        "orchestrator.sampling.max_tokens": 4,
-    }
     with pytest.raises(UserError, match="nothing to learn from") as error:
-        hone.rl(
-            reward_funcs=[judge(server, api_key_env="JUDGE_KEY"), exact],
-            dataset=[{"prompt": f"{i} + 1 is", "answer": str(i + 1)} for i in range(12)],
-            model="hone/tiny",
-            max_steps=1,
-            seq_len=64,
-            output_dir=str(tmp_path / "run"),
-            **given,
-            audit=False,
-        )
+        trained(tmp_path / "run", [judge(server, api_key_env="JUDGE_KEY"), exact], max_steps=1, audit=False)
     assert "gave no number: 'Incorrect API key provided: Bearer [JUDGE_KEY]'" in str(error.value)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"events.jsonl", "run.json", "judgements.jsonl", "step_000000.parquet"} <= {path.name for path in files}
@@ -271,19 +257,7 @@ def test_bad_arguments_are_named():
 def test_a_run_with_a_judge_is_verified_and_graded_again_without_it(server: Server, tmp_path: Path, capsys):
     server.replies = ["4"]
     folder = tmp_path / "run"
-    run = hone.rl(
-        reward_funcs=[exact, judge(server)],
-        dataset=[{"prompt": f"{i} + 1 is", "answer": str(i + 1)} for i in range(12)],
-        model="hone/tiny",
-        max_steps=2,
-        seq_len=64,
-        output_dir=str(folder),
-        **{
-            "orchestrator.batch_size": 8,
-            "orchestrator.rollouts_per_example": 4,
-            "orchestrator.sampling.max_tokens": 4,
-        },
-    )
+    run = trained(folder, [exact, judge(server)], max_steps=2)
     assert [run.samples(step)["judge"].to_pylist() for step in (0, 1)] == [[0.4] * 8] * 2
     assert "hone.Judge(model='judge-model'" in (folder / "rewards.py").read_text()
     asked = len(server.asked)
@@ -299,3 +273,10 @@ def test_a_run_with_a_judge_is_verified_and_graded_again_without_it(server: Serv
 
 def exact(completion, answer):
     return float(completion[-1]["content"].strip() == answer)
+
+
+def trained(folder: Path, rewards: list, **settings):
+    rows = [{"prompt": f"{i} + 1 is", "answer": str(i + 1)} for i in range(12)]
+    settings |= {"orchestrator.batch_size": 8, "orchestrator.rollouts_per_example": 4, "seq_len": 64}
+    settings |= {"orchestrator.sampling.max_tokens": 4, "model": "hone/tiny", "output_dir": str(folder)}
+    return hone.rl(reward_funcs=rewards, dataset=rows, **settings)

@@ -12,9 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from processes import until
+
+from hone.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 900
@@ -62,12 +65,6 @@ def load_environment():
 '''
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def free_ports(count: int) -> int:
     """The first of so many free ports in a row."""
     while True:
@@ -92,15 +89,6 @@ def alive(*marks: object) -> dict[int, str]:
             if state != "Z" and any(str(mark) in command + variables for mark in marks):
                 found[int(entry.name)] = command
     return found
-
-
-def until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """What `condition` says once that is true."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "hung"
-        time.sleep(0.01)
-    return value
 
 
 class Command:
@@ -132,7 +120,6 @@ class Command:
         return "".join(self.lines)
 
     def says(self, text: str) -> None:
-        """Returns once it has said this."""
         until(lambda: text in self.output or self.process.poll() is not None)
         if self.process.poll() is not None:
             self._reader.join(60)
@@ -182,7 +169,6 @@ class Run(Command):
         return metrics.read_text().count("\n") if metrics.exists() else 0
 
     def at_step(self, step: int) -> None:
-        """Returns when so many steps are recorded."""
         until(lambda: self.steps() >= step or self.process.poll() is not None)
         assert self.process.poll() is None, self.output
 
@@ -192,7 +178,6 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def hone(cwd: Path, *argv: str) -> str:
-    """What `hone ARGV` says."""
     command = [sys.executable, "-m", "hone.cli", *argv]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
 
@@ -208,12 +193,10 @@ def draws(out: Path) -> dict[str, int]:
 
 
 def write_task(folder: Path) -> None:
-    """The task `held-task`, in its folder."""
     (folder / "held_task.py").write_text(f"FOLDER = {str(folder)!r}\n{HOLD}\n{TASK}")
 
 
 def small_run(warm: Path) -> list[str]:
-    """A short run on the task `held-task`."""
     return [
         *("--model.name", str(warm), "--max-steps", str(STEPS), "--seed", "3", "--precision", "fp32", "--no-audit"),
         *("--seq-len", "96", "--ckpt.interval", "2", "--trainer.optim.lr", "1e-3", "--display", "plain"),

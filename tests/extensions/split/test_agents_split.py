@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from split_runs import Run, free_port
+from split_runs import Run
+
+from hone.processes import free_port
 
 pytestmark = pytest.mark.split
 AGENT = """

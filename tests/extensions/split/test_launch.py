@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from split_runs import alive, free_port, until
+from processes import until
+from split_runs import alive
 from stand_in import ROLES, noted
+
+from hone.processes import free_port
 
 pytestmark = pytest.mark.split
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
+TWO = ["inference-0", "inference-1", "trainer", "orchestrator"]
+"""Roles of a run with two servers."""
 SECONDS = 600
 """What counts as hung."""
 
@@ -53,7 +58,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     begun: list[Launched] = []
 
     def start(**plan: object) -> Launched:
-        plan = {"port": free_port()} | plan
+        plan = {"port": free_port(), **{f"port {name}": free_port() for name in TWO[:2]}} | plan
         command = [sys.executable, str(STAND_IN), "launch", str(tmp_path), json.dumps(plan)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         begun.append(Launched(process, tmp_path))
@@ -92,14 +97,12 @@ def test_when_the_server_dies_the_orchestrator_saves_and_all_are_started_again(l
 
 
 def test_one_of_several_servers_is_started_again_alone(launch):
-    names = ["inference-0", "inference-1", "trainer", "orchestrator"]
     driver = {"starts": {"inference-1": 2}, "after": 0.2, "end": 0}
     dies = [{"after": 0.2, "end": "SIGKILL"}, {}]
-    ports = {"port inference-0": free_port(), "port inference-1": free_port()}
-    run = launch(roles=names, orchestrator=[driver], **{"inference-1": dies}, **ports)
+    run = launch(roles=TWO, orchestrator=[driver], **{"inference-1": dies})
     code, out, _ = run.ended()
     first, _again = run.starts("inference-1")
-    assert code == 0 and [len(run.starts(name)) for name in names] == [1, 2, 1, 1]
+    assert code == 0 and [len(run.starts(name)) for name in TWO] == [1, 2, 1, 1]
     assert (
         f"The inference server 1 (pid {first['pid']}) was ended by SIGKILL: starting it again (restart 1 of 3); the "
         "others sample meanwhile.\n"
@@ -107,27 +110,13 @@ def test_one_of_several_servers_is_started_again_alone(launch):
 
 
 def test_servers_that_die_one_after_the_other_with_their_node_are_one_restart(launch):
-    names = ["inference-0", "inference-1", "trainer", "orchestrator"]
     first = [{"after": 0.2, "end": "SIGKILL"}, {}]
     second = [{"starts": {"inference-0": 2}, "after": 0.0, "end": "SIGKILL"}, {}]
     driver = {"starts": {"inference-1": 2}, "after": 0.2, "end": 0}
-    ports = {"port inference-0": free_port(), "port inference-1": free_port()}
-    run = launch(
-        roles=names, restarts=1, orchestrator=[driver], **{"inference-0": first, "inference-1": second}, **ports
-    )
+    run = launch(roles=TWO, restarts=1, orchestrator=[driver], **{"inference-0": first, "inference-1": second})
     code, out, errors = run.ended()
-    assert code == 0 and [len(run.starts(name)) for name in names] == [2, 2, 1, 1], errors
+    assert code == 0 and [len(run.starts(name)) for name in TWO] == [2, 2, 1, 1], errors
     assert out.count("restart 1 of 1") == 2
-
-
-def test_one_of_several_servers_that_a_user_has_to_mend_ends_the_run(launch):
-    names = ["inference-0", "inference-1", "trainer", "orchestrator"]
-    dies = {"starts": {"inference-0": 1, "inference-1": 1}, "after": 0.2, "end": 2}
-    ports = {"port inference-0": free_port(), "port inference-1": free_port()}
-    run = launch(roles=names, **{"inference-1": [dies]}, **ports)
-    code, _, err = run.ended()
-    assert code == 2 and "inference server 1" in err and "set --this to that" in err, "what a user has to mend ends it"
-    assert [len(run.starts(name)) for name in names] == [1, 1, 1, 1]
 
 
 def test_the_orchestrator_goes_on_from_the_last_checkpoint(launch):

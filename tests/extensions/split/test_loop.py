@@ -1,10 +1,4 @@
-"""Runs in three processes against the same run in one: tokens, draws, versions, and what the directory holds.
-
-- In lock-step, with a sampler that is batch invariant, every byte of rollouts, metrics and weights is that of one
-  process.
-- Up to two versions apart the same examples are drawn in the same steps, no token is older than that, and each draw
-  ends once.
-"""
+"""Runs in three processes against the same run in one: tokens, draws, versions, and what the directory holds."""
 
 from __future__ import annotations
 
@@ -12,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import until
 from split_runs import Run as Started
-from split_runs import draws, free_port, hone, records, until
+from split_runs import draws, hone, records
 
+from hone.processes import free_port
 from hone.runs import Run
 
 pytestmark = pytest.mark.split
@@ -23,9 +19,9 @@ STEPS, PROMPTS = 10, 3
 
 
 @pytest.fixture(scope="module")
-def recipe(warm: Path) -> list[str]:
+def recipe(warm_model: Path) -> list[str]:
     return [
-        *("--model.name", str(warm), "--max-steps", str(STEPS), "--seed", "3", "--seq-len", "96", "--no-audit"),
+        *("--model.name", str(warm_model), "--max-steps", str(STEPS), "--seed", "3", "--seq-len", "96", "--no-audit"),
         *("--ckpt.interval", "4", "--trainer.optim.lr", "1e-3", "--orchestrator.batch-size", str(4 * PROMPTS)),
         *("--orchestrator.rollouts-per-example", "4", "--orchestrator.sampling.max-tokens", "16"),
         *("--orchestrator.env.id", "reverse-text", "--orchestrator.eval.interval", "5"),

@@ -1,10 +1,4 @@
-"""What replay, verify, diff and regrade make of runs in several processes.
-
-- In lock-step with a batch-invariant sampler all is done again, to the bit, in one process.
-- With weights up to two versions old the recorded rollouts lead to the same weights, to the bit.
-- With LoRA, resumed too, they lead to the same adapter and merged weights, to the bit.
-- On two ranks they lead to them up to rounding, also where the run was resumed in one process.
-"""
+"""What replay, verify, diff and regrade make of runs in several processes: to the bit, or on two ranks nearly so."""
 
 from __future__ import annotations
 
@@ -17,21 +11,17 @@ from real_server import serving
 from recorded import Bench
 from safetensors.torch import load_file
 from split_runs import Run as Started
-from split_runs import free_port, records
+from split_runs import records
 
 from hone.cli import main
 from hone.model.hf import load_model
+from hone.processes import free_port
 from hone.runs import Run
 
 pytestmark = pytest.mark.split
 
 STEPS = 6
 INVARIANT = "--inference.batch-invariant"
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Bench:
-    return Bench(tmp_path_factory.mktemp("bench"), tiny_model_dir)
 
 
 def begin(bench: Bench, name: str, *more: str, steps: int = STEPS) -> Path:
@@ -142,9 +132,7 @@ KL = {
 
 @pytest.mark.parametrize("where", KL)
 def test_a_kl_term_is_that_of_one_process(where: str, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the reward: the trainer gets the rewards with a batch, and with the session how advantages are made of them.
-    In the loss: groups of equal rewards are trained, and divide.
-    """
+    """In the reward the session says how advantages are made; in the loss groups of equal rewards are trained."""
     name = where.replace(" ", "-")
     run = begin(bench, name, *KL[where], "--trainer.loss.kl-coef", "0.5", "--trainer.optim.lr", "1e-2", steps=4)
     lines = records(run / "metrics.jsonl")[:4]

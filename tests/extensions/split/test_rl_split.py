@@ -1,10 +1,4 @@
-"""`hone rl` in several processes, for real: what it learns, and what it survives.
-
-- The three-file command learns; the two-file command uses a server that is up, and says how to start one.
-- SIGKILL of the server or a rank: the run says which, and ends with each draw consumed once.
-- Ctrl-C saves, `--resume` goes on; nothing is left behind, also when the launcher is killed.
-- Roles that are started alone, in an order of their own, make the same run.
-"""
+"""`hone rl` in several processes, for real: what it learns, and what it survives."""
 
 from __future__ import annotations
 
@@ -16,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import until
 from split_runs import (
     PROMPTS,
     STEPS,
@@ -24,14 +19,14 @@ from split_runs import (
     alive,
     consumed_once,
     draws,
-    free_port,
     free_ports,
     hone,
     records,
     small_run,
-    until,
     write_task,
 )
+
+from hone.processes import free_port
 
 pytestmark = pytest.mark.split
 
@@ -52,9 +47,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture
-def small(warm: Path) -> list[str]:
-    """A short run of one process for each role."""
-    return [*small_run(warm), "--mode", "split", "--inference.port", str(free_port())]
+def small(warm_model: Path) -> list[str]:
+    return [*small_run(warm_model), "--mode", "split", "--inference.port", str(free_port())]
 
 
 def test_when_the_server_is_killed_the_run_goes_on_from_what_it_saved_then(begin, small):
@@ -195,10 +189,10 @@ def test_in_the_background_it_is_watched_listed_and_stopped(begin, small, tmp_pa
     assert not (run.out / ".hone.launcher.lock").exists()
 
 
-def sections(folder: Path, warm: Path, port: int) -> list[str]:
+def sections(folder: Path, warm_model: Path, port: int) -> list[str]:
     """The command line of two files, for a server that is up at `port`."""
     shared = f'max_steps = {STEPS}\nseq_len = 96\nseed = 3\nprecision = "fp32"\noutput_dir = "out"\n'
-    model = f'[model]\nname = "{warm}"\n[ckpt]\ninterval = 2\n'
+    model = f'[model]\nname = "{warm_model}"\n[ckpt]\ninterval = 2\n'
     (folder / "train.toml").write_text(f"{shared}{model}[optim]\nlr = 1e-3\n")
     batch = f"batch_size = {4 * PROMPTS}\nrollouts_per_example = 4\n"
     client = f'[client]\nbase_url = "http://localhost:{port}/v1"\n'
@@ -206,13 +200,13 @@ def sections(folder: Path, warm: Path, port: int) -> list[str]:
     return ["--trainer", "@", "train.toml", "--orchestrator", "@", "orch.toml", "--no-audit"]
 
 
-def test_two_files_use_the_server_that_is_up_and_say_how_to_start_one(begin, warm, tmp_path):
+def test_two_files_use_the_server_that_is_up_and_say_how_to_start_one(begin, warm_model, tmp_path):
     port = free_port()
-    argv = sections(tmp_path, warm, port)
+    argv = sections(tmp_path, warm_model, port)
     missing = begin(*argv)
     assert missing.ended() == 2
     assert "start one with `inference --model.name" in missing.output and f"localhost:{port}" in missing.output
-    start = f"inference --model.name {warm} --output-dir out --port {port} --precision fp32"
+    start = f"inference --model.name {warm_model} --output-dir out --port {port} --precision fp32"
     server = Command(start.split(), tmp_path)
     try:
         server.says("Serving")
@@ -228,14 +222,14 @@ def test_two_files_use_the_server_that_is_up_and_say_how_to_start_one(begin, war
         assert server.ended() == 0
 
 
-def test_roles_that_are_started_alone_in_any_order(warm, tmp_path):
+def test_roles_that_are_started_alone_in_any_order(warm_model, tmp_path):
     port = free_port()
-    sections(tmp_path, warm, port)
-    serve = ["inference", "--model.name", str(warm), "--output-dir", "out", "--port", str(port), "--precision", "fp32"]
+    sections(tmp_path, warm_model, port)
+    serve = f"inference --model.name {warm_model} --output-dir out --port {port} --precision fp32"
     roles = [
         Command(["orchestrator", "@", "orch.toml", "--no-audit"], tmp_path, PYTHONUNBUFFERED="1"),
         Command(["trainer", "@", "train.toml"], tmp_path, PYTHONUNBUFFERED="1"),
-        Command(serve, tmp_path, PYTHONUNBUFFERED="1"),
+        Command(serve.split(), tmp_path, PYTHONUNBUFFERED="1"),
     ]
     try:
         assert roles[0].ended() == 0, roles[0].output

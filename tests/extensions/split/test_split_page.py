@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from split_runs import ROOT, Command, free_port, records, until
+from processes import until
+from split_runs import ROOT, Command, records
+
+from hone.processes import free_port
 
 pytestmark = pytest.mark.split
 
@@ -22,7 +25,6 @@ STEPS = 16
 
 
 def commands() -> list[list[str]]:
-    """The commands of the page in its order."""
     page = (ROOT / "docs" / "training.md").read_text()
     found = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return [shlex.split(line, comments=True) for block in found for line in block.splitlines()]

@@ -46,7 +46,6 @@ def torchrun(orchestrator: Orchestrator, log: Path, **variables: str) -> Iterato
 
 
 def ranks_of(process: subprocess.Popen) -> list[int]:
-    """Process ids of rank 0 and 1."""
     found = {}
     for pid in children(process.pid):  # and not what they have started, with the same variables
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -23,7 +23,6 @@ def config(folder: Path, wandb: Any = None, trackio: Any = None, **settings: Any
 
 
 def start(config: RLConfig, command: list[str] | None = None) -> RunWriter:
-    """Begin a run that its trackers follow."""
     monitors = Monitors(config)
     monitors.check(None)
     observers = [make_display("plain", Progress("rl", config.max_steps)), monitors]

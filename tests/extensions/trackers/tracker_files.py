@@ -14,10 +14,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """The records of a `run-*.wandb`: LevelDB's log format (its doc/log_format.md) after a header.
-
-    A torn end is left out.
-    """
+    """The records of a `run-*.wandb`: LevelDB's log format (its doc/log_format.md) after a header; no torn end."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content = file.read_bytes()

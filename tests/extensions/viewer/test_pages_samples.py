@@ -181,11 +181,17 @@ def test_without_a_tokenizer_the_text_is_there(tmp_path: Path) -> None:
     assert '<pre class="said">some text</pre>' in page and "there is no tokenizer" in page and "<span title" not in page
 
 
-def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
-    parts = [("system\nTools: <b>multiply(a, b)\nuser\n", False), ("4", True)]
+def spelled(parts: list[tuple[str, bool]]) -> tuple[list[list[int]], list[bool], list[int]]:
+    """Ids of each text, and of all in a row, with a mask of those that were sampled."""
     ids = [encode(text) for text, _ in parts]
     mask = [sampled for (_, sampled), some in zip(parts, ids, strict=True) for _ in some]
     flat = [token for some in ids for token in some]
+    return ids, mask, flat
+
+
+def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
+    parts = [("system\nTools: <b>multiply(a, b)\nuser\n", False), ("4", True)]
+    ids, mask, flat = spelled(parts)
     one = row("4", token_ids=flat, sampled_mask=mask, logprobs=[0.0] * len(flat), versions=[0] * len(flat))
     write_run(tmp_path / "runs" / "a", {0: [one]})
     output = text_of(client(tmp_path / "runs").get("/run/a/sample/0/0/").text)
@@ -201,9 +207,7 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
         {"role": "assistant", "content": "2760"},
     ]
     parts = [("user\n", False), ("let me see", True), ("TOOL", False), ("2760", True)]
-    ids = [encode(text) for text, _ in parts]
-    mask = [sampled for (_, sampled), some in zip(parts, ids, strict=True) for _ in some]
-    flat = [token for some in ids for token in some]
+    ids, mask, flat = spelled(parts)
     one = row("let me see\n\n2760", completion=json.dumps(messages), token_ids=flat, sampled_mask=mask)
     one |= {"logprobs": [-1.5 if m else 0.0 for m in mask], "versions": [3 if m else -1 for m in mask]}
     write_run(tmp_path / "runs" / "a", {0: [one, row("plain")]})

@@ -105,7 +105,6 @@ def test_a_card_that_fails_does_not_fail_the_run(bench, monkeypatch, capsys, err
 
 @pytest.fixture
 def made(tmp_path, monkeypatch) -> Path:
-    """A run made by hand, in the current folder."""
     monkeypatch.chdir(tmp_path)
     make_evaluated(Path("run"), {0: evaluation([RIGHT] * 4 + [BARE] * 36), 4: evaluation([RIGHT] * 30 + [WRONG] * 10)})
     return Path("run")

@@ -92,7 +92,7 @@ def serving(
     root: Path, model: Path, ending: signal.Signals = signal.SIGTERM, kv_gib: float = 0.0625
 ) -> Iterator[Served]:
     """vLLM with a model in fp32, which takes weights from `root`."""
-    port = free_port("127.0.0.1")
+    port = free_port()
     flags = (
         f"--backend vllm --dtype float32 --kv-gib {kv_gib} --max-model-len 2048 --port {port} --api-key-var KEY".split()
     )

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from fake_vllm import fake_environment
 
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.extensions.vllm import server
 from hone.extensions.vllm.server import Installed, VllmServer, default_threads, find_vllm
@@ -98,3 +100,11 @@ def test_a_small_model_gets_one_thread(tmp_path: Path, monkeypatch: pytest.Monke
     with (tmp_path / "model.safetensors").open("ab") as file:
         file.truncate(50_000_000)
     assert default_threads(str(tmp_path)) == 3
+
+
+def test_its_rollouts_may_be_stopped_and_not_cut() -> None:
+    stop = ["--inference.backend", "vllm", "--orchestrator.sampling.stop", "</a>"]
+    assert parse(RLConfig, stop, "rl").orchestrator.sampling.stop == ["</a>"]
+    for cut, words in (("top-p", "vLLM does not tell which tokens.*leave them"), ("min-p", "renormalise.*hone's own")):
+        with pytest.raises(UserError, match=words):
+            parse(RLConfig, [*stop, f"--orchestrator.sampling.{cut}", "0.9"], "rl")

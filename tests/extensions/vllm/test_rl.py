@@ -1,10 +1,4 @@
-"""RL with vLLM as the sampler: started by the run, and one that was up before.
-
-Pinned here:
-- the logprobs that the trainer gets are those of its own model at the run's temperature, for every version it publishes
-- prompts, ends and logprobs are as asked for, whatever the server's own config says
-- such a run resumes, replays and verifies, and says that it is not exact
-"""
+"""RL with vLLM as the sampler: started by the run, and one that was up before; whatever the server's config says."""
 
 from __future__ import annotations
 
@@ -109,7 +103,7 @@ def test_vllm_is_given_the_adapter_alone(mode, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     add_parity(tmp_path)
     make_versions("qwen3, tied", tmp_path)
-    port = free_port("127.0.0.1")
+    port = free_port()
     argv = ["--mode", mode, "--inference.port", str(port), "--inference.backend", "vllm"]
     argv += ["--inference.max-lora-rank", "8", "--model.lora.rank", "4", "--trainer.loss.kl-coef", "0.1"]
     argv += ["--orchestrator.max-async-level", "0", "--ckpt.interval", "1"]

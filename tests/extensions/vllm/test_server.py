@@ -1,10 +1,4 @@
-"""A real vLLM server: its logprobs are transformers', before and after its weights are updated in place.
-
-Pinned here, for a model with a tied head and one without:
-- sampled logprobs are those of softmax(logits / temperature), within 1e-4 in fp32; tokens go in and come out as ids
-- after an update they are those of the new weights: for prompts that were cached, and for requests in flight
-- weights of another shape, incomplete ones, and those from outside the root are refused and change nothing
-"""
+"""A real vLLM server: its logprobs are transformers', within 1e-4 in fp32, before and after its weights are updated."""
 
 from __future__ import annotations
 

@@ -43,14 +43,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hone(*words: Any) -> None:
-    """Runs a command of hone."""
     name, *rest = map(str, words)
     assert call(name, [*rest, "--display", "none"] if name in ("sft", "rl") else rest, f"hone {name}") == 0
 
 
 @pytest.fixture(scope="session")
 def url(root: Path) -> Iterator[str]:
-    """The address of the server that shows `root`."""
     with serving(root) as address:
         yield address
 

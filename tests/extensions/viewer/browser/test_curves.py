@@ -21,7 +21,6 @@ def chart(name: str) -> str:
 
 
 def traces(page: Any, place: str) -> list[dict[str, Any]]:
-    """What Plotly has drawn there."""
     page.locator(place).scroll_into_view_if_needed()
     page.wait_for_selector(f"{place} .main-svg")
     return page.evaluate(
@@ -41,10 +40,7 @@ def same(trace: dict[str, Any], expected: dict[int, float]) -> bool:
 
 
 def click_at(page: Any, place: str, x: float) -> None:
-    """Click on the chart there, where its axis has the value `x`, as soon as it tells the values at `x`.
-
-    The mouse is moved again and again, for a chart may be drawn anew, or moved, just then.
-    """
+    """Click at the value `x` as soon as its values are told; the chart may be drawn anew meanwhile, so move again."""
     spot = """([place, x]) => {
         const plot = document.querySelector(place), box = plot.getBoundingClientRect();
         const {xaxis, _size} = plot._fullLayout;

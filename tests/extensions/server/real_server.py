@@ -13,6 +13,7 @@ import openai
 import pytest
 import torch
 import uvicorn
+from processes import until
 
 from hone import rng
 from hone.client import Endpoint
@@ -62,14 +63,6 @@ class Served:
         monkeypatch.setattr(self.service.engine, "step", lambda: (time.sleep(seconds), step())[1])
 
 
-def until(condition: Callable[[], Any], what: str) -> None:
-    """Waits until the condition holds; fails after five minutes."""
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)
-
-
 @contextmanager
 def serving(model: Decoder | None = None, port: int = 0, folder: str = "hone/tiny", **options: Any) -> Iterator[Served]:
     """A server of `model` (by default a random one) with the tokenizer of `folder`, by whose name it goes."""
@@ -107,12 +100,10 @@ def requests(purpose: str = "rollout") -> list[Request]:
 
 
 def endpoint(url: str, **settings: Any) -> Endpoint:
-    """A server that is not asked twice."""
     return Endpoint(f"{url}/v1", **{"max_retries": 0} | settings)
 
 
 def same(one: list[Any], other: list[Any]) -> None:
-    """Both are the same turns."""
     for mine, theirs in zip(one, other, strict=True):
         assert mine.token_ids.tolist() == theirs.token_ids.tolist()
         assert mine.sampled_mask.tolist() == theirs.sampled_mask.tolist()

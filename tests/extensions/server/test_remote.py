@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from fake_openai import Drop, FakeOpenAI, Raw, Status
-from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving, until
+from processes import until
+from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving
 
 from hone.client import Endpoint, Gone
 from hone.errors import Halt, UserError

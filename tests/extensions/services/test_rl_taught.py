@@ -18,14 +18,14 @@ import pytest
 from real_server import Served, serving
 from recorded import Bench
 from refusals import fails
-from split_runs import free_port
 
 from hone.cli import main
 from hone.extensions.services.teacher import Teacher
 from hone.model.hf import load_model
+from hone.processes import free_port
 from hone.runs import Run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STEPS = 16
 
 
@@ -69,7 +69,6 @@ def talk(student: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def taught(bench: Bench, teacher: Served, talk: list[str]) -> Path:
-    """A run that learns from the teacher alone."""
     return bench.rl("taught", *flags(teacher), *talk)
 
 

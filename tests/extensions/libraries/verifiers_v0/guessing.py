@@ -1,11 +1,7 @@
 """Several turns: find a number; the environment answers by the state, and ends when it is found.
 
-A guess "wait" is never answered, "block" blocks verifiers' process, "raise" is a fault of the environment, and
-"stop" an error that verifiers knows.
+A guess "raise" is a fault of the environment, and "stop" an error that verifiers knows.
 """
-
-import asyncio
-import time
 
 import verifiers as vf
 from datasets import Dataset
@@ -17,10 +13,6 @@ class Guessing(vf.MultiTurnEnv):
 
     async def env_response(self, messages, state, **kwargs):
         guess = messages[-1]["content"].strip()
-        if guess == "wait":
-            await asyncio.sleep(1000)
-        if guess == "block":
-            time.sleep(1000)
         if guess == "raise":
             raise RuntimeError("a fault of the environment")
         if guess == "stop":

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving, until
+from processes import until
+from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving
 
 from hone.client import Gone
 from hone.errors import Halt
@@ -66,8 +67,7 @@ def test_groups_are_shared_out_and_the_samples_are_those_of_one_engine(fleet, tm
 
 
 class Proxy:
-    """Stands before a server until `cut`, which ends all connections to it at once, as the kernel does to a killed
-    process."""
+    """Stands before a server until `cut`, which ends all connections to it at once, as when a process is killed."""
 
     def __init__(self, target: int, port: int = 0) -> None:
         self._target, self._sockets = target, [socket.create_server(("127.0.0.1", port))]

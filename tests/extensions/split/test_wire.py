@@ -6,7 +6,7 @@ import pytest
 from hone.extensions.split.transport import Order, decode, encode
 from hone.extensions.split.wire import from_arrays, to_arrays
 from hone.trainer.packing import Batch, Sequence, deal
-from hone.types import Counts
+from hone.types import Counts, Ragged
 
 
 def sequences(count: int, seed: int = 0) -> list[Sequence]:
@@ -60,3 +60,18 @@ def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count, own, rewarded)
         for field in dataclasses.fields(ours):
             a, b = getattr(ours, field.name), getattr(theirs, field.name)
             assert a is b or a == b if not hasattr(a, "dtype") else (a.dtype == b.dtype and a.equal(b)), field.name
+
+
+def test_the_ids_that_a_token_was_sampled_among_are_sent_where_there_are_any():
+    made = [dataclasses.replace(one, columns={"candidates": ids_of(one)}) for one in sequences(3)]
+    for one, other in zip(made, from_arrays(to_arrays(Batch(made))).sequences, strict=True):
+        ours, theirs = one.columns["candidates"], other.columns["candidates"]
+        assert np.array_equal(ours.values, theirs.values) and np.array_equal(ours.counts, theirs.counts)
+    without = to_arrays(Batch(sequences(3)))
+    assert not [name for name in without if name.startswith("column")]
+    assert all(s.columns == {} for s in from_arrays(without).sequences)
+
+
+def ids_of(one: Sequence) -> Ragged:
+    """Two ids for each token that was sampled, none for another."""
+    return Ragged.of([[3, 5] if sampled else [] for sampled in one.loss_mask])

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import wait_until_gone
-from scripted_policy import RENDERER, Judge, judging, played
+from scripted_policy import RENDERER, played
 
 from hone import trust
 from hone.cli import main
@@ -27,7 +26,7 @@ from hone.extensions.libraries.verifiers import Episodes
 from hone.runs import Run
 from hone.types import Outcome, Rollout
 
-PACKAGE = Path(__file__).parents[2] / "examples" / "extension_verifiers_v0"
+PACKAGE = Path(__file__).parents[3] / "examples" / "extension_verifiers_v0"
 FOLDER = Path(__file__).parent / "verifiers_v0"
 LOOK = '<tool_call>{{"name": "price", "arguments": {{"item": "{}"}}}}</tool_call>'
 
@@ -95,7 +94,6 @@ def score(env: Episodes, one: Rollout) -> Any:
 
 
 def spoken(one: Rollout) -> str:
-    """What is trained."""
     assert np.all(one.logprobs[one.sampled_mask] == -0.5)
     return RENDERER.tokenizer.decode(one.token_ids[one.sampled_mask].tolist())
 
@@ -179,18 +177,6 @@ def test_a_rubric_that_computes_the_reward_itself_is_believed(load):
     assert graded.weights["reward"] == 1.0 and sum(graded.weights.values()) == 1.0 and graded.reward == 10.5
 
 
-def test_a_judge_at_a_url_rewards_and_one_that_is_down_is_a_grader_error(load, monkeypatch):
-    with judging() as url:
-        env = load("echo-words", judge=url)
-        (one,) = played(env, lambda _messages: "x")
-        graded = score(env, one)
-        assert (graded.components["agreed"], graded.weights["agreed"], graded.reward) == (0.25, 2.0, 0.5)
-        monkeypatch.setattr(Judge, "busy", True)
-        (one,) = played(env, lambda _messages: "x")
-        assert one.failure is not None and one.failure[0] is Outcome.GRADER_ERROR
-        assert "Judge model API error" in one.failure[1]
-
-
 @pytest.mark.parametrize(
     ("name", "reply", "words"),
     [
@@ -212,28 +198,6 @@ def test_an_environment_that_ran_out_of_its_own_time_is_a_timeout(load):
     (one,) = played(load("echo-words", broken="slow"), lambda _messages: "stone")
     assert one.failure is not None and one.failure[0] is Outcome.GRADER_TIMEOUT
     assert "longer than the environment's 0.5 s" in one.failure[1]
-
-
-def test_a_rollout_that_never_ends_is_a_timeout_and_its_process_is_used_again(load):
-    env = load("guessing", agent_limits={"timeout": 4.0})
-    env.check_rollouts()
-    pid = env._driver._process.pid
-    (late,) = played(env, lambda _messages: "wait")
-    assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
-    (fine,) = played(env, lambda _messages: "40")
-    assert score(env, fine).components["found"] == 1.0 and env._driver._process.pid == pid
-
-
-def test_a_process_that_the_environment_blocks_is_replaced(load):
-    env = load("guessing", agent_limits={"timeout": 4.0})
-    env.check_rollouts()
-    blocked = env._driver._process.pid
-    (late,) = played(env, lambda _messages: "block")
-    assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
-    env.agent_limits = type(env.agent_limits)(timeout=600.0)
-    (fine,) = played(env, lambda _messages: "40")
-    assert score(env, fine).components["found"] == 1.0 and env._driver._process.pid != blocked
-    wait_until_gone({blocked})
 
 
 def test_held_out_are_the_environments_own_rows_or_a_share_of_the_prompts(load):

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from split_runs import free_port
 
 from hone.cli import main
+from hone.processes import free_port
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "training.md").read_text().split("\n## Serve a model\n")[1].split("\n## vLLM\n")[0]
 
 

@@ -1,4 +1,4 @@
-"""One turn: write a word again. With `judge`, a URL, a judge there decides; `broken` says what is wrong with it."""
+"""One turn: write a word again. `broken` says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 
 import verifiers as vf
 from datasets import Dataset
-from openai import AsyncOpenAI
 
 WORDS = ["stone", "river", "cloud", "ember", "quill", "maple", "onion", "pearl", "raven", "tiger"]
 
@@ -43,15 +42,8 @@ def rows(words, polite):
     return Dataset.from_list([{"question": f"Write {word}" + ", please" * polite, "answer": word} for word in words])
 
 
-def load_environment(polite: bool = False, judge: str | None = None, broken: str = "", own_eval: bool = True):
+def load_environment(polite: bool = False, broken: str = "", own_eval: bool = True):
     rubric = (Bonus if broken == "bonus" else vf.Rubric)(funcs=[same, as_long], weights=[1.0, 0.5])
-    if judge:
-        rubric = vf.JudgeRubric(judge_client=AsyncOpenAI(base_url=judge, api_key="none", max_retries=0))
-
-        async def agreed(judge, prompt, completion, answer, state) -> float:
-            return float(await judge(prompt, completion, answer, state))
-
-        rubric.add_reward_func(agreed, weight=2.0)
     if broken == "group":
         rubric.add_reward_func(best_of)
     if broken == "none":
