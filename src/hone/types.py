@@ -294,9 +294,6 @@ class Rollout:
         return "\n\n".join(texts[-max(1, self.turns) :])
 
 
-Trajectory = Rollout
-
-
 @dataclass(frozen=True)
 class Score:
     """Grade of one completion: reward = sum over components of weight x value, in the rubric's order.

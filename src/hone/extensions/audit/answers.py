@@ -25,9 +25,9 @@ class Form(StrEnum):
     TAG = "tag"
     BOXED = "boxed"
     LINE = "line"
-    """The line it stands in: `ANSWER: 42`, `The answer is 42.`"""
+    """The rest of its line: `ANSWER: 42`, `The answer is 42.`"""
     CODE = "code"
-    """JSON or code, in which an answer can be written in one way only."""
+    """JSON or code: an answer can be written in one way only."""
     BARE = "bare"
     """Nothing: the completion is the answer."""
 
@@ -44,9 +44,9 @@ class Kind(StrEnum):
     """One word, the letter of a choice, a date or a time."""
     TEXT = "text"
     EXACT = "exact"
-    """Text of which every character counts, as the task declares (`answer_is_exact`)."""
+    """Every character counts, as the task declares (`answer_is_exact`)."""
     UNKNOWN = "unknown"
-    """The reference does not show where its answer stands."""
+    """The reference does not show its answer."""
 
 
 PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
@@ -76,7 +76,7 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
 
 @dataclass(frozen=True)
 class Statement:
-    """The parts of a completion; together they are its text. Without a known answer all of it is `opening`."""
+    """The parts of a completion, in order. Without a known answer all of it is `opening`."""
 
     head: str
     opening: str
@@ -96,7 +96,7 @@ class Statement:
 
     @property
     def thought(self) -> str:
-        """The blocks such as `<think>…</think>` at the start, which the reader is not shown."""
+        """The blocks such as `<think>…</think>` at the start."""
         ends = [match.end() for match in _THOUGHT.finditer(self.head)]
         return self.head[: ends[-1]] if ends else ""
 
@@ -116,7 +116,6 @@ class Statement:
 
 
 def statement_of(subject: Subject) -> Statement:
-    """Take the reference of a subject apart."""
     text, span = subject.text, answer_span(subject)
     if span is None:
         return Statement("", text, "", "", "", Form.BARE)
@@ -128,7 +127,7 @@ def statement_of(subject: Subject) -> Statement:
 def answer_span(subject: Subject) -> tuple[int, int] | None:
     """Find the answer in the reference: by the task's parser, else by the data's answer, else by common marks.
 
-    Returns None if it is not there. The answer in a fenced block is all of that block.
+    The answer in a fenced block is all of that block.
     """
     text = subject.text
     if not text.strip():
@@ -156,7 +155,7 @@ def _stated(subject: Subject, text: str) -> tuple[int, int] | None:
 
 
 def _marked(text: str, start: int, end: int) -> tuple[int, int, Form]:
-    """Return start, end and form of the statement whose answer is `text[start:end]`."""
+    """Return start, end and form of the statement with the answer `text[start:end]`."""
     before, after = text[:start], text[end:]
     if not before.strip() and not after.strip():
         return 0, len(text), Form.BARE
@@ -195,7 +194,6 @@ def kind_of(subject: Subject, exact: bool = False) -> Kind:
 
 
 def kind_of_text(answer: str) -> Kind:
-    """Return the kind of an answer by its text alone."""
     number = read_number(answer)
     if number is not None and not _LONG_WORD.search(answer) and not _SYMBOLS.search(answer):
         # A bracket behind a number may be a remark, or arithmetic: 42-(94-64).
@@ -262,7 +260,7 @@ def wrong_answers(subject: Subject, subjects: Sequence[Subject], count: int = 2)
 
 
 def wrong_for(answer: str, others: Sequence[str] = (), count: int = 2) -> list[str]:
-    """Return up to `count` wrong answers in place of `answer`; `others` are the answers of other examples."""
+    """Return up to `count` wrong answers instead of `answer`; `others` are the answers of other examples."""
     found: list[str] = []
     for candidate in _candidates(answer, others):
         if len(found) < count and not any(same_answer(candidate, other) for other in (answer, *found)):
@@ -271,16 +269,13 @@ def wrong_for(answer: str, others: Sequence[str] = (), count: int = 2) -> list[s
 
 
 def other_answers(subject: Subject, subjects: Sequence[Subject]) -> list[str]:
-    """Return the different answers of other examples."""
     answer = answer_of(subject)
     others = dict.fromkeys(answer_of(other) for other in subjects)
     return [other for other in others if other and not same_answer(other, answer)]
 
 
 def shifted(answer: str, by: int = 1) -> str | None:
-    """Add `by` to a number of digits; None for anything else. Moves the first digit of a decimal number, which may be
-    meant within a tolerance.
-    """
+    """Add `by` to a number of digits, to its first digit if it has decimals (for a tolerance); None for other texts."""
     if not PLAIN.fullmatch(answer):
         return None
     whole, point, decimals = answer.partition(".")

@@ -1,8 +1,7 @@
 """Checks that a text gets the same reward each time: in another process, and after other texts.
 
-If it does not, nobody can repeat the run, and advantages compare luck. Rewards are computed in fresh worker processes,
-functions marked `inline` too: one has the texts in order, then from the last to the first; the other has them in order
-again, with another hash seed.
+Rewards are computed in fresh worker processes, functions marked `inline` too. One grades the texts in order, then from
+the last to the first; the other in order again, with another hash seed.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def check_behaviour(env: Environment, subjects: Sequence[Subject]) -> Check:
 
 
 def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
-    """Return right, wrong, long, empty and ambiguous texts of the subjects."""
+    """Return right, wrong, long, empty and ambiguous texts."""
     texts: list[Text] = []
     everything = "\n".join(subject.text for subject in subjects if subject.text)
     for subject in subjects:
@@ -62,7 +61,7 @@ def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
 
 
 def _in_order(prober: Prober, texts: Sequence[Text]) -> list[Probe]:
-    """Grade one text at a time, so that each comes after the one before it; stop where two have hung."""
+    """Grade one text at a time, in order; stop after `MOST_HUNG` have hung."""
     probes: list[Probe] = []
     for text in texts:
         prober.hung.clear()
@@ -73,7 +72,6 @@ def _in_order(prober: Prober, texts: Sequence[Text]) -> list[Probe]:
 
 
 def _difference(name: str, title: str, remedy: str, first: Sequence[Probe], others: Sequence[Probe]) -> list[Finding]:
-    """Find a text that got another reward."""
     for one, other in zip(first, others, strict=False):
         had, got = (f"no reward ({p.score.outcome})" if p.failed else f"{p.score.reward:.6g}" for p in (one, other))
         if had != got:

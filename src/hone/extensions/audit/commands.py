@@ -31,7 +31,7 @@ def run(config: AuditConfig) -> int:
     if config.html is not None:
         check_target(config.html, "--html")
     status = Status(sys.stderr)
-    # What a task prints when it is imported is no part of the report.
+    # The output of a task that is imported is no part of the report.
     with redirect_stdout(sys.stderr):
         try:
             if (template := config.template) is None:
@@ -64,7 +64,6 @@ def run(config: AuditConfig) -> int:
 
 
 def _task(config: AuditConfig, status: Status) -> Report:
-    """Audit a task; with a model, also what that answers."""
     assert config.env is not None
     env = configured(config.env, config.env_args, config.env_template, "env_template")
     env.progress = lambda words: status(f"auditing {env.label}: {words}") if words else None

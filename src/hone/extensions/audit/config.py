@@ -34,13 +34,13 @@ class AuditConfig(BaseConfig):
     env_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("env_args", "a"))
     """Keyword arguments of the environment, as JSON."""
     env_template: dict[str, Any] | None = None
-    """How the columns that the environment reads are made of those of its data set, as in training."""
+    """Columns for the environment, made from the data set's columns, as in training."""
     template: str | None = None
     """Audit the chat template of this model instead: a folder in Hugging Face layout, a hub id, or `hone/tiny`."""
     num_examples: int = Field(default=32, ge=1, validation_alias=AliasChoices("num_examples", "n"))
     """Examples to try."""
     split: Literal["train", "eval"] = "train"
-    """Where the examples are from."""
+    """Split of the examples."""
     allow: dict[str, str] = {}
     """Findings that are meant so, and why: `--allow.growth "answers are short"`."""
     timeout: float = Field(default=2.0, gt=0)
@@ -50,9 +50,9 @@ class AuditConfig(BaseConfig):
     rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions per example of the model."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
-    """Most new tokens per completion in training. A model samples at most so many, by default 1024."""
+    """Most new tokens per completion in training. Also the limit of the model here, by default 1024."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
-    """Of the model."""
+    """Sampling temperature of the model."""
     seed: int = Field(default=0, ge=0)
     """Decides which examples are tried."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
@@ -60,7 +60,7 @@ class AuditConfig(BaseConfig):
     html: Path | None = None
     """Write the report as a page, in one file."""
     precision: Precision = "bf16_linear"
-    """Of the model, as in training."""
+    """Precision of the model, as in training."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     chat_template: str | None = None

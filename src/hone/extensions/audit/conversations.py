@@ -1,7 +1,4 @@
-"""Completions that test what a task pays for beside the answer: styles of text, and calls of tools up to the last turn.
-
-Grading says which of them are right.
-"""
+"""Completions that test what a task pays for beside the answer: styles of text, and tool calls up to the last turn."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ CALLS_AT_ONCE = 4
 MOST_TURNS = 64
 """Turns that are played of a conversation: enough to see what pays."""
 ANSWERED = 2
-"""Examples whose conversations end in answers."""
+"""Number of examples for conversations that end in answers."""
 REASONING = "First I look at what is given. Then I work it out step by step, and check each step. "
 _WORDS = "Wait, let me think. Therefore, first, second, finally: I verified the answer and I am confident. However, "
 _PROSE = (REASONING * 40).strip()
@@ -66,7 +63,7 @@ def wrong_text(subject: Subject, subjects: Sequence[Subject]) -> str | None:
 
 
 def terse_text(subject: Subject) -> str | None:
-    """Return the answer of the reference in its form alone; None if the reference has no more than that."""
+    """Return the reference's marked answer alone; None if the reference is no longer than that."""
     statement = statement_of(subject)
     terse = statement.stating(statement.answer)
     return terse if statement.answer and terse.strip() != subject.text.strip() else None
@@ -79,7 +76,6 @@ def made_up_call(tool: dict[str, Any], **given: Any) -> tuple[str, dict[str, Any
 
 
 def call_message(*calls: tuple[str, dict[str, Any]]) -> Message:
-    """Return a message of the assistant that calls these tools with these arguments."""
     made = [openai_call(Call(name, given), content_hash([i, name, given]), i) for i, (name, given) in enumerate(calls)]
     return {"role": "assistant", "content": "", "tool_calls": made}
 
@@ -89,7 +85,7 @@ def _say(text: str) -> Message:
 
 
 def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield texts, as the last message of the reference; with tools, which would be called each time, few of them."""
+    """Yield texts, as the last message of the reference; fewer with tools, which would be called each time."""
     s = statement_of(subject)
     answers = [
         ("no answer", "", STYLES),

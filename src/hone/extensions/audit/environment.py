@@ -3,9 +3,7 @@
     report = audit_environment(load_environment("gsm8k"))
     report.verdict, report.names()  # fail, {"growth"}
 
-Checks go from the reference over its restylings and the exploits to what follows from all of them: the inversion table,
-the signal. The fast part, which `rl` runs before step 0, leaves out what may hang or be executed, what needs fresh
-processes, and the model.
+The fast part, which `rl` runs before step 0, leaves out what may hang or be executed, fresh processes, and the model.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from hone.extensions.audit.reward import check_exploits, check_reference, check_
 from hone.extensions.audit.statistics import check_signal
 
 FAST_REFERENCES, FAST_EXAMPLES = 32, 4
-"""Examples whose reference is tried before training, and those that are tried with other texts too."""
+"""Number of examples for the reference before training, and for all other texts."""
 BACKSTOP = 3.0
 """Wall time of grading a text may be this many times its processor time: then a grader that sleeps is ended."""
 _NOT_TRIED = "what may hang a grader, or be executed by one, was not tried"
@@ -42,7 +40,7 @@ _EXPLAINS = {
         "inversion", "range", "no-signal",
     },
 }  # fmt: skip
-"""Findings that follow from another one: they are left out beside it, unless it is meant so."""
+"""Findings that follow from another one, and are left out beside it unless that one is allowed."""
 
 
 def audit_environment(
@@ -83,15 +81,7 @@ def audit_environment(
         env.close_workers()
         env.isolated = isolated
         env.limits = limits
-    facts = {
-        "examples": len(prober.subjects),
-        "texts": len(prober.graded),
-        "split": split,
-        "seed": seed,
-        "part": "full",
-    }
-    facts |= {"reference": prober.form} if prober.form else {}
-    return _report(env, checks, facts, allows or {}, began)
+    return _report(prober, checks, {"split": split, "seed": seed, "part": "full"}, allows or {}, began)
 
 
 def audit_before_training(
@@ -108,10 +98,8 @@ def audit_before_training(
     few = prober.distinct[:FAST_EXAMPLES]
     prober = replace(prober, subjects=few, graded=[probe for probe in prober.graded if probe.text.subject in few])
     checks = [reference, *_further_checks(prober, False, max_tokens, count_tokens)]
-    facts = {"examples": len(few), "texts": len(prober.graded), "split": "train", "seed": seed, "part": "fast"}
-    facts["failed"] = sum(probe.failed for probe in prober.graded)
-    facts |= {"reference": prober.form} if prober.form else {}
-    return _report(env, checks, facts, {}, began)
+    facts = {"split": "train", "seed": seed, "part": "fast", "failed": sum(probe.failed for probe in prober.graded)}
+    return _report(prober, checks, facts, {}, began)
 
 
 def _further_checks(
@@ -121,7 +109,7 @@ def _further_checks(
     count_tokens: Callable[[str], int] | None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> list[Check]:
-    """Make the checks after that of the references; none if no reference got a reward."""
+    """Make the remaining checks; return none if grading failed at every reference."""
     env, references = prober.env, prober.references
     if references and all(probe.failed for probe in references):
         return []
@@ -143,12 +131,14 @@ def _further_checks(
 
 
 def _report(
-    env: Environment, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
+    prober: Prober, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
 ) -> Report:
     """Return the report, without what is allowed or follows from another finding."""
-    report = Report(env.label, tuple(checks), facts)
+    facts = {"examples": len(prober.subjects), "texts": len(prober.graded), **facts}
+    facts |= {"reference": prober.form} if prober.form else {}
+    report = Report(prober.env.label, tuple(checks), facts)
     known = {key for finding in report.findings for key in (finding.name, *_keys(finding))}
-    report = allowing(report, {**env.audit_allows, **allows})
+    report = allowing(report, {**prober.env.audit_allows, **allows})
     causes = (report.names() | report.names(Verdict.WARN)) & _EXPLAINS.keys()
     explained = set().union(*(_EXPLAINS[name] for name in causes))
     report = _with(report, lambda found: found if found.name not in explained else None)
@@ -167,15 +157,12 @@ def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report
 
 
 def _keys(finding: Finding) -> list[str]:
-    """Return what each text of a finding is allowed by."""
+    """Return the key of `allows` for each text of a finding."""
     return [f"{finding.name}:{what}".replace("_", "-") for what in finding.what]
 
 
 def allowing(report: Report, allows: Mapping[str, str]) -> Report:
-    """Return the report with the findings that are meant so, by their names, as notes that say why.
-
-    Of a finding some of whose texts are allowed, the others are left.
-    """
+    """Turn allowed findings into notes with the reason; if only some texts of a finding are allowed, drop those."""
     # The command line turns dashes into underscores.
     allowed = {name.replace("_", "-"): reason for name, reason in allows.items()}
 

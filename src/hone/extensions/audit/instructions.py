@@ -28,7 +28,7 @@ _AUXILIARY = re.compile(
 _PAIR = re.compile(r"<([A-Za-z_][\w-]{0,40})>(.*?)</\1>", re.DOTALL)
 _CALL_KEYS = ("name", "type", "role", "function", "arguments")
 """Keys of JSON that belong to a tool and its calls."""
-# What names a form, whose group is {0} in the rest; the form's name; the ways to write it around the answer {1}.
+# A pattern that names a form, with {0} for its group; the form's name; ways to write it around the answer {1}.
 _FORMS = (
     (r"<([A-Za-z_][\w-]{0,40})>", "<{0}>", ("<{0}>{1}</{0}>", "<{0}>\n{1}\n</{0}>")),
     (r"\\(boxed)", r"\boxed{{}}", (r"\boxed{{{1}}}", r"$\boxed{{{1}}}$")),
@@ -45,7 +45,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class AskedForm:
-    """A form of an answer: its name ("<answer>"), what a prompt says of it (`snippet`), and templates of the answer."""
+    """A form of an answer: its name ("<answer>"), the words of a prompt that ask for it, and templates."""
 
     name: str
     snippet: str
@@ -59,7 +59,7 @@ class AskedForm:
 
     @property
     def states_answer(self) -> bool:
-        """True if it must hold the answer, beside another that does. A fence may stand around an example."""
+        """True if it must hold the answer even where another form does. A fence may enclose an example."""
         if self.name.startswith("<"):
             return re.search("answer|final|solution|result|response", self.name, re.IGNORECASE) is not None
         return self.name != "a code fence"
@@ -90,13 +90,12 @@ def check_instructions(
             findings.append(Finding("length", Verdict.FAIL, title, remedy, ("reference",)))
     names = ", ".join(form.name for form in forms) or "no form"
     untried = "" if known else " (not tried: no right answer is known word for word)"
-    return Check(
-        "instructions", f"the prompts ask for {names}{untried}; {lengths}", tuple(findings), {"forms": figures}
-    )
+    summary = f"the prompts ask for {names}{untried}; {lengths}"
+    return Check("instructions", summary, tuple(findings), {"forms": figures})
 
 
 def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
-    """Return the forms that every prompt names. Tags around data, which differ from prompt to prompt, are none."""
+    """Return the forms that every prompt names, without tags around data, which differ from prompt to prompt."""
     contents: dict[str, set[str]] = defaultdict(set)
     for prompt in prompts:
         for tag, inner in _PAIR.findall(prompt):
@@ -120,7 +119,7 @@ def forms_in(text: str) -> list[AskedForm]:
 
 
 def _unread(prober: Prober, forms: Sequence[AskedForm], subjects: Sequence[Subject]) -> list[Finding]:
-    """Find the forms that the prompts ask for and no way of writing is read."""
+    """Find the forms that the prompts ask for, but the parser does not read."""
     lost: dict[str, Probe] = {}
     for form in forms:
         before = form.ways[0].partition("{1}")[0].format(form.what).strip()
@@ -130,7 +129,7 @@ def _unread(prober: Prober, forms: Sequence[AskedForm], subjects: Sequence[Subje
     read = [form for form in forms if form.name not in lost]
     if not read and len(forms) > 1 and _lost(prober, subjects, "all forms", lambda a: _nested(forms, a)) is None:
         return []
-    # What holds no answer may stand beside what does.
+    # A form that holds no answer may stand beside one that does.
     unread = [form for form in forms if form.name in lost and (not read or form.states_answer)]
     if not unread:
         return []

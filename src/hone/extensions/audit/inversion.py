@@ -28,10 +28,7 @@ _ANSWERED = (Outcome.CORRECT, Outcome.WRONG)
 
 @dataclass(frozen=True)
 class Total:
-    """The reward of a right or a wrong answer: what each component contributes, and the text that earned it.
-
-    `probe` None: it follows from the declared ranges.
-    """
+    """A reward by its components, and the text that earned it; `probe` None: it follows from the declared ranges."""
 
     parts: dict[str, float]
     probe: Probe | None = None
@@ -54,13 +51,13 @@ class Total:
 
     @property
     def calls(self) -> list[int]:
-        """Calls of tools of each message."""
+        """Number of tool calls in each message."""
         messages = messages_of(self.probe.text.completion) if self.probe is not None else ()
         return [len(calls_of(message)) for message in messages]
 
     @property
     def rank(self) -> tuple[float, bool, int, int]:
-        """Orders totals of wrong answers: of those that earn the same, the one that says most in the fewest words."""
+        """Orders totals of wrong answers: by reward, then answered first, then the fewest calls and words."""
         return self.reward, self.answered, -sum(self.calls), -self.words
 
     def figures(self) -> dict[str, Any]:
@@ -69,15 +66,12 @@ class Total:
 
 
 def check_inversion(prober: Prober) -> Check:
-    """Compare the best wrong answer with the worst right one, of texts graded so far and those that test other paid
-    features.
-    """
+    """Compare the best wrong answer with the worst right one: of texts graded so far, and of `inversion_texts`."""
     env, rubric = prober.env, prober.env.rubric
-    turns = env.max_turns
     findings: list[Finding] = []
     try:
         env.check_rollouts()
-        prober.grade(inversion_texts(env, prober.distinct[: SUBJECTS if turns <= 16 else 2]))
+        prober.grade(inversion_texts(env, prober.distinct[: SUBJECTS if env.max_turns <= 16 else 2]))
     except UserError as error:
         remedy = "audit it on a machine where it can be sampled"
         findings.append(Finding("not-played", Verdict.NOTE, f"no conversation was played: {error}", remedy))
@@ -97,7 +91,7 @@ def check_inversion(prober: Prober) -> Check:
             f"a right one at least {_amount(worst.reward)} ({worst.source}); {len(graded)} texts"
         )
         if best.reward >= worst.reward:
-            # What is plainest to read: a text rather than declared ranges, one call in a message rather than many.
+            # The plainest: a text rather than declared ranges, one call in a message rather than many.
             reached = [total for total in totals if total.reward >= worst.reward]
             plainest = max(reached, key=lambda t: (t.probe is not None, max(t.calls, default=0) <= 1, t.rank))
             findings.insert(0, _inversion(rubric, plainest, worst))
@@ -119,9 +113,7 @@ def contribution(weight: float, values: tuple[float, float]) -> tuple[float, flo
 
 
 def totals_of(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> Iterable[Total]:
-    """Yield the rewards of the texts, and the least of right answers or the most of wrong ones by the ranges, if all
-    are declared.
-    """
+    """Yield the reward of each text; if all ranges are declared, also the least by them (wrong answers: the most)."""
     kind, end = ("right", 0) if right_answers else ("wrong", 1)
     if rubric.ranges.keys() == rubric.funcs.keys():
         ranges = {name: getattr(given, kind) for name, given in rubric.ranges.items()}
@@ -132,11 +124,11 @@ def totals_of(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> I
 
 
 def _words(probe: Probe) -> int:
-    return sum(len(text.split()) for text in probe.model_texts)
+    spoken = [message for message in messages_of(probe.text.completion) if message.get("role") == "assistant"]
+    return sum(len(str(message.get("content") or "").split()) for message in spoken)
 
 
 def _component(rubric: Rubric, name: str, right: Sequence[Probe], wrong: Sequence[Probe]) -> dict[str, Any]:
-    """Return the line of the table about a component: its range given a right and given a wrong answer."""
     line: dict[str, Any] = {"name": name, "weight": rubric.weights[name], "decides": name == rubric.correctness}
     for kind, probes in (("right", right), ("wrong", wrong)):
         values = [probe.score.components[name] for probe in probes if name in probe.score.components]
@@ -148,10 +140,7 @@ def _component(rubric: Rubric, name: str, right: Sequence[Probe], wrong: Sequenc
 
 
 def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
-    """Find components that return what their declared range does not hold.
-
-    Ranges say nothing about texts without a well-formed answer.
-    """
+    """Find components that leave their declared range, at texts with a well-formed answer."""
     words, shown = {}, []
     for probe in probes:
         for name, value in probe.score.components.items():

@@ -1,4 +1,4 @@
-"""The fast part of the audit, before step 0 of a run: what would fail the run is named before it costs money."""
+"""The fast part of the audit, before step 0 of a run: it names what would fail the run before that costs money."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 MAX_TOKENS_FAILURE = "length"
 """The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
 SHOWN = 3
-"""Findings that are shown on the screen."""
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer | None:
-    """Return the observer that audits the task, for RL; it refuses no run of a program's."""
+    """Return the observer that audits the task, for RL. If a program starts the run, it only reports."""
     return Audit(refuses=not by_program) if isinstance(config, RLConfig) else None
 
 
@@ -36,7 +35,6 @@ class Audit(Observer):
     """Audits the task of a run before it begins; one that fails is refused, or, without `refuses`, reported.
 
     A grader that fails at all texts, or gives a reward beyond the largest, is always refused: no run can learn from it.
-    `refuses` is False for a program.
     A resume of a run that had its audit needs none.
     """
 
@@ -119,9 +117,7 @@ def _not_audited(env: Environment) -> tuple[str, str] | None:
 
 
 def _audit(training: Any, config: RLConfig, env: Environment) -> Report:
-    """Audit a task of its own, in processes of its own, so that what reward functions remember is not from here; only
-    the data is read once.
-    """
+    """Audit a separate copy of the task in separate processes, since reward functions may remember; data is shared."""
     from hone.extensions.audit.environment import audit_before_training
     from hone.loops.parts import task_of
 

@@ -1,4 +1,4 @@
-"""Texts whose grading says something about a task, and what grading made of them.
+"""Texts to grade for an audit, and their scores.
 
 prober = Prober(env, subjects_of(env, 32, seed=0))
 probes = prober.grade([Text(subject, "empty", "") for subject in prober.subjects])
@@ -24,7 +24,7 @@ from hone.grading import last_line
 from hone.types import BOUND, Example, Message, Outcome, Rollout, Score, Usage
 
 Script = str | Sequence[Message]
-"""The model's output: a text, or messages, of which only the assistant's count."""
+"""The model's output: a text, or messages; only the assistant's count."""
 AT_ONCE = 8
 """Names of texts that are tried at a time."""
 MOST_HUNG = 4
@@ -41,8 +41,8 @@ _SHOWN = 3
 class Subject:
     """An example, and a completion of it that deserves full marks: None if the task declares none.
 
-    `text` is the last message of that completion, the one that is graded; `answer` is its answer as it stands in
-    `text`, by the task's own parser; None if it is not there word for word.
+    `text` is the last message of that completion, which is graded; `answer` is the part of it that the task's parser
+    returns, None if that is not in it word for word.
     """
 
     example: Example
@@ -69,8 +69,6 @@ class Text:
 
 @dataclass(frozen=True)
 class Probe:
-    """A graded text."""
-
     text: Text
     score: Score
 
@@ -88,14 +86,7 @@ class Probe:
 
     @property
     def failed(self) -> bool:
-        """True if the grader failed, so that there is no reward."""
         return self.score.outcome.is_failure
-
-    @property
-    def model_texts(self) -> list[str]:
-        """The texts of the model's messages."""
-        messages = messages_of(self.text.completion)
-        return [str(message.get("content") or "") for message in messages if message.get("role") == "assistant"]
 
     def evidence(self, expected: str) -> Evidence:
         completion = self.text.completion
@@ -134,8 +125,8 @@ class Prober:
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
         """Grade the texts; return their probes in order.
 
-        A text at which the grader hangs costs its whole deadline. So the first text of each name is tried first; if it
-        hangs, the others of its name are left out, and after `MOST_HUNG` such names all the rest.
+        A grader that hangs takes its whole deadline. So the first text of each name is tried first. If it hangs, the
+        others of its name are left out, and after `MOST_HUNG` such names all the rest.
         """
         firsts: dict[str, int] = {}
         for index, text in enumerate(texts):
@@ -191,7 +182,7 @@ def with_derived(prober: Prober) -> Prober:
 
 
 def subjects_of(env: Environment, count: int, seed: int, split: str = "train") -> list[Subject]:
-    """Draw `count` examples of a split by the seed, with declared references. UserError if none can be graded."""
+    """Draw `count` examples of a split by the seed. Raises UserError if the task's completions can't be graded."""
     if env.why_not_graded:
         raise UserError(f"{env.label} can't be audited: {env.why_not_graded}")
     examples = env.split(split)
@@ -211,7 +202,6 @@ def subject_of(env: Environment, example: Example) -> Subject:
 
 
 def subject_with(env: Environment, example: Example, reference: Script) -> Subject:
-    """Return the example with this reference."""
     text = completion_text(reference)
     answer = env.parser.parse_answer(text)
     return Subject(example, reference, text, answer if isinstance(answer, str) and answer and answer in text else None)
@@ -227,7 +217,7 @@ def examples_of(probes: Sequence[Probe], expected: str) -> tuple[Evidence, ...]:
     return tuple(probe.evidence(expected) for probe in [*firsts.values(), *rest][:_SHOWN])
 
 
-# How a grader fails: the finding, what it does, and the remedy.
+# Failures of a grader: the name of the finding, a verb, and the remedy.
 _FAILURES = {
     Outcome.GRADER_ERROR: (
         "raises",
@@ -302,5 +292,4 @@ class ScriptedModel(Model):
 
 
 def messages_of(script: Script) -> Sequence[Message]:
-    """Return a completion as messages."""
     return [{"role": "assistant", "content": script}] if isinstance(script, str) else script

@@ -62,7 +62,7 @@ class Evidence:
 class Finding:
     """One thing that an audit found.
 
-    `name` is stable (docs/rewards.md lists those that fail). `what` names the texts that showed it, such as restylings;
+    `name` is stable (docs/rewards.md lists the failures). `what` names the texts that showed it, such as restylings;
     each can be allowed by `NAME` or `NAME:WHAT`. `title` is one sentence with numbers; `remedy` says what to change.
     """
 
@@ -101,7 +101,6 @@ class Report:
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings, the worst first."""
         found = [finding for check in self.checks for finding in check.findings]
         return sorted(found, key=lambda finding: _ORDER.index(finding.verdict))
 
@@ -114,7 +113,6 @@ class Report:
         return [finding for finding in self.findings if finding.verdict is Verdict.FAIL]
 
     def names(self, verdict: Verdict = Verdict.FAIL) -> set[str]:
-        """Return the names of the findings of this verdict."""
         return {finding.name for finding in self.findings if finding.verdict is verdict}
 
     def record(self) -> dict[str, Any]:
@@ -125,12 +123,10 @@ class Report:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst of the verdicts; `pass` if there are none."""
     return min(verdicts, key=_ORDER.index, default=Verdict.PASS)
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
-    """Return the first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 

@@ -41,7 +41,7 @@ CLOSING = "\n\n" + " ".join(
 
 
 def reasoning(words: int, separator: str = " ") -> str:
-    """Return about so many words of plausible reasoning, with numbers and equations; the same each time."""
+    """Return plausible reasoning of about this many `words`, with numbers and equations; the same each time."""
     written: list[str] = []
     for i in count():
         a, b = 3 + i * 7 % 89, 2 + i * 5 % 43
@@ -65,11 +65,10 @@ def reasoning(words: int, separator: str = " ") -> str:
 class Restyling:
     """One way to write a completion.
 
-    `style` is a function or a template of the parts of a `Statement`, with {spoken} for what follows the thought;
-    a template applies to `forms`, if given. `sort` is the finding if it loses a right answer: "growth" for what
-    completions come to as they get longer in training, "strict" for what a grader may refuse if the prompt says so.
-    `around`: it adds something to say before or after the answer, which a task may refuse whose whole completion is
-    the answer.
+    `style` is a function or a template of the parts of a `Statement`, with {spoken} for all after the thought; a
+    template applies to `forms`, if given. `sort` is the finding if a right answer is lost: "growth" for longer texts,
+    "strict" for what a grader may refuse if the prompt says so. `around`: it adds words before or after the answer,
+    which a task may refuse if the whole completion is the answer.
     """
 
     name: str

@@ -15,7 +15,7 @@ from hone.extensions.audit.report import Check, Finding, Verdict, listed
 from hone.extensions.audit.restyling import RESTYLINGS
 
 LUCKY_SHARE = 0.1
-"""An answer right by luck counts if it pays in more than this share of the examples."""
+"""A guess counts if it is scored as correct in more than this share of the examples."""
 GRADED_AGAIN = 8
 """References that are graded twice."""
 _TINY = 1e-9
@@ -61,7 +61,7 @@ def _derivation(prober: Prober) -> str:
     return f" (derived from the answer as {prober.form})" if prober.form else ""
 
 
-# A sort of restylings that lose a right answer: how bad that is, what they are, and the remedy.
+# Sorts of restylings that lose a right answer: the verdict, their name, and the remedy.
 _LOSSES = {
     "growth": (
         Verdict.FAIL,
@@ -132,9 +132,7 @@ def _by_name(probes: Sequence[Probe]) -> dict[str, list[Probe]]:
 
 
 def _takes_bare_answers(subjects: Sequence[Subject], by_name: ByName, lost: ByName) -> bool:
-    """Return True if the completion must be the answer alone: no reference marks it, and texts with words before or
-    after it are refused. A thought may be taken.
-    """
+    """Return True if no reference marks its answer, and words around it are refused; a thought may be accepted."""
     forms = [statement_of(subject) for subject in subjects]
     around = [r.name for r in RESTYLINGS if r.around and not r.name.startswith("thought") and r.name in by_name]
     unmarked = all(s.form is Form.BARE or (s.form is Form.CODE and s.text == s.marked) for s in forms)
@@ -144,9 +142,8 @@ def _takes_bare_answers(subjects: Sequence[Subject], by_name: ByName, lost: ByNa
 def check_exploits(prober: Prober, hostile: bool) -> Check:
     """Grade completions that deserve nothing: they must not be correct, or paid, or run.
 
-    `hostile` also tries texts that may cost a grader time or safety: the environment must be isolated then, as a text
-    may hang it, and code in it would run in this process. Examples whose reference is not correct are left out: nobody
-    knows what is wrong there. Conversations wait for their tools: without `hostile` they are played with one example.
+    `hostile` also tries texts that may hang a grader or run code; the environment must be isolated then. Examples
+    without a correct reference are left out. Without `hostile`, conversations are played with one example.
     """
     assert prober.env.isolated or not hostile, "hostile texts are graded in processes that can be ended"
     known = [probe.text.subject for probe in prober.references if probe.correct]
@@ -186,7 +183,6 @@ def check_exploits(prober: Prober, hostile: bool) -> Check:
 
 
 def _false_positives(prober: Prober, by_name: ByName, tried: int) -> list[Finding]:
-    """Find exploits that were wrongly scored as correct."""
     paid = {name: some for name, probes in by_name.items() if (some := _undeserved(prober, name, probes))}
     if not paid:
         return []
@@ -204,7 +200,7 @@ def _false_positives(prober: Prober, by_name: ByName, tried: int) -> list[Findin
 
 
 def _undeserved(prober: Prober, name: str, probes: Sequence[Probe]) -> list[Probe]:
-    """Return the probes of an exploit that are correct without being so; none if they are few enough for luck."""
+    """Return the probes of an exploit that were wrongly scored as correct; none if few enough for luck."""
     deserves = _DESERVES[name]
     found = [p for p in probes if p.correct and deserves is not Deserves.CODE]
     if deserves is Deserves.HEDGE:  # right wherever the right answer stands among the others
@@ -225,7 +221,6 @@ def _is_lucky(prober: Prober, probe: Probe) -> bool:
 
 
 def _paid_garbage(by_name: ByName) -> list[Finding]:
-    """Find texts without an answer that earn more than an empty one."""
     nothing = {p.example_id: p.score.reward for p in by_name.get("empty", ()) if not p.failed}
     garbage = [
         p
@@ -241,6 +236,5 @@ def _paid_garbage(by_name: ByName) -> list[Finding]:
     parts = [name for name, value in best.components.items() if value * best.weights[name] > _TINY]
     title = f"texts without an answer earn up to {best.reward:.3g}, by {', '.join(parts)}: {listed(names)}"
     remedy = "pay for form only where a well-formed answer stands in it: this is learnt first, and holds up the rest"
-    return [
-        Finding("garbage-paid", Verdict.FAIL, title, remedy, names, examples_of(garbage, "what an empty text earns"))
-    ]
+    shown = examples_of(garbage, "what an empty text earns")
+    return [Finding("garbage-paid", Verdict.FAIL, title, remedy, names, shown)]

@@ -17,15 +17,13 @@ from hone.extensions.audit.report import Check, Finding, Verdict
 COMMON_ANSWERS = 4
 """Number of the most common answers that are tried as the answer to everything."""
 HIGH_FLOOR = 0.3
-"""Guessing that earns a larger share of what right answers earn is worth a note; above a half, which two answers to
-choose from explain, a warning."""
+"""Guessing that earns a larger share of a right answer's reward is a note; above a half, as between two, a warning."""
 FEW = 8
 """With fewer examples, one answer to all of them may be chance."""
 _CONSTANT = "always answering"
 
 
 def check_signal(prober: Prober) -> Check:
-    """Grade guesses, and compare them with the references."""
     references = [probe for probe in prober.references if not probe.failed]
     ceiling = float(np.mean([probe.score.reward for probe in references])) if references else None
     guesses: dict[str, list[Probe]] = defaultdict(list)
@@ -52,7 +50,7 @@ def check_signal(prober: Prober) -> Check:
 
 
 def _guesses(subjects: Sequence[Subject]) -> list[Text]:
-    """Return ways to answer everything without knowing anything. No answer is tried on the example it is from."""
+    """Return guesses for all examples. An answer is not tried on its own example."""
     constant = {"saying nothing": "", "words without an answer": REASONING.strip()}
     texts = [Text(s, words, text) for words, text in constant.items() for s in subjects]
     texts += [Text(s, "repeating the question", message_text(s.example.prompt[-1]) or "?") for s in subjects]
@@ -66,7 +64,6 @@ def _guesses(subjects: Sequence[Subject]) -> list[Text]:
 
 
 def _floor(best: dict[str, Any], lowest: float, ceiling: float, examples: int) -> list[Finding]:
-    """Compare the best guess with right answers."""
     words, reward = best["strategy"], best["reward"]
     bottom = 0.0 if ceiling > 0.0 else lowest
     share = (reward - bottom) / (ceiling - bottom) if ceiling > bottom else 1.0

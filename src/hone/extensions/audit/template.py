@@ -1,4 +1,4 @@
-"""Auditing a model's chat template: one conversation makes the round trip that training relies on."""
+"""Auditing a model's chat template: an answer must continue its prompt, and be read back from its ids as it was."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 from hone.errors import UserError
 from hone.extensions.audit.report import Check, Finding, Report, Verdict
-from hone.model.chat import THINK, ChatRenderer, load_renderer
+from hone.model.chat import THINK, load_renderer
 from hone.model.rendering import END_THINK, squeeze
 from hone.types import Message
 
@@ -20,23 +20,15 @@ def audit_template(name: str, chat_template: str | None = None) -> Report:
     Raises UserError if the model is missing, or hone can't load the template.
     """
     start = time.perf_counter()
-    renderer = load_renderer(name, chat_template)
+    renderer, problem = load_renderer(name, chat_template), ""
+    text = f"{THINK}\nhm\n{END_THINK}\n\n{ANSWER}" if renderer.opened_by_template else ANSWER
     try:
-        check_round_trip(renderer)
-        findings = ()
+        read = renderer.message(renderer.completion_ids([QUESTION], text))["content"]
+        if squeeze(read) not in (squeeze(text), squeeze(THINK + END_THINK + text)):  # it may add an empty thought
+            problem = f"the answer {text!r} is read back as {read!r}: give another template with model.chat_template"
     except UserError as error:
-        findings = (Finding("round-trip", Verdict.FAIL, str(error)),)
+        problem = str(error)
+    findings = (Finding("round-trip", Verdict.FAIL, problem),) if problem else ()
     check = Check("round-trip", "a question and its answer", findings)
     facts = {"digest": renderer.digest(), "opened_by_template": renderer.opened_by_template}
     return Report(f"chat template of {name}", (check,), facts, time.perf_counter() - start)
-
-
-def check_round_trip(renderer: ChatRenderer) -> None:
-    """Raise UserError unless an answer continues its prompt, and its ids are read back as the answer.
-
-    The template may add an empty thought.
-    """
-    text = f"{THINK}\nhm\n{END_THINK}\n\n{ANSWER}" if renderer.opened_by_template else ANSWER
-    read = renderer.message(renderer.completion_ids([QUESTION], text))["content"]
-    if squeeze(read) not in (squeeze(text), squeeze(THINK + END_THINK + text)):
-        raise UserError(f"the answer {text!r} is read back as {read!r}: give another template with model.chat_template")

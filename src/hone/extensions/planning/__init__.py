@@ -1,1 +1,1 @@
-"""What a run will do, take and cost, before it starts: steps, memory, time, surprising settings; and the doctor."""
+"""Plans of runs before they start: steps, memory, time, cost, surprising settings; and the doctor."""

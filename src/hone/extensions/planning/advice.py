@@ -1,8 +1,4 @@
-"""What to change before a run starts, one sentence each, with the remedy.
-
-`surprises` are settings that do something else than whoever wrote them thinks. `remedies` are settings that make a run
-fit into memory. `missing` is what a run can't start without.
-"""
+"""Advice before a run starts: settings that surprise, settings that make it fit into memory, and missing inputs."""
 
 from __future__ import annotations
 
@@ -34,11 +30,11 @@ if TYPE_CHECKING:
     from hone.extensions.planning.report import Plan
 
 LONG = 2 * 3600
-"""Seconds of a run that nobody would like to do again."""
+"""Seconds of a run that should have checkpoints."""
 CUT = 0.02
-"""Share of reference answers beyond the limit from which it is worth a word."""
+"""Share of reference answers beyond the limit that is worth a note."""
 KEPT_GIB = 4
-"""Ids that a step's sampling may keep at worst, from which it is worth a word."""
+"""Size of the ids that sampling a step may store at worst, worth a note."""
 CUSTOMARY = {
     ("RL", "large"): (2e-7, 1e-5, "1e-6"),
     ("RL", "small"): (5e-7, 1e-4, "1e-6 to 1e-5"),
@@ -47,11 +43,10 @@ CUSTOMARY = {
     ("SFT", "small"): (5e-6, 1e-3, "2e-5 to 1e-4"),
     ("SFT", "tiny"): (1e-4, 5e-3, "2e-3"),
 }
-"""Learning rates (from, to, what is usual) of full training: from 0.4B parameters on, below, and under 20M."""
+"""Learning rates (lowest, highest, usual) of full training: from 0.4B parameters on, below, and under 20M."""
 
 
 def surprises(plan: Plan) -> Iterator[str]:
-    """Yield all of them, the gravest kinds first."""
     config, shape, times = plan.config, plan.shape, plan.usual
     if isinstance(config, RLConfig):
         yield from _rollouts(config, plan.steps, plan.facts)
@@ -115,7 +110,6 @@ def surprises(plan: Plan) -> Iterator[str]:
 
 
 def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
-    """Yield what is odd about lengths, groups and evaluations."""
     orch, evals = config.orchestrator, config.orchestrator.eval
     most, group, temperature = orch.sampling.max_tokens, orch.rollouts_per_example, orch.sampling.temperature
     if most is not None and facts.prompts and not facts.estimated:
@@ -154,7 +148,7 @@ def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
 
 
 def _rounded(tokens: int) -> int:
-    """Return a little more, as people write such numbers."""
+    """Round up to three binary digits, and to a multiple of 8."""
     step = max(8, 1 << (int(tokens).bit_length() - 3))
     return -(-int(tokens) // step) * step
 
@@ -166,7 +160,7 @@ def disk_needed(config: RLConfig | SFTConfig, shape: DecoderConfig) -> int:
 
 
 def free_disk(folder: Path) -> int:
-    """Return the bytes that are free on the disk of a folder, or of the nearest that exists above it."""
+    """Return the free bytes on the disk of a folder, or of its nearest existing parent."""
     there = folder.absolute()
     return shutil.disk_usage(next(path for path in (there, *there.parents) if path.exists())).free
 
@@ -180,12 +174,11 @@ LEANER: dict[str, tuple[dict[str, Any], ...]] = {
         {"optim.offload": True, "precision": "bf16"},
     ),
 }
-"""Ways to take less memory by device, the less costly first; each goes with every kind of checkpointing, which changes
-no bit."""
+"""Ways to take less memory by device, the cheapest first; each is combined with every kind of checkpointing."""
 
 
 def leaner(config: RLConfig | SFTConfig, device: str = "cuda") -> Iterator[tuple[dict[str, Any], RLConfig | SFTConfig]]:
-    """Yield (what is set, by the name of its key in the trainer's section; the config with it), the leanest last."""
+    """Yield (settings by key in the trainer's section, the config with them), the leanest last."""
     prefix, is_muon = "trainer." if isinstance(config, RLConfig) else "", trainer_of(config).optim.type == "muon"
     for settings in LEANER[device]:
         if is_muon and any(key.startswith("optim.") for key in settings):
@@ -196,9 +189,7 @@ def leaner(config: RLConfig | SFTConfig, device: str = "cuda") -> Iterator[tuple
 
 
 def remedies(plan: Plan) -> Iterator[str]:
-    """Yield a line for each setting that helps alone, those that make it fit first; or for the first few that do
-    together; then the smallest card.
-    """
+    """Yield a line for each setting that helps, the smallest result first; then the smallest card that would do."""
     config, device, lengths, shape = plan.evaluated, plan.device, plan.lengths, plan.shape
     assert shape is not None
 
@@ -221,7 +212,7 @@ def remedies(plan: Plan) -> Iterator[str]:
         changes["--no-ckpt.background"] = changed(config, {"ckpt.background": False})
     # A number is halved until the run fits, or it is as low as it may be.
     value, least, fewer = micro_batch_limit(config, device.kind), max(256, lengths.longest), config
-    while value > least and total(fewer) > plan.room:
+    while value > least and total(fewer) > plan.device.room:
         value = max(least, value // 2)
         fewer = changed(config, {f"{section}.micro_batch_tokens": value})
     changes[f"--{section}.micro-batch-tokens {value}"] = fewer
@@ -229,19 +220,19 @@ def remedies(plan: Plan) -> Iterator[str]:
         if config.trainer.loss.kl_coef > 0:
             changes["--trainer.loss.kl-coef 0 (no reference model)"] = changed(config, {"trainer.loss.kl_coef": 0.0})
         cache, fewer = float(config.inference.kv_gib or KV_GIB), config
-        while cache > 0.25 and total(fewer) > plan.room:
+        while cache > 0.25 and total(fewer) > plan.device.room:
             cache = max(0.25, cache / 2)
             fewer = changed(config, {"inference.kv_gib": cache})
         changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = fewer
-    if min(map(total, changes.values())) > plan.room:
+    if min(map(total, changes.values())) > plan.device.room:
         for settings, one in leaner(config, device.kind):
-            if total(one) <= plan.room:
+            if total(one) <= plan.device.room:
                 flags = [f"--{'' if key == 'precision' else prefix}{key} {value}" for key, value in settings.items()]
                 changes[" ".join(flags).replace(" True", "")] = one
                 break
     for size, flag in sorted((total(one), flag) for flag, one in changes.items()):
         if size < 0.98 * total(config):
-            fits = "fits" if size <= plan.room else f"still {(size - plan.room) / GIB:.1f} GiB too much"
+            fits = "fits" if size <= plan.device.room else f"still {(size - plan.device.room) / GIB:.1f} GiB too much"
             yield f"{flag}: {size / GIB:.1f} GiB, {fits}"
     if larger := [card for card in DEVICES.values() if total(config, card) <= card.memory]:
         card = min(larger, key=lambda card: (card.memory, card.usd_per_hour or 0))
@@ -249,10 +240,7 @@ def remedies(plan: Plan) -> Iterator[str]:
 
 
 def missing(config: RLConfig | SFTConfig) -> dict[str, str]:
-    """Return what the run can't start without and is not here (model, task, data), each with what gives it.
-
-    What is only to be fetched from the hub is not missing.
-    """
+    """Return by name (model, task, data) what the run needs and can't fetch from the hub, each with a remedy."""
     absent, name = {}, config.model.name
     if not (name == TINY or is_fetched(name) or is_hub_id(name) or Path(name).exists()):
         run, weights, _ = name.partition("/weights/step_")

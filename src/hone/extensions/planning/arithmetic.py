@@ -1,4 +1,4 @@
-"""How much a run does: what a step is made of, what all steps come to, and how long its sequences are."""
+"""The amount of work of a run: its steps, and the lengths of its sequences."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hone.trainer.memory import longest
 
 @dataclass(frozen=True)
 class Steps:
-    """What the steps of a run come to.
+    """The number of steps, and their sizes.
 
-    A step has `rows`: completions of RL, rows of packed tokens or examples of SFT. `pool` are the prompts or examples
-    that there are, `epochs` how often each is seen (None: not known), `evaluated` the rows of one evaluation.
-    `tokens_at_most` and `sampled_at_most` (new tokens only) are of a step.
+    A step has `rows`: completions of RL, rows of packed tokens or examples of SFT. `pool` is the number of prompts or
+    examples, `epochs` how often each is seen (None: unknown), `evaluated` the rows of one evaluation. `tokens_at_most`
+    and `sampled_at_most` (new tokens only) are for a step.
     """
 
     steps: int
@@ -44,11 +44,7 @@ class Steps:
     def of(
         cls, config: RLConfig | SFTConfig, pool: int | None = None, turns: int = 1, tokens: int | None = None
     ) -> Steps:
-        """Return those of a config.
-
-        There are `pool` prompts of RL, each a conversation of at most `turns` turns, or examples of SFT, with `tokens`
-        in all.
-        """
+        """Count a config's steps, for a `pool` of prompts with at most `turns` turns, or of examples with `tokens`."""
         steps, checkpoints = config.max_steps, checkpoints_of(config)
         if isinstance(config, SFTConfig):
             data, val = config.data, config.val
@@ -78,7 +74,6 @@ class Steps:
         )
 
     def words(self, config: RLConfig | SFTConfig) -> list[str]:
-        """Return what the run does, a sentence a line."""
         steps, often = _n(self.steps, "step"), "" if self.epochs is None else f"{self.epochs:,.1f} times"
         times = f"{self.evaluations} (step 0 and the end included)"
         if isinstance(config, SFTConfig):
@@ -120,10 +115,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Lengths:
-    """In tokens: means of `prompt` and `completion` (all turns of a conversation), and the longest there may be.
+    """Mean lengths in tokens of `prompt` and `completion` (all turns of a conversation), and the largest possible.
 
-    `measured` names where the means come from, "" if they are guessed; `reached` is the longest completion of a batch
-    of such, 0 for the longest there may be; `turns` are the most of a conversation.
+    `measured` names the source of the means, "" if they are guessed. `reached` is the longest completion of a batch, 0
+    for the largest possible; `turns` is the limit of a conversation.
     """
 
     prompt: float
@@ -136,7 +131,7 @@ class Lengths:
 
     @property
     def decoded(self) -> int:
-        """Tokens that a batch is sampled for."""
+        """Steps of decoding a batch."""
         return self.reached or self.longest_completion
 
     @property
@@ -149,13 +144,10 @@ class Lengths:
 
     @property
     def worst(self) -> Lengths:
-        """All as long as the longest."""
         return replace(self, prompt=self.longest_prompt, completion=self.longest_completion, reached=0)
 
     def for_memory(self, config: RLConfig | SFTConfig) -> tuple[int, int, int]:
-        """Return (prompt, completion, turns) as a batch may have them: the longest, but of many measured examples the
-        mean.
-        """
+        """Return (prompt, completion, turns) of a batch: the longest, but the mean of measured examples of SFT."""
         lengths = self if isinstance(config, SFTConfig) and self.measured else self.worst
         return int(lengths.prompt), int(lengths.completion), self.turns
 
@@ -168,14 +160,14 @@ class Lengths:
 
 
 def checkpoints_of(config: RunConfig) -> int:
-    """Return how many checkpoints a run to its end writes."""
+    """Return the number of checkpoints that the whole run writes."""
     if config.ckpt is None:
         return 0
     return 1 if config.ckpt.interval is None else _times(config.max_steps, config.ckpt.interval)
 
 
 def checkpoints_kept(config: RunConfig) -> int:
-    """Return how many of these are on the disk at the end."""
+    """Return the number of checkpoints that are left at the end."""
     written, ckpt = checkpoints_of(config), config.ckpt
     if ckpt is None or ckpt.keep_last is None or written <= ckpt.keep_last:
         return written
@@ -184,7 +176,7 @@ def checkpoints_kept(config: RunConfig) -> int:
 
 
 def _times(steps: int, interval: int) -> int:
-    """Return how often something happens that is due every `interval` steps and at the end, step 0 not counted."""
+    """Count what is due every `interval` steps and at the end, without step 0."""
     return -(-steps // interval)
 
 

@@ -1,8 +1,7 @@
-"""A calibration: two real steps of the run, in this process, and the plan scaled to what they took.
+"""A calibration: two real steps of the run, in this process, and the plan scaled to their time and memory.
 
-The run is the one that `rl` or `sft` would start, in a temporary folder beside the output directory. The first step
-makes kernels, so seconds are those of the second. At other lengths than its own, seconds and bytes are in proportion
-to the plan's.
+It is the run of `rl` or `sft`, in a temporary folder beside the output directory. The first step makes kernels, so the
+second one is timed. For other lengths, seconds and bytes are scaled as the plan's.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ class DoesNotFit(Exception):
 
 
 def calibrate(plan: Plan) -> Plan:
-    """Return the plan with the memory, at worst, and the times of the steps. If none trained, training is as planned.
+    """Return the plan with the measured peak of memory and times. If no step trained, training is as planned.
 
-    Raises UserError if the run itself would, and if it would not be one process that samples by itself; DoesNotFit if
-    memory runs out.
+    Raises UserError if the run itself would, or is not one process with hone's engine; DoesNotFit if memory runs out.
     """
     config, shape = plan.config, plan.shape
     rl = isinstance(config, RLConfig)
@@ -75,7 +73,7 @@ def calibrate(plan: Plan) -> Plan:
     sample = taken["sample"] / planned.sample if planned.sample else 1.0
 
     def scaled(estimate: Times) -> Times:
-        """Return an estimate of the plan in proportion to what it says of the lengths that were measured."""
+        """Scale an estimate of the plan by the ratio of measured to planned seconds."""
         seconds = {"sample": estimate.sample * sample, "train": estimate.train * train, "grade": taken["grade"]}
         return replace(
             estimate, **seconds, evaluate=estimate.evaluate * (sample if rl else train), other=other, start=start
@@ -95,7 +93,7 @@ def calibrate(plan: Plan) -> Plan:
 
 
 def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
-    """Take a few steps that nothing watches; return the seconds until the first, and the lengths of the sequences."""
+    """Take `STEPS` steps without observers; return the seconds until the first, and the lengths of the sequences."""
     from hone.loops.rl import RL
     from hone.loops.sft import SFT
 

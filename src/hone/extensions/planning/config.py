@@ -1,4 +1,4 @@
-"""`hone plan` and `hone doctor`: the config of a run, of `hone rl` or of `hone sft`, and what is asked about it."""
+"""`hone plan` and `hone doctor`: the config of a run of `hone rl` or `hone sft`, and further keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _AboutRun(BaseConfig):
 
     @property
     def own(self) -> set[str]:
-        """The keys that are the command's, not the run's."""
+        """The keys of the command only."""
         return type(self).model_fields.keys() - RLConfig.model_fields.keys() - SFTConfig.model_fields.keys()
 
     @property
@@ -48,7 +48,7 @@ class PlanConfig(_AboutRun):
     calibrate: Annotated[bool, Meta("plan")] = False
     """Take two real steps in a scratch folder, and scale the plan to their memory and time."""
     usd_per_hour: Annotated[float | None, Meta("plan")] = Field(default=None, gt=0)
-    """Price of the machine in US dollars per hour; by default that of `budget`, else of a table."""
+    """Price of the machine in US dollars per hour; by default from `budget`, else from a table."""
     as_json: Annotated[bool, Meta("plan")] = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the plan as JSON."""
 

@@ -1,7 +1,4 @@
-"""What a task or data set shows without a model: how many rows, how long prompts and reference answers are.
-
-Only what is here is looked at: files, generated tasks, the hub's cache. Nothing is fetched.
-"""
+"""Facts about a task or data set: the number of rows, lengths of prompts and reference answers. Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -25,21 +22,19 @@ if TYPE_CHECKING:
     from hone.model.chat import ChatRenderer
 
 EXAMPLES = 64
-"""How many are measured, spread evenly over the split."""
+"""Number of examples to measure, spread evenly over the split."""
 CHARACTERS = 4.0
-"""Characters of a token, where the tokenizer is not here."""
+"""Characters of a token, if the tokenizer is missing."""
 THOUGHT = 8
-"""A limit so many times as long as the task's references is for a model that thinks first: they say nothing then."""
+"""If the limit is at least this many times the mean reference, the model thinks first, and references tell nothing."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a task or data set shows: training examples (`pool`), `held_out`, `turns`, and lengths in tokens of some.
+    """The numbers of training examples (`pool`) and `held_out` ones, `turns`, and lengths in tokens of some examples.
 
-    Of several tasks, `pool` is that of all, `held_out` the least and `turns` the most of any.
-
-    `estimated` is True if tokens were counted by characters; `tokens` are those of a data set for SFT; `notes` name
-    what could not be looked at, and why.
+    For several tasks, `pool` is the sum, `held_out` the least and `turns` the most. `estimated`: tokens were counted by
+    characters. `tokens`: all tokens of a data set for SFT. `notes` say why something could not be read.
     """
 
     pool: int | None = None
@@ -52,7 +47,7 @@ class Facts:
     notes: list[str] = field(default_factory=list)
 
     def lengths(self, config: RLConfig | SFTConfig) -> Lengths:
-        """Return the lengths as measured, or as guessed by the config. A completion is as long as a reference."""
+        """Return measured lengths, with references for completions; else guess them by the config."""
         guessed, mean = Lengths.of(config, self.turns), float(np.mean(self.references or [0]))
         if isinstance(config, SFTConfig):
             if config.data.pack or not self.references:
@@ -70,7 +65,7 @@ class Facts:
 
 
 def tasks_of(config: RLConfig | SFTConfig) -> dict[str, EnvConfig]:
-    """Return the tasks that a run reads, by the key of each one's template."""
+    """Return the tasks of a run by the key of their template."""
     if isinstance(config, SFTConfig):
         return {"data.env.template": config.data.env} if config.data.env else {}
     found = {}
@@ -83,7 +78,7 @@ def tasks_of(config: RLConfig | SFTConfig) -> dict[str, EnvConfig]:
 
 
 def look_at(config: RLConfig | SFTConfig) -> Facts:
-    """Return what can be known of the config's data here."""
+    """Read the config's data, as far as it is on this machine."""
     import datasets.config
 
     renderer = _renderer(config)
@@ -123,7 +118,7 @@ def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts
 def facts_of_tasks(
     config: RLConfig, envs: Mapping[str, Environment], renderer: ChatRenderer | None, most: int = EXAMPLES
 ) -> Facts:
-    """Return what the tasks to train on (`envs`, by name) show together; `most` examples of each are looked at."""
+    """Measure `most` examples of each training task (`envs`, by name), and add up."""
     found = [_facts_of_task(one, envs[name], renderer, most) for name, one in config.tasks().items()]
     pools, held_out = [facts.pool for facts in found], [facts.held_out for facts in found]
     return Facts(
@@ -155,7 +150,7 @@ def _facts_of_task(config: RLConfig, env: Environment, renderer: ChatRenderer | 
 def _measure(
     env: Environment, available: int, most: int, renderer: ChatRenderer | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens of prompts, and of those references that there are; without a renderer by characters."""
+    """Count the tokens of prompts and of declared references; without a renderer by characters."""
     prompts, references, train = [], [], env.split("train")
     for index in _spread(available, most):
         example = train[index]
@@ -174,7 +169,6 @@ def _measure(
 
 
 def _spread(total: int, most: int) -> list[int]:
-    """Return at most `most` indices below `total`, evenly spread."""
     return np.unique(np.linspace(0, total - 1, min(total, most)).astype(int)).tolist()
 
 
@@ -185,7 +179,6 @@ def _count(text: str, renderer: ChatRenderer | None) -> int:
 
 
 def _renderer(config: RLConfig | SFTConfig) -> ChatRenderer | None:
-    """Return the model's renderer, if it is here."""
     from hone.model.chat import TOKENIZER_FILES, load_renderer
     from hone.model.fetch import cache_folder, is_fetched
     from hone.model.files import is_hub_id
@@ -204,7 +197,6 @@ def _renderer(config: RLConfig | SFTConfig) -> ChatRenderer | None:
 
 
 def _not_seen(what: str, error: Exception) -> str:
-    """Return that data can't be looked at; data of the hub are not here, for nothing is fetched for a plan."""
     text = first_line(error)
     named, neither, _ = text.partition(" is neither a local file or folder nor ")
     text = f"{named} is not here, and nothing is fetched for a plan" if neither else text

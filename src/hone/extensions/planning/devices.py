@@ -1,7 +1,7 @@
-"""What machines can do: memory, arithmetic, bandwidth and price, of well-known GPUs and of this machine.
+"""Memory, arithmetic, bandwidth and price of well-known GPUs and of this machine.
 
-Figures are the vendors' for dense arithmetic, without sparsity. fp32 is that of the ordinary units, for hone leaves
-TF32 off. Prices are what renting one by the hour costs at a cloud for GPUs, rounded; they change, so give your own.
+Figures are the vendors' for dense arithmetic, fp32 without TF32, which hone leaves off. Prices are rounded rents per
+hour at a GPU cloud.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PRICES_OF = "mid 2025"
 class Device:
     """An accelerator, or a CPU with all its `cores`.
 
-    `memory` and what is `free` of it now in bytes (None: a device of the table), dense `flops` per second by dtype
-    ("bf16", "fp32"), `bandwidth` of its memory in bytes/s.
+    `memory` and `free` are in bytes (`free` None: a device of the table), dense `flops` per second by dtype ("bf16",
+    "fp32"), `bandwidth` of its memory in bytes/s.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Device:
 
     @property
     def room(self) -> int:
-        """Bytes for a run: what is free now, or of a device that is only named, all."""
+        """Bytes for a run: all that are free now, or the memory of a device of the table."""
         return self.memory if self.free is None else self.free
 
 
@@ -82,9 +82,9 @@ def device_named(name: str) -> Device:
 
 
 def this_device(name: str = "auto", measured: bool = True) -> Device:
-    """Return the device that a run with `model.device = name` would take on this machine.
+    """Return the device of a run with `model.device = name` on this machine; a CPU's speed only if `measured`.
 
-    What this process has of its memory counts as free. Unless `measured`, a CPU's speed is left out.
+    GPU memory that this process has reserved counts as free.
     """
     import torch
 
@@ -112,11 +112,10 @@ def this_device(name: str = "auto", measured: bool = True) -> Device:
 
 @cache
 def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
-    """Measure (FLOP/s by dtype, bytes/s of a copy) with so many threads."""
+    """Measure (FLOP/s by dtype, bytes/s of a copy)."""
     import torch
 
     def best(action: Callable[[], object]) -> float:
-        """Return the shortest time of a call, after one that doesn't count."""
         action()
         return min(timeit.repeat(action, number=1, repeat=5))
 

@@ -1,8 +1,8 @@
 """`hone doctor`: looks at the machine for what breaks or slows runs, and names the command that fixes it.
 
-A check yields (name, status, text, fix): what was looked at, `ok`, `warning` or `error`, how it is, and the command
-that fixes it, "" without one. This module needs the standard library only, for packages may be missing; they are
-imported in processes of their own, for a broken one may crash or hang.
+A check yields (name, status, text, fix): the status is `ok`, `warning` or `error`, and the fix a command, or "". This
+module needs the standard library only, as packages may be missing. They are imported in separate processes, as a broken
+one may crash or hang.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ if TYPE_CHECKING:
     from hone.config.rl import RLConfig
     from hone.config.sft import SFTConfig
 
-OLDEST = (3, 11)
-"""Version of Python."""
+OLDEST = (3, 11)  # version of Python
 SECONDS, NETWORK_SECONDS = 40.0, 5.0
-"""The most that an import may take (torch from a slow disk, say), and a question to another machine."""
+"""Time limits of an import (torch from a slow disk, say), and of a request to another machine."""
 CHECKOUT = Path(hone.__file__).resolve().parents[2]
 IMPORTED = ("numpy", "pyarrow", "tokenizers", "safetensors", "transformers", "datasets", "scipy", "pydantic", "rich")
-"""Packages with parts that are compiled, which break when versions are mixed; torch has a check of its own."""
+"""Packages with compiled parts, which break when versions are mixed; torch has a separate check."""
 TORCH = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -58,8 +57,6 @@ Row = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report."""
-
     area: str
     name: str
     status: str
@@ -69,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at: the machine and, if there is one, the run of `config`; `offline` asks no other machine."""
+    """The machine and the run of `config`, if any. `offline`: no other machine is asked."""
 
     offline: bool = False
     config: RLConfig | SFTConfig | None = None
@@ -89,7 +86,7 @@ def diagnose(subject: Subject, areas: Iterable[str] = ()) -> list[Finding]:
 
 
 def verdict(findings: Iterable[Finding], following: str) -> str:
-    """Return the last line: how many errors and warnings, and what to do now."""
+    """Return the last line: numbers of errors and warnings, and the next command."""
     findings = list(findings)
     counts = {status: sum(f.status == status for f in findings) for status in ("error", "warning")}
     words = [f"{n} {status}{'s' if n > 1 else ''}" for status, n in counts.items() if n]
@@ -129,7 +126,6 @@ def check_python(subject: Subject) -> Iterator[Row]:
 
 
 def check_packages(subject: Subject) -> Iterator[Row]:
-    """Look at what hone requires: whether it is there, new enough, and can be imported."""
     try:
         required = [text for text in metadata.requires("hone-rl") or [] if "extra ==" not in text]
     except metadata.PackageNotFoundError:
@@ -167,7 +163,7 @@ def installed_version(package: str) -> str | None:
 
 
 def install_command(*packages: str) -> str:
-    """Return what installs these with this Python, within the pinned versions where hone's checkout has them."""
+    """Return the command that installs packages for this Python, with hone's pinned versions if there are any."""
     program = [sys.executable, "-m", "pip", "install"]
     if util.find_spec("pip") is None:
         program = ["uv", "pip", "install", "--python", sys.executable]
@@ -177,7 +173,7 @@ def install_command(*packages: str) -> str:
 
 
 def run_apart(program: str) -> tuple[str, str]:
-    """Run a program in a Python of its own; return what it printed, and what went wrong or ""."""
+    """Run a program in a separate Python; return its output, and the problem or ""."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program]
     try:
@@ -189,7 +185,6 @@ def run_apart(program: str) -> tuple[str, str]:
 
 
 def check_device(subject: Subject) -> Iterator[Row]:
-    """Look at torch, and at the GPUs that it finds or doesn't."""
     out, problem = run_apart(TORCH)
     if problem:
         yield judge("torch", "can't be imported", problem, install_command("torch>=2.11"), "error")
@@ -221,12 +216,10 @@ def check_device(subject: Subject) -> Iterator[Row]:
 
 
 def has_gpu_driver() -> bool:
-    """Return True if a driver of NVIDIA's is loaded."""
     return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/nvidiactl"))
 
 
 def check_threads(subject: Subject) -> Iterator[Row]:
-    """Look at cores and OMP_NUM_THREADS."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     share = max(1, int(quota) // int(period)) if quota.isdigit() else own
@@ -248,7 +241,6 @@ def check_memory(subject: Subject) -> Iterator[Row]:
 
 
 def check_disk(subject: Subject) -> Iterator[Row]:
-    """Look at where runs, models and temporary files go: rights and room."""
     output = subject.config.output_dir if subject.config else Path("outputs")
     for name, folder, elsewhere in (
         ("output", output, f"--output-dir ELSEWHERE   # {output} can't be used"),
@@ -271,7 +263,6 @@ def check_disk(subject: Subject) -> Iterator[Row]:
 
 
 def hub_cache() -> Path:
-    """Return where the hub's models and data are."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
 
@@ -285,7 +276,6 @@ def check_system(subject: Subject) -> Iterator[Row]:
 
 
 def check_ports(subject: Subject) -> Iterator[Row]:
-    """Look at the ports of the servers."""
     inference = getattr(subject.config, "inference", None)
     if subject.config is not None and inference is None:  # SFT has no server
         return
@@ -302,7 +292,6 @@ def check_ports(subject: Subject) -> Iterator[Row]:
 
 
 def check_sandbox(subject: Subject) -> Iterator[Row]:
-    """Make a sandbox once."""
     from hone.errors import UserError
     from hone.extensions.sandbox.sandbox import Sandbox
 
@@ -320,7 +309,6 @@ def check_sandbox(subject: Subject) -> Iterator[Row]:
 
 
 def check_hub(subject: Subject) -> Iterator[Row]:
-    """Look at whether the Hugging Face hub answers."""
     url = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         yield "access", "ok", "HF_HUB_OFFLINE is set: only what is in the cache can be used", "unset HF_HUB_OFFLINE"
@@ -340,7 +328,6 @@ def check_hub(subject: Subject) -> Iterator[Row]:
 
 
 def check_wandb(subject: Subject) -> Iterator[Row]:
-    """Look at whether a run that asks for W&B would be logged in."""
     wanted = getattr(subject.config, "wandb", None)
     mode = (wanted and wanted.mode) or os.environ.get("WANDB_MODE", "online")
     netrc = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
@@ -356,7 +343,7 @@ def check_wandb(subject: Subject) -> Iterator[Row]:
 
 
 def check_run(subject: Subject) -> Iterator[Row]:
-    """Look at what the config's run needs: its model, its task or data, room for what it writes. Asks no hub."""
+    """Look for the run's model, task and data, and for room on the disk. Asks no hub."""
     config = subject.config
     if config is None:
         return
@@ -409,4 +396,3 @@ CHECKS: dict[str, Callable[[Subject], Iterator[Row]]] = {
         *(check_system, check_ports, check_sandbox, check_hub, check_wandb, check_run),
     )
 }
-"""By area."""

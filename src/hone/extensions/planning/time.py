@@ -1,4 +1,4 @@
-"""Seconds and dollars of a run, from what the device can do and how much of that such work reaches.
+"""Seconds and dollars of a run, from the device's peak figures and the shares of them that such work reaches.
 
 Sampling reads all weights and the keys and values of every sequence for each token: it is bound by memory bandwidth
 until the batch is large enough to be bound by arithmetic. Training is 6 FLOPs for each parameter and token (2 forward,
@@ -24,10 +24,9 @@ TRAIN = {"cuda": 0.11, "cpu": 0.25}
 PREFILL, BANDWIDTH = 0.25, 0.5
 """Shares of the peak FLOP/s that sampling reaches, and of the peak bytes/s."""
 LAUNCH = {"cuda": 300e-6, "cpu": 150e-6}
-"""Seconds in which a layer's kernels are launched, forward once."""
+"""Seconds to launch a layer's kernels, forward once."""
 DEQUANTIZED = {"8bit": 9.0, "4bit": 12.5}
-"""Bytes that are read and written for a weight of `model.lora.base` and its product in bf16: codes, indices of the
-levels, values before and after their scale."""
+"""Bytes read and written for a weight of `model.lora.base` in a bf16 product: codes, level indices, values twice."""
 SOURCE = {
     "cuda": "prime-rl's 11.9k tokens/s of Qwen3-0.6B on an H100, which are 11 % of its peak",
     "cpu": "a quarter of what a square product reaches here, as in benchmarks/results/rl_step.json",
@@ -36,8 +35,7 @@ SOURCE = {
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a step by phase, of one evaluation (`evaluate`), and of all checkpoints that the loop waits for
-    (`save`)."""
+    """Seconds of a step by phase, of one evaluation (`evaluate`), and of waiting for all checkpoints (`save`)."""
 
     steps: int
     sample: float = 0.0
@@ -56,7 +54,6 @@ class Times:
 
     @property
     def total(self) -> float:
-        """Seconds of the whole run."""
         return self.start + self.steps * self.step + self.evaluations * self.evaluate + self.save
 
     @property
@@ -64,7 +61,6 @@ class Times:
         return None if self.usd_per_hour is None else self.total / 3600 * self.usd_per_hour
 
     def record(self) -> dict[str, float | None]:
-        """Return the seconds and dollars as JSON."""
         return asdict(self) | {"step": self.step, "total": self.total, "usd": self.usd}
 
 
@@ -76,10 +72,7 @@ def times(
     usd_per_hour: float | None = None,
     pool: int | None = None,
 ) -> Times:
-    """Estimate the seconds of a run whose sequences have these `lengths`, by default a guess.
-
-    `usd_per_hour` is the price of the machine; `pool` are the examples that there are.
-    """
+    """Estimate the seconds of a run with these `lengths`, by default a guess. `pool`: number of examples."""
     lengths = lengths or Lengths.of(config)
     if device.kind == "cpu" and shape.parameters < SMALL_MODEL:  # it runs on one thread
         device = replace(device, flops={name: rate / device.cores for name, rate in device.flops.items()})
@@ -124,7 +117,7 @@ def times(
 def train_seconds(
     config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, tokens: float, context: float
 ) -> float:
-    """Return the seconds of forward, backward and update on `tokens` that see `context` others each on the average."""
+    """Return the seconds of forward, backward and update on `tokens` that each see `context` others on average."""
     rate, exact = (flops * TRAIN[device.kind] for flops in _flops(config, device))
     if device.kind == "cuda" and config.precision != "bf16":
         exact = device.flops["fp32"] * 0.6
@@ -166,6 +159,6 @@ def sample_seconds(
 
 
 def _flops(config: RLConfig | SFTConfig, device: Device) -> tuple[float, float]:
-    """Return the FLOP/s of products with the layers' matrices, and of what is more exact: head and attention."""
+    """Return the FLOP/s of the layers' matrices, and of head and attention, which are more exact."""
     matrices = device.flops["fp32" if config.precision == "fp32" else "bf16"]
     return matrices, device.flops["bf16" if config.precision == "bf16" else "fp32"]

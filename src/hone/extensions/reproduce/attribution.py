@@ -1,19 +1,19 @@
 """Where a reward went: two graders' scores of the same completions, split into skill, parser, truncation and format.
 
 For each completion, `recorded` is the recorded reward; `main` and `extra` are the other grader's, on the recorded
-grader's scale. Over the completions of a window of steps that both could grade:
+grader's scale. In a window of steps, over the completions that both could grade:
 
     skill       mean of `main` over the completions that the length limit did not stop
     truncation  mean of `main` over all completions, minus skill
     format      mean of `extra`
     parser      mean of recorded - main - extra
 
-Their sum is exactly the mean recorded reward, so that a change between two windows is the sum of their changes. If the
-graders differ from the start (one is stricter, say), that is in `parser` of both windows, and in no change.
+Their sum is exactly the mean recorded reward, so a change between two windows is the sum of their changes. A constant
+difference of the graders is in `parser` of both windows, and in no change.
 
-The main part is what the correctness function is worth, weight x value; all components, if its weight is 0 (similarity
-beside an exact match that only counts). It is scaled to the recorded grader's full marks. The format part are the
-recorded grader's other components: as the other grader sees those that it has by the same name, as recorded the rest.
+The main part is the correctness function's weight x value, scaled to the recorded grader's full marks; all components,
+if that weight is 0. The format part is the recorded grader's other components: with the other grader's values if it
+has the same name, else as recorded.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hone.environments import Rubric
 from hone.types import Score
 
 WINDOWS = 10
-"""Parts that the steps of a run are cut into."""
+"""Number of windows of a run."""
 FEW_STEPS = 5
 Z, Z_BEST = 1.96, 2.77
-"""Of a 95 % interval; of one for the best of nine windows, each with its chance of being the best (Bonferroni)."""
+"""For a 95 % interval; for the best of nine windows (Bonferroni)."""
 SMALL, MOST = 0.1, 0.75
-"""Shares of a change: up to which a part is not worth naming as a cause, and from which it is the cause."""
+"""Shares of a change: up to `SMALL` a part is not named, from `MOST` on it is the cause."""
 POINT = np.dtype(
     [
         *((name, np.float64) for name in ("recorded", "regraded", "main", "extra")),
@@ -42,7 +42,7 @@ POINT = np.dtype(
         *((name, np.bool_) for name in ("was_right", "is_right", "truncated")),
     ]
 )
-"""Columns kept of each completion. Rewards are NaN where grading failed."""
+"""Facts of each completion. Rewards are NaN if grading failed."""
 WORDS = {
     "skill": ("The model got worse: both graders say so.", "The model got better: both graders say so."),
     "truncation": (
@@ -51,12 +51,12 @@ WORDS = {
     ),
     "format": ("The points for format went, not the right answers.", "Points for format were won, not right answers."),
 }
-"""What a part means as the cause of a fall, and of a rise; for the parser's see `_judge_parser`."""
+"""Words for a part as the cause of a fall, and of a rise; for the parser's see `_judge_parser`."""
 
 
 @dataclass(frozen=True)
 class MainPart:
-    """The components that make up the main part of a reward, and what that is worth when all of them are full."""
+    """The components that make up the main part of a reward, and its full marks."""
 
     components: tuple[str, ...]
     full: float
@@ -72,7 +72,7 @@ class MainPart:
 
 
 def parts_seen(old: Score, new: Score, old_main: MainPart, new_main: MainPart) -> tuple[float, float]:
-    """Compute (`main`, `extra`) of one completion: what the new grader sees, on the old one's scale."""
+    """Compute (`main`, `extra`) of one completion by the new grader, on the old one's scale."""
     scale = old_main.full / new_main.full if old_main.full > 0 and new_main.full > 0 else 1.0
     main = sum(new.weights.get(name, 0.0) * new.components.get(name, 0.0) for name in new_main.components)
     extra = 0.0
@@ -102,9 +102,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Window:
-    """The completions of the steps first to last: means over those that both graders could grade, shares of these.
+    """The completions of the steps first to last: means and shares where both graders could grade.
 
-    `error` is the standard error of the recorded mean, over steps. `count` are all completions.
+    `error` is the standard error of the recorded mean, over steps. `count` is the number of all completions.
     """
 
     first: int
@@ -169,9 +169,7 @@ def windows(points: np.ndarray) -> list[Window]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`cause` is the part of the split that caused the change, `mixed`, `undecided` if the other grader can't tell, or
-    `none` without a change.
-    """
+    """`cause`: a part of the split, `mixed`, `undecided` if the other grader can't tell, or `none` without a change."""
 
     cause: str
     sentence: str
@@ -179,28 +177,25 @@ class Verdict:
     after: Window
 
     def record(self) -> dict[str, Any]:
-        """Return the verdict as JSON-ready values."""
         change, ends = change_between(self.before, self.after), {"from": asdict(self.before), "to": asdict(self.after)}
         change = {"recorded": change.total} | asdict(change)
         return {"cause": self.cause, "sentence": self.sentence, "change": change} | ends
 
 
 def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
-    """Choose the windows between which the change is measured: the best paid and the last or, if the last is about as
-    well paid as the best, the first and the last.
-    """
+    """Choose the windows to compare: the best paid and the last; if these are about equal, the first and the last."""
     best, last = max(windows, key=lambda w: w.recorded), windows[-1]
     return (best, last) if best.recorded - last.recorded > noise(best, last, Z_BEST) else (windows[0], last)
 
 
 def noise(before: Window, after: Window, z: float = Z) -> float:
-    """Return how far recorded means may differ without a change: a 95 % interval, at least 0.01."""
+    """Return the largest difference of recorded means that is no change: a 95 % interval, at least 0.01."""
     return max(0.01, z * float(np.hypot(before.error, after.error)))
 
 
 def change_between(before: Window, after: Window) -> Split:
-    """Compute the change. If the length limit stopped all of one window, skill is not seen there: the worth of those it
-    did not stop in the other window counts as truncation.
+    """Compute the change. If the length limit stopped all completions of one window, its skill is unknown: the reward
+    of those that it did not stop in the other window counts as truncation.
     """
     change = after.split - before.split
     worth = change.skill + change.truncation
@@ -213,11 +208,7 @@ def change_between(before: Window, after: Window) -> Split:
 
 
 def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader: bool = False) -> Verdict:
-    """Name the cause of the change between two windows.
-
-    `run` are all windows, which show whether the other grader tells completions apart at all; `same_grader`: there is
-    no other one.
-    """
+    """Name the cause of the change between two of the windows of a `run`. `same_grader`: there is no other grader."""
     if before is after:
         sentence = f"there is no change to split: all that was graded both times is of the steps {before.name}."
         return Verdict("none", sentence, before, after)

@@ -1,10 +1,7 @@
-"""The first thing in which two records of the same step differ.
+"""The first difference between two records of the same step.
 
-Quantities are compared in the order in which a step makes them, so that the first one that differs is the cause, and
-what differs after it the consequence: the weights that the step began with, the order of examples, the environment's
-messages between turns and the tokens of all turns, as they follow each other, the ids that those were sampled among,
-logprobs, rewards, the rest of each rollout, advantages, the samples of an evaluation, metrics (gradient norm and loss
-first), the weights that it made.
+Quantities are compared in the order of a step (`QUANTITIES`), so that the first one that differs is the cause of the
+others. Metrics begin with gradient norm and loss.
 """
 
 from __future__ import annotations
@@ -35,19 +32,19 @@ ROW_COLUMNS = {
     },
     "advantages": {"advantage": "that", "call_advantages": "that of call"},
 }
-"""How completions are compared: by quantity the columns, in words. A traceback in `detail` names folders: left out."""
+"""Columns of completions by quantity, in words; without `detail`, where a traceback names folders."""
 QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluation", "metrics", "weights")
-"""In the order in which they are compared."""
+"""In the order of comparison."""
 NOTHING = "nothing"
-"""Stands for what one of two records lacks."""
+"""Replaces a value that one of two records lacks."""
 TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance != 0}
-"""Metrics that several ranks round otherwise: how many times the limit they may be apart; None: not compared."""
+"""Largest difference of metrics that several ranks round otherwise, in multiples of the limit; None: not compared."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
     """All known facts of one step, None if unknown. Fingerprints `before` and `after` are of versions N and N + 1;
-    `evals` are the samples of the evaluation of version N, as in `evals/step_N.jsonl`.
+    `evals` are the rows of `evals/step_N.jsonl`.
     """
 
     step: int
@@ -74,15 +71,14 @@ class Difference:
         return f"step {self.step}, {self.quantity}: {self.what} is {values}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the difference as JSON-ready values."""
         return vars(self) | {"first": _short(self.first), "second": _short(self.second)}
 
 
 def first_difference(first: StepRecord, second: StepRecord, limit: float = 0.0) -> Difference | None:
-    """Return the first quantity in which two records of a step differ; None if they agree in all that both know.
+    """Return the first difference of two records of a step; None if they agree in all that both know.
 
-    `limit` is for a run that was trained on several ranks and its replay in one process, whose sums round otherwise:
-    weights are not compared, and metrics of training may be apart by `limit`, relative to their size.
+    `limit` is for the replay of several ranks in one process, where sums round otherwise: weights are not compared, and
+    metrics of training may differ by `limit`, relative to their size.
     """
     assert first.step == second.step
     return next(_differences(first, second, limit), None)
@@ -131,7 +127,7 @@ def _named_values(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _named(what: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a column with their names: of a list each item, of a mapping, which is pairs, each entry."""
+    """Yield the values of a column with their names: each item of a list, each entry of a mapping (given as pairs)."""
     if not isinstance(value, list):
         yield what, value
         return
@@ -152,7 +148,7 @@ def _compare_environment(step: int, row: Row, other: Row) -> Iterator[Difference
 
 
 def _answer_to(completion: str | None, turn: int) -> Any:
-    """Return what stands between this turn (the first is 1) and the next in recorded messages."""
+    """Return the recorded messages between this turn (the first is 1) and the next."""
     turns, answers = 0, []
     for message in json.loads(completion or "[]"):
         turns += message["role"] == "assistant"
@@ -164,7 +160,7 @@ def _answer_to(completion: str | None, turn: int) -> Any:
 def _compare(
     step: int, quantity: str, what: str, first: Mapping, second: Mapping, limit: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield the names whose values differ, beyond a tolerance if there is a `limit`; `what` is formatted with each."""
+    """Yield names with different values, beyond a tolerance if there is a `limit`; `what` is formatted with each."""
     for name in dict.fromkeys([*first, *second]):
         value, other, times = first.get(name, NOTHING), second.get(name, NOTHING), 0.0
         if value == other or (_is_nan(value) and _is_nan(other)):
@@ -179,7 +175,7 @@ def _compare(
 
 
 def _relative(name: str, value: float, other: float) -> float:
-    """Compute how far two values are apart, relative to their size: of what may cancel to 0 at least 1."""
+    """Compute the relative difference; for values that may cancel to 0, relative to at least 1."""
     least = 1.0 if name in ("loss", "entropy", "kl") else 0.0
     return abs(value - other) / max(abs(value), abs(other), least)
 
@@ -189,6 +185,5 @@ def _is_nan(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    """Format a value, short enough for a sentence."""
     text = NOTHING if value is None else value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"

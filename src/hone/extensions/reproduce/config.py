@@ -21,7 +21,7 @@ class ReplayConfig(ExecutedRun):
     output_dir: Path | None = None
     """Write the weights that were reached into this folder, in Hugging Face layout."""
     model: str | None = None
-    """Where the initial model is now, if not where the run found it: a folder, or a hub id."""
+    """The initial model, if it has moved since the run: a folder, or a hub id."""
 
 
 class VerifyConfig(ExecutedRun):
@@ -31,18 +31,17 @@ class VerifyConfig(ExecutedRun):
     """
 
     steps: int = Field(default=3, ge=0)
-    """How many steps to execute again, chosen by chance; 0 checks the files only."""
+    """Number of random steps to execute again; 0 checks the files only."""
     seed: int | None = Field(default=None, ge=0)
     """Seed of the choice, to repeat a verification; by default one that nobody could foresee."""
     model: str | None = None
-    """Where the initial model is now, if not where the run found it: a folder, or a hub id."""
+    """The initial model, if it has moved since the run: a folder, or a hub id."""
 
 
 class DiffConfig(BaseConfig):
-    """Compare two runs: their configs, then the first step and the first quantity in which they part.
+    """Compare two runs: their configs, then the first step and quantity that differ.
 
-    Exit code 0 if what they recorded of the steps they share is equal, 1 if it isn't, 3 if they were made
-    under different numerics.
+    Exit code 0 if their records of common steps are equal, 1 if not, 3 if they have different numerics.
     """
 
     positional = "a b"
@@ -68,16 +67,16 @@ Span = Annotated[str | None, AfterValidator(_span)]
 
 
 class GraderConfig(BaseConfig):
-    """A task, for what it grades with."""
+    """The task that grades."""
 
     bare = "id"
 
     id: str | None = None
-    """Its module's name, with dashes; by default the task of the run, whose arguments `args` then override."""
+    """Its module's name, with dashes; by default the task of the run, with its arguments overridden by `args`."""
     args: dict[str, Any] = {}
     """Keyword arguments of its `load_environment`, as JSON, or key by key (`--env.args.mode two_part`)."""
     template: dict[str, Any] | None = None
-    """How `answer` and `info`, as the task reads them, are made of those of the run: `answer = "{info.target}"`."""
+    """The task's `answer` and `info`, made from the run's: `answer = "{info.target}"`."""
 
 
 class JsonConfig(BaseConfig):
@@ -86,7 +85,7 @@ class JsonConfig(BaseConfig):
     bare = "file"
 
     file: Path | None = None
-    """Written into this file; without it printed, in place of the report."""
+    """Write it into this file; by default it is printed, instead of the report."""
 
 
 class RegradeConfig(ExecutedRun):
@@ -100,11 +99,11 @@ class RegradeConfig(ExecutedRun):
     steps: Span = None
     """Only these steps: `60:80` is 60 to 79."""
     from_: Span = Field(default=None, validation_alias=AliasChoices("from_", "from"))
-    """The change is measured from these steps on; by default from the tenth of the run that was paid best."""
+    """Measure the change from these steps on; by default from the tenth of the run with the best reward."""
     to: Span = None
     """To these steps; by default to the last tenth."""
     grading: GradingConfig = GradingConfig()
-    """How reward functions are run."""
+    """Execution of reward functions."""
     as_json: JsonConfig | None = Field(default=None, validation_alias=AliasChoices("as_json", "json"))
     """The result as JSON, printed or written."""
     output: Path | None = None

@@ -1,4 +1,4 @@
-"""Where two runs part: their configs, and the first step and quantity in which what they recorded differs."""
+"""Differences of two runs: their configs, and the first step and quantity of their records that differs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from hone.runs.settings import Change, differing, flat
 
 @dataclass(frozen=True)
 class RunDiff:
-    """`equal` are the updates that both recorded and that are the same, before `difference`.
-
-    `lengths` are the numbers of updates that each recorded. `causes` are facts besides the config in which they differ.
+    """`equal` are the equal updates before `difference`, `lengths` the numbers of updates of each run, `causes` the
+    differences besides the config.
     """
 
     settings: list[Change]
@@ -31,10 +30,9 @@ class RunDiff:
 def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step: None) -> RunDiff:
     """Compare two runs of the same kind, step by step, up to the first difference. UserError if no step is in both."""
     mine, theirs = Records(first), Records(second)
-    # after its last step a run may evaluate once more: only steps of which both recorded the same part
-    shared = [
-        s for s in sorted(mine.metrics.keys() & theirs.metrics.keys()) if mine.is_update(s) == theirs.is_update(s)
-    ]
+    # After its last step a run may evaluate once more, so a step may be an update in only one of the runs.
+    both = sorted(mine.metrics.keys() & theirs.metrics.keys())
+    shared = [step for step in both if mine.is_update(step) == theirs.is_update(step)]
     lengths = (len(mine.updates), len(theirs.updates))
     modes = [run.config.get("mode", "colocated") for run in (first, second)]
     without = SENT_BACK if modes[0] == modes[1] else (*SENT_BACK, *CANARY)  # a server's canary is another one
@@ -54,14 +52,14 @@ def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step:
     causes = machine.differences(first.info, second.info, "B")
     for name, run in (("A", first), ("B", second)):
         causes += [f"{name} is not reproducible: {cause}" for cause in machine.inexact(run.info)]
-    one, other = flat(first.config), flat(second.config)  # paths, display and what is saved are left out
+    one, other = flat(first.config), flat(second.config)  # without paths, display and saving
     names = [name for name in differing(one, other) if name != "data.path"]
     settings = [Change(name, one.get(name), other.get(name)) for name in names]
     return RunDiff(settings, equal, difference, lengths, causes)
 
 
 def _compare(first: Records, second: Records, step: int, without: tuple[str, ...]) -> Difference | None:
-    """Return the first difference of a step. Completions are read only where their files differ."""
+    """Return the first difference of a step. Completions are read only if their files differ."""
     equal_files = True
     for quantity, kind, name in (
         ("rollouts", "rollouts", view.rollouts_file(step)),

@@ -57,11 +57,11 @@ from hone.types import Group, Message, Outcome, Rollout, Segment, dense, with_co
 OnStep = Callable[[int], None]
 FAILED = [outcome for outcome in Outcome if outcome.is_failure]
 TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
-"""Largest distance of the loss of several ranks from that of one process on the same batches, relative to its terms."""
+"""Largest relative distance of the loss of several ranks from one process's on the same batches."""
 
 
 class Memory:
-    """The recorder, log and saver of a loop, in place of a run directory: keeps the last step."""
+    """The recorder, log and saver of a loop, instead of a run directory: keeps the last step."""
 
     seconds_so_far, stopping = 1.0, False
 
@@ -93,15 +93,14 @@ class Memory:
 class Rebuilt:
     """A recorded run that can be executed again, from the checkpoints that are `intact` or from the initial model.
 
-    `missing_model` says why the initial model could not be loaded, "" if it was. `sources` are digests of what the run
-    reads, as in run.json. Versions before `first` are left out: their steps were taken with other settings. `limit` is
-    how far values of training may be apart, relative to their size: 0, but for a run of several ranks.
+    `missing_model` says why the initial model could not be loaded, "" if it was. `sources` are digests as in run.json.
+    Versions before `first` are left out: their steps were taken with other settings. `limit` is the largest relative
+    distance of training values: 0, except for a run of several ranks.
 
-    `begin` goes on from the loop's state in a checkpoint (None: from the beginning); the trainer is set already.
-    `retrain` takes the update of a step from what the run recorded, without evaluations. `repeat` takes the whole step
-    anew, with the evaluation before it if one was due or recorded. `evaluation` measures the current version, as at the
-    end of a run that `evaluates`. Without `resamples` nothing can be sampled: `repeat` grades the recorded completions,
-    and measures no version. Without `regrades` it is `retrain`: only a program could grade them, and is not run.
+    `begin` sets the loop's state from a checkpoint (None: the start). `retrain` takes the update of a step from its
+    record, without evaluations. `repeat` takes the whole step anew, with the evaluation before it if one was due or
+    recorded. `evaluation` measures the current version, as at the end of a run that `evaluates`. Without `resamples`,
+    `repeat` grades the recorded completions, and measures no version; without `regrades` too, it is `retrain`.
     """
 
     trainer: Trainer
@@ -137,26 +136,25 @@ class Rebuilt:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """The facts about this process that run.json holds about the run's."""
+        """Facts about this process, as in run.json."""
         return machine.this_machine() | {"sources": {"code": provenance.code()} | self.sources}
 
     def nearest(self, version: int) -> int | None:
-        """Return the newest that can be loaded and is not after `version`; None if there is none."""
+        """Return the newest loadable version up to `version`; None if there is none."""
         return max((loadable for loadable in self.loadable if loadable <= version), default=None)
 
     def name(self, version: int) -> str:
-        """Say where a loadable version comes from."""
         return f"checkpoint step_{version}" if version in self.intact else "the initial model"
 
     def approach(self, version: int) -> None:
-        """Load the nearest version, unless the current one is nearer still."""
+        """Load the nearest version, unless the current one is nearer."""
         nearest = self.nearest(version)
         assert nearest is not None, f"no version up to {version} can be loaded"
         if self.loaded < 0 or not nearest < self.trainer.version <= version:
             self.load(nearest)
 
     def load(self, version: int) -> None:
-        """Put the execution where the run was before step `version`: the initial model only if nothing was done yet."""
+        """Set the state before step `version`. The initial model is possible only before the first step."""
         trainer, state, saved = self.trainer, None, self.records.run.checkpoints
         if version in self.intact:
             tensors, state = saved.load(version)
@@ -178,10 +176,7 @@ class Rebuilt:
         return StepRecord(version, None, _finite(metrics), self.trainer.fingerprint(), evals=self.memory.evals)
 
     def replay(self, until: int, on_step: OnStep = lambda step: None) -> Difference | None:
-        """Take the steps up to version `until` again from their recorded rollouts, and compare each with the record.
-
-        Stops at the first step that differs and returns how.
-        """
+        """Retrain up to version `until` from recorded rollouts; return the first difference from the record."""
         while (step := self.trainer.version) < until:
             on_step(step)
             recorded = self.records.record(step, without=(*EVALUATIONS, *CANARY, *SENT_BACK))
@@ -191,7 +186,7 @@ class Rebuilt:
 
 
 class RebuiltRL(Rebuilt):
-    """An RL run. With `replay_only` it has no task, and can't repeat a step."""
+    """An RL run; `replay_only`: without its task, so that no step can be repeated."""
 
     def build(self, model: Decoder, replay_only: bool) -> None:
         config, info = self.config, self.records.run.info
@@ -245,7 +240,7 @@ class RebuiltRL(Rebuilt):
         if isinstance(self.policy, RecordedPolicy):
             recorded = self._recorded_rollouts(step)
             self.policy.recorded, self.policy.version = recorded, step
-        # Measured also where it was not due: the run ended there before.
+        # Measured although not due if the run ended here before.
         self.steps.begin(last=self.records.was_evaluated(step))
         groups = self.steps.sample()
         if more := recorded.keys() - {one.sample_id for group in groups for one in group.rollouts}:
@@ -256,7 +251,7 @@ class RebuiltRL(Rebuilt):
         return replace(self._update(step, groups), evals=self.memory.evals)
 
     def _with_recorded(self, name: str, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with a column of the run's, for completions whose tokens are those recorded."""
+        """Add a recorded column to the groups, for completions with the recorded tokens."""
         recorded = self._recorded_rollouts(self.trainer.version)
 
         def column(again: Rollout) -> np.ndarray | None:
@@ -288,8 +283,6 @@ class RebuiltRL(Rebuilt):
 
 
 class RebuiltSFT(Rebuilt):
-    """An SFT run. Its steps are a function of the data."""
-
     def build(self, model: Decoder, replay_only: bool) -> None:
         with needed_here("data"):
             self.data = load_data(self.config, self.renderer, model)
@@ -325,7 +318,7 @@ def why_not_resampled(config: RLConfig | SFTConfig, run: Run) -> str | None:
 
 @contextmanager
 def needed_here(what: str) -> Iterator[None]:
-    """Say of a UserError that task or data have to be where the run had them."""
+    """Add to a UserError that the task or data must be at its old place."""
     try:
         yield
     except NotTrusted:
@@ -337,16 +330,15 @@ def needed_here(what: str) -> Iterator[None]:
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert metrics to what metrics.jsonl has, where what is not finite is null."""
+    """Convert metrics as in metrics.jsonl: None if not finite."""
     plain = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
     return {name: value if math.isfinite(value) else None for name, value in plain.items()}
 
 
 def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> list[Group]:
-    """Rebuild the groups of a step from its recorded completions.
+    """Rebuild the groups of a step from its recorded completions; only advantages are computed anew.
 
-    Advantages are computed anew from the recorded rewards; everything else is as recorded. Raises UserError if no step
-    can have written these rows.
+    Raises UserError if no step can have written these rows.
     """
     try:
         ids = np.concatenate([row["token_ids"] for row in rows])

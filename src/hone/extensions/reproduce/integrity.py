@@ -1,13 +1,12 @@
-"""Compare the files of a run with the hashes that were taken when they were made.
+"""Compare the files of a run with their recorded hashes.
 
 checkpoints/, weights/             every byte against their completion markers, and their weights against hashes.jsonl
 rollouts/, evals/, metrics.jsonl   against hashes.jsonl
 hashes.jsonl, metrics.jsonl        against what each checkpoint says they were then, and for the order of their steps
 the ledger of checkpoints          against the rollouts: all draws of the steps before it, and no other
 
-timings.jsonl, events.jsonl and logs/ come from clocks and are not covered, nor is tokens/, which follows from the rest;
-run.json and config.toml are where re-executing steps starts, and only the certificate has their hashes, but for the
-tables of extensions in run.json. Executing a step again exposes forged hashes.
+timings.jsonl, events.jsonl, logs/ and tokens/ are not covered. Only the certificate has the hashes of run.json and
+config.toml. Executing a step again exposes forged hashes.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 Progress = Callable[[str], None]
 CLOSED = frozenset({"done", "stopped", "budget"})
-"""Statuses of runs that ended as they should: all their files have hashes."""
+"""Statuses of runs that ended in order, so that all their files have hashes."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file of the run, relative to it, that does not match its hash or the rest of the run, and the evidence."""
+    """A file of the run, relative to it, that does not match its hash or other files, and the evidence."""
 
     file: str
     problem: str
@@ -49,11 +48,10 @@ class Damage:
 
 @dataclass
 class Checked:
-    """How many of each kind of file were checked, and what was wrong.
+    """Numbers of checked files by kind, and the damages.
 
-    A run that was killed may have written a step, but not yet its hashes:
-    `open_steps` have metrics or files, `open_weights` are the fingerprints of `checkpoints/step_N` and `weights/step_N`
-    by version and folder. Only executing their steps again can tell if they were changed.
+    A killed run may have written a step, but not yet its hashes: `open_steps` have metrics or files, `open_weights` are
+    the fingerprints of `checkpoints/step_N` and `weights/step_N` by version and folder.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -65,7 +63,6 @@ class Checked:
         self.damages.append(Damage(file, problem))
 
     def is_damaged(self, file: str) -> bool:
-        """Return True if this file, or one in this folder, is damaged."""
         return any(damage.file == file or damage.file.startswith(f"{file}/") for damage in self.damages)
 
 
@@ -128,7 +125,7 @@ def _read_log(path: Path, checked: Checked) -> Log:
 
 
 def _at_target(run: Run, metrics: Log, last: int) -> bool:
-    """Return True if a run that ended at `last` had come to its target, as its metrics and its config say."""
+    """Return True if a run that ended at `last` had reached its target, by its metrics and its config."""
     if not (target := run.info.get("target")) or not (stop := run.config.get("stop")) or target["step"] > last:
         return False
     value = metrics.get(target["step"], ({}, b""))[0].get(target["metric"])
@@ -138,8 +135,7 @@ def _at_target(run: Run, metrics: Log, last: int) -> bool:
 def _check_steps(run: Run, hashes: dict[int, dict[str, Any]], metrics: Log, checked: Checked) -> None:
     """Compare each step's line of metrics, rollouts and evaluation with their hashes.
 
-    A step whose metrics have an update has its rollouts, for they are written first. A missing hash is damage too,
-    except for the last step of a process that died before it took the hashes.
+    Rollouts are written before metrics. A missing hash is damage, except at the last step of a process that died.
     """
     last, updated = max(hashes, default=-1), {step for step, (line, _) in metrics.items() if "lr" in line}
     kinds: tuple[tuple[str, str, Iterable[int], Callable[[int], str]], ...] = (
@@ -181,7 +177,7 @@ def _check_folder(
     fingerprint_of: Callable[[Path], str],
     checked: Checked,
 ) -> None:
-    """Check every byte of a checkpoint or export, and that its weights have the fingerprint that hashes.jsonl says."""
+    """Check every byte of a checkpoint or export, and its fingerprint against hashes.jsonl."""
     from safetensors import SafetensorError
 
     name = f"{folder.parent.name}/{folder.name}"
@@ -219,7 +215,7 @@ def _model_tensors(folder: Path) -> Tensors:
 
 
 def _check_states(run: Run, folders: dict[int, Path], checked: Checked) -> None:
-    """Check what each intact checkpoint remembers of the logs and of the draws."""
+    """Check each intact checkpoint's hashes of the logs, and its ledger of draws."""
     ledgers: dict[int, Any] = {}
     for step, folder in folders.items():
         name = f"{view.CHECKPOINTS}/{folder.name}"
@@ -254,7 +250,7 @@ def _check_states(run: Run, folders: dict[int, Path], checked: Checked) -> None:
 
 
 def _ledger_problem(ledger: Any, recorded: list[dict[str, Any]], read: set[int]) -> str:
-    """Say why this is not the ledger of the recorded draws; "" if it is, as far as rollouts were read."""
+    """Say how a ledger differs from the recorded draws; "" if it does not, as far as rollouts were read."""
     if not isinstance(ledger, list) or not all(isinstance(entry, dict) for entry in ledger):
         return "it has no ledger of draws"
     if [entry.get("draw") for entry in ledger] != list(range(len(ledger))):

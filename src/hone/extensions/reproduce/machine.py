@@ -1,7 +1,6 @@
-"""How this machine differs from a run's: reasons why a re-execution may differ although nobody changed the run.
+"""Differences of this machine from a run's (versions, hardware, threads, variables, digests of sources), by run.json.
 
-The facts come from run.json: package versions, processor, GPU, threads, variables that choose kernels, and digests of
-what the run read.
+They are reasons why a re-execution may differ although nobody changed the run.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ SOURCES = {
     "verifiers": "verifiers",
     "reasoning-gym": "reasoning-gym",
 }
-"""Digests of what a run reads, in run.json's `sources`, in words. The initial model's is checked where it is used."""
+"""Names for the digests in run.json's `sources`. The initial model's is checked when it is loaded."""
 
 
 def this_machine() -> dict[str, Any]:
-    """Return numerics and versions of this hone, hardware, threads and variables of this process."""
     here = {"numerics": provenance.NUMERICS, "versions": provenance.versions(), "hardware": provenance.hardware()}
     return here | {"threads": provenance.threads(), "variables": provenance.variables()}
 
@@ -33,10 +31,7 @@ def this_machine() -> dict[str, Any]:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here", ranks: bool = True
 ) -> list[str]:
-    """List facts in which two machines differ, as `torch 2.11.0 (here 2.12.0)`; unknown facts are left out.
-
-    Without `ranks` their number is left out, as a re-execution allows for it.
-    """
+    """List different facts of two machines, as `torch 2.11.0 (here 2.12.0)`; `ranks`: their number too."""
     mine, theirs = first.get("sources", {}), second.get("sources", {})
     both = [name for name in SOURCES if name in mine and name in theirs]
     found = [entry for entry in drift.differences(first, second) if ranks or entry[0] != "ranks"]
@@ -49,10 +44,10 @@ def _format(value: Any) -> str:
 
 
 def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = True) -> list[str]:
-    """List the run's own reasons why another run of its config may differ, and from which step on.
+    """List the run's recorded reasons why another run of its config may differ, and from which step on.
 
-    With `step`, why an execution of its steps up to that one may: a teacher is not a reason, for what it said is in the
-    records, nor is sampling by a server or a program without `sampling`.
+    With `step`: why its steps up to that one may differ, without the teacher's scores, which are recorded. Without
+    `sampling`: no reasons of a server or a program that sampled.
     """
     entries = [entry for entry in info.get("inexact", []) if step is None or entry["step"] <= step]
     recorded = ((SCORED_BY,) if step is not None else ()) + (() if sampling else (SAMPLED_BY, PROGRAM_ROLLOUTS))
@@ -61,6 +56,6 @@ def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = T
 
 
 def sampled_by(info: Mapping[str, Any]) -> str | None:
-    """Return what sampled, where the run says that it can't be sampled again; of several the first."""
+    """Return the first sampler that can't be asked again, by the run's record; None if there is none."""
     causes = (entry["cause"] for entry in info.get("inexact", []))
     return next((cause.removeprefix(SAMPLED_BY) for cause in causes if cause.startswith(SAMPLED_BY)), None)

@@ -1,7 +1,4 @@
-"""A recorded run put together again, so that its steps can be taken anew: config, model, task or data, versions.
-
-Threads, precision and deterministic kernels are set as the run recorded them.
-"""
+"""Rebuild a recorded run to take its steps again, with its recorded threads, precision and deterministic kernels."""
 
 from __future__ import annotations
 
@@ -33,9 +30,7 @@ from hone.trainer.fingerprint import fingerprint
 
 
 def open_run(name: str) -> Run:
-    """Open the run of this directory or id. Raises UserError if there is none, a process is writing it, or a resume of
-    it was killed while it rolled the run back.
-    """
+    """Open a run by directory or id. Raises UserError if there is none, it is being written, or a resume was killed."""
     path = find_run(name)
     if holder(path) is not None:
         raise UserError(
@@ -46,7 +41,7 @@ def open_run(name: str) -> Run:
 
 
 def read_config(run: Run) -> RLConfig | SFTConfig:
-    """Read the run's config, as it was resolved. Raises UserError for a kind of run that has no steps."""
+    """Read the run's resolved config. Raises UserError for a kind of run that has no steps."""
     config = parse(_config_class(run), ["@", str(run.path / view.CONFIG)], f"hone {run.info['kind']}")
     if not run.info.get("kept"):
         return config
@@ -54,7 +49,7 @@ def read_config(run: Run) -> RLConfig | SFTConfig:
 
 
 def read_precision(run: Run) -> str:
-    """Return the precision of the run's weights, of whatever version of hone its other settings are."""
+    """Return the precision of the run's weights, for a config of any version of hone."""
     _config_class(run)
     return str(run.config.get("precision"))
 
@@ -70,36 +65,25 @@ def _config_class(run: Run) -> type[RLConfig] | type[SFTConfig]:
     return classes[kind]
 
 
-def rebuild(
-    run: Run,
-    model_name: str | None,
-    replay_only: bool = False,
-    files_checked: bool = False,
-) -> Rebuilt:
+def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_checked: bool = False) -> Rebuilt:
     """Build what it takes to execute the run's steps again; with `replay_only` without its task.
 
-    `model_name` is where the initial model is now, if not where the run found it. `files_checked`: the caller has
-    checked every byte of the checkpoints; else they are checked here. Raises UserError if its code is not trusted: call
+    `model_name` is the initial model, if it has moved. `files_checked`: the caller has checked the checkpoints. Call
     this within `trust.opened_run`.
     """
-    config = read_config(run)
-    records, device = Records(run), _device(config.model.device)
+    config, records = read_config(run), Records(run)
+    try:
+        device = device_of(config.model.device)
+    except UserError:
+        device = "cpu"  # a difference, and reported as one
     own = {"model.device": device, "model.name": model_name or config.model.name, "display": "auto"}
-    config = changed(config, own | {"stop": None})  # nothing is looked for ahead of a step
+    config = changed(config, own | {"stop": None})  # a target does not end a re-execution
     config, model, renderer, missing_model = _load_model(run, records, config)
     configure_run(config, model, threads=run.info.get("threads"))
     saved = run.checkpoints
     intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
     kind = RebuiltRL if isinstance(config, RLConfig) else RebuiltSFT
     return kind(config, model, renderer, records, intact, missing_model, replay_only)
-
-
-def _device(name: str) -> str:
-    """Return the run's device, or the CPU where this machine has no such device: a difference, and reported as one."""
-    try:
-        return device_of(name)
-    except UserError:
-        return "cpu"
 
 
 def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, ChatRenderer, str]:
@@ -139,7 +123,7 @@ def _renderer(name: str, config: Any) -> ChatRenderer:
 
 
 def exported_parameters(folder: Path, precision: str, implementation: str) -> dict[str, torch.Tensor]:
-    """Load the parameters of an exported model by name; with LoRA those of the adapter beside it."""
+    """Load the parameters of an exported model by name; with LoRA the parameters of the adapter beside it."""
     if (folder / ADAPTER).is_dir():
         return load_adapter(folder / ADAPTER, model_config(folder, implementation=implementation))
     return merged_parameters(folder, precision, implementation)

@@ -1,4 +1,4 @@
-"""Completions that are repeated as they were recorded, for an environment that answers and grades anew."""
+"""A policy that repeats recorded completions, for an environment that answers and grades anew."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from hone.types import Rollout, Segment, ragged, where
 class RecordedPolicy:
     """A `Policy` that repeats what was `recorded`, by sample id, as this `version`.
 
-    A token gets its recorded version, clipped to the `lag` versions before this one and this one. A turn that was not
-    recorded (the environment answers where it did not before) is answered with an end token alone. Raises UserError for
-    a sample that was not recorded.
+    Versions of tokens are clipped to `version` and the `lag` before it. A turn that was not recorded is an end token.
     """
 
     def __init__(self, recorded: Mapping[str, Rollout], renderer: ChatRenderer, version: int = 0, lag: int = 0) -> None:
@@ -47,7 +45,6 @@ class RecordedPolicy:
         return turns
 
     def _turn(self, request: Request, rollout: Rollout, stops: Sequence[str]) -> tuple[Completion, list[int]]:
-        """Return the completion that was recorded for the request, and the versions of its tokens."""
         recorded = rollout.first
         indices = np.flatnonzero(recorded.sampled_mask)
         turns = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
@@ -65,6 +62,6 @@ class RecordedPolicy:
         return Completion(ids, logprobs, reason, ragged(columns, "candidates")), versions
 
     def _ended(self, ids: list[int], stops: Sequence[str]) -> bool:
-        """Return True if a turn ended by itself: by an end token, or by a text."""
+        """Return True if a turn ended with an end token or a stop string."""
         text = self._renderer.decode(ids)
         return ids[-1] in self._renderer.stop_ids or before_stop(text, stops) != text

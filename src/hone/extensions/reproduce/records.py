@@ -15,22 +15,21 @@ from hone.runs.reader import Run
 from hone.types import Example, Message, Outcome, Score
 
 EVALUATIONS = ("eval/", "val/")
-"""Metrics of version N that are measured before step N, at some steps."""
+"""Prefixes of metrics of version N that are measured before step N, at some steps."""
 CANARY = ("canary/",)
-"""Metrics of version N that are measured before step N on what the sampler returns: training has no part in them."""
+"""Prefix of metrics of version N that are measured before step N on the sampler's results, without training."""
 SENT_BACK = ("staleness/returned",)
-"""Metrics of a split run on samples that came to nothing: no other record has them."""
+"""Metrics of a split run only, about discarded samples."""
 
 
 class Records:
-    """The records of a run. Reads the logs once; a run that is still being written is seen as it was then."""
+    """The records of a run. Each log is read once."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     @cached_property
     def hashes(self) -> dict[int, dict[str, Any]]:
-        """The lines of hashes.jsonl by step."""
         return {line["step"]: line for line in self.run.hashes()}
 
     @cached_property
@@ -44,16 +43,14 @@ class Records:
 
     @cached_property
     def updates(self) -> list[int]:
-        """Steps whose update is recorded, ascending; not steps with only an evaluation."""
+        """Steps with a recorded update, ascending; not steps with only an evaluation."""
         return [step for step in sorted(self.metrics) if self.is_update(step)]
 
     def is_update(self, step: int) -> bool:
-        """Return True if an update of this step is recorded."""
         return "lr" in self.metrics.get(step, {})
 
     @cached_property
     def evaluations(self) -> frozenset[int]:
-        """Versions whose evaluation samples exist."""
         return frozenset(self.run.evals())
 
     @cached_property
@@ -64,7 +61,6 @@ class Records:
         return last if not began and self.was_evaluated(last) else None
 
     def was_evaluated(self, version: int) -> bool:
-        """Return True if an evaluation of this version is recorded, before its step or at the end."""
         metrics = self.metrics.get(version, {})
         return version in self.evaluations or any(name.startswith(EVALUATIONS) for name in metrics)
 
@@ -73,9 +69,7 @@ class Records:
         return self.run.rollouts(step).to_pylist() if step in self.rollout_steps else None
 
     def record(self, step: int, without: tuple[str, ...] = (), samples: bool = True) -> StepRecord:
-        """Return all that is recorded of a step, but for the metrics whose names begin like one of `without`, and
-        without `samples` for the completions.
-        """
+        """Return a step's record: without metrics with the prefixes `without`, and completions only with `samples`."""
         metrics = self.metrics.get(step)
         if metrics is not None:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(without)}
@@ -86,7 +80,7 @@ class Records:
 
 
 def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Convert rows of `hone.runs.rollouts.group_rows` to the values that reading them back would give."""
+    """Convert rows of `hone.runs.rollouts.group_rows` to the values that a reader of the file gets."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -97,12 +91,10 @@ def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def example_of(row: Row) -> Example:
-    """Return the example of a recorded completion."""
     return Example(json.loads(row["prompt"]), row["answer"] or "", json.loads(row["info"] or "{}"), row["example_id"])
 
 
 def messages_of(row: Row) -> list[Message]:
-    """Return the conversation of a recorded completion."""
     several_turns = row.get("completion") is not None
     turns = json.loads(row["completion"]) if several_turns else [{"role": "assistant", "content": row["text"]}]
     return [*json.loads(row["prompt"]), *turns]

@@ -1,7 +1,6 @@
-"""Grading again what a run recorded. Reads its rollouts, needs neither its model nor torch, and writes nothing into it.
+"""Grade a run's recorded completions again, without its model or torch.
 
-The state that an environment of several turns keeps of a conversation is not recorded: reward functions get the state
-at its beginning.
+The state of a conversation of several turns is not recorded: reward functions get the initial state.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ COLUMNS = (
     *("sample_id", "example_id", "sampled_mask", "reward", "components", "weights", "outcome", "detail"),
     *("stop_reason", "prompt", "text", "answer", "info", "completion", "env", "draw"),
 )
-"""Columns that are read of a run's rollouts."""
 SHOWN = 3
-"""Completions about which two graders disagree that are kept of each step."""
+"""Stored completions of each step about which two graders disagree."""
 CHECKED = 256
-"""Completions that the run's own task grades, too; they should come out as recorded."""
+"""Number of completions that the run's own task grades too, to compare with the record."""
 LONGEST = 200
 """Characters of the reason why a completion could not be graded."""
 
@@ -61,7 +59,7 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """True if reward and outcome are the recorded ones, to the bit; failures need not fail of the same."""
+        """True if reward and outcome are equal to the bit, or both failed."""
         old, new = self.recorded.score, self.score
         if old.outcome.is_failure or new.outcome.is_failure:
             return old.outcome.is_failure and new.outcome.is_failure
@@ -83,7 +81,7 @@ class Grader:
 
     @property
     def reads_state(self) -> bool:
-        """True if reward functions may miss what the environment kept of a conversation."""
+        """True if reward functions read the state of a conversation, which no record has."""
         return self.env.keeps_state and self.env.rubric.needs("state")
 
     def grade(self, recorded: Sequence[Recorded], seed: int) -> list[Pair]:
@@ -106,10 +104,10 @@ class Grader:
 class Regraded:
     """A run's completions under another grader.
 
-    `points` `[N]` (POINT) has all of them. The run's own task graded `checked` of them again, `same` came out as
-    recorded, `first_other` is the first that did not. `failed_old` and `failed_new` count those that could not be
-    graded, then and now; `failure` is the reason of the first now. `disagreements` are up to three `disagreeing`
-    completions of each step, of usual length. `scores` are the new scores of each step as Arrow tables, if asked for.
+    `points` `[N]` (POINT) has all completions. The run's own task graded `checked` of them again: `same` are as
+    recorded, `first_other` is the first that is not. `failed_old` and `failed_new` count failures of grading, then and
+    now, with the first `failure` now. `disagreements` are up to `SHOWN` of the `disagreeing` completions of each step,
+    of typical length. `scores` are the new scores of each step as Arrow tables, if asked for.
     """
 
     points: np.ndarray
@@ -124,7 +122,7 @@ class Regraded:
     scores: list[pyarrow.Table] = field(default_factory=list)
 
     def add(self, pairs: Sequence[Pair], old_main: MainPart, new_main: MainPart) -> None:
-        """Add a step's completions; keep typical ones about which the graders disagree."""
+        """Add a step's completions."""
         rows = []
         for pair in pairs:
             one, new = pair.recorded, pair.score
@@ -142,7 +140,6 @@ class Regraded:
         self.disagreements += sort_by_typical_length(disagreeing)[:SHOWN]
 
     def check(self, pairs: Sequence[Pair]) -> None:
-        """Count what the run's own task graded again."""
         self.checked += len(pairs)
         self.same += sum(pair.same for pair in pairs)
         self.first_other = self.first_other or next((pair for pair in pairs if not pair.same), None)
@@ -162,10 +159,9 @@ def regrade(
 ) -> Regraded:
     """Grade the completions of these steps with `grader`, and about CHECKED of them with `own`, the run's own task.
 
-    Of a run of several tasks, only those of `task` are graded.
-    If `grader` is `own`, all are checked. The main part of the recorded reward is that of the run's own task or, if its
-    weights have changed since, of `grader`; all components, if those are other ones, too. `progress` gets how many
-    steps are done. Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
+    If there are several tasks, only `task` is graded. If `grader` is `own`, all are checked. The main part of the
+    recorded reward is by the rubric of `own` or `grader` that has the recorded weights; without one, all components.
+    Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
     """
     result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None
     takes_ids = any(one.env.rubric.takes_ids for one in (grader, own) if one is not None)
@@ -198,9 +194,7 @@ def regrade(
 def spread_out(
     recorded: Sequence[Recorded], count: int, whole_groups: bool, generator: np.random.Generator | None = None
 ) -> list[Recorded]:
-    """Return about `count` of the completions, evenly spread or drawn by the `generator`; with `whole_groups` in whole
-    groups.
-    """
+    """Return about `count` of the completions (or of whole groups), evenly spread or drawn by the `generator`."""
     groups: dict[int, list[Recorded]] = {}
     for index, one in enumerate(recorded):
         groups.setdefault(one.draw if whole_groups else index, []).append(one)
@@ -212,8 +206,7 @@ def spread_out(
 
 
 def read_step(run: Run, step: int, task: str = "", ids: bool = False) -> list[Recorded]:
-    """Read the completions that a run recorded of a step; of several tasks, those of `task`. With `ids`, their sampled
-    tokens too."""
+    """Read the recorded completions of a step; of several tasks, only `task`. With `ids`, their sampled tokens too."""
     recorded = []
     for row in run.rollouts(step, (*COLUMNS, *(["token_ids"] if ids else []))).to_pylist():
         if task and row["env"] != task:
@@ -226,7 +219,6 @@ def read_step(run: Run, step: int, task: str = "", ids: bool = False) -> list[Re
 
 
 def sort_by_typical_length(pairs: Sequence[Pair]) -> list[Pair]:
-    """Sort pairs by how near their completion's length is to the median, the nearest first."""
     median = float(np.median([len(pair.recorded.text) for pair in pairs])) if pairs else 0.0
     return sorted(pairs, key=lambda pair: abs(len(pair.recorded.text) - median))
 
@@ -236,9 +228,8 @@ def scores_table(pairs: Sequence[Pair]) -> pyarrow.Table:
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
-    types = {"step": pa.int32()} | dict.fromkeys(
-        ("sample_id", "example_id", "recorded_outcome", "outcome", "detail"), text
-    )
+    texts = ("sample_id", "example_id", "recorded_outcome", "outcome", "detail")
+    types = {"step": pa.int32()} | dict.fromkeys(texts, text)
     types |= {"recorded_reward": number, "reward": number}
     types |= dict.fromkeys(("components", "weights"), pa.map_(text, number))
     rows = []

@@ -20,10 +20,9 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass
 class Replayed:
-    """How far the replay came: from version `start` to `reached`, with that fingerprint.
+    """A replay from version `start` to `reached`, with that fingerprint, and the first `difference` from the record.
 
-    `difference` is the first one from the record. `matched` names the checkpoints and exported weights that came out
-    equal on the way; `missed` the first that did not.
+    `matched` names checkpoints and exported weights that are equal; `missed` the first that is not.
     """
 
     start: int
@@ -39,10 +38,10 @@ class Replayed:
 
 
 def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replayed:
-    """Take the updates of steps `start` to `until` - 1 again, and compare each with the record and with what was saved.
+    """Take the updates of steps `start` to `until` - 1 again; compare each with the record and with saved weights.
 
-    Stops at the first difference. Where sums round otherwise than in the run, weights are not compared, and each
-    checkpoint is a new beginning.
+    Stops at the first difference. If sums round otherwise than in the run (`rebuilt.limit`), saved weights are not
+    compared, and the replay goes on from each checkpoint.
     """
     trainer, records, result = rebuilt.trainer, rebuilt.records, Replayed(start)
     rebuilt.load(start)
@@ -69,7 +68,7 @@ def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replaye
 
 
 def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
-    """Yield what the run saved of the current version, and what of it is not as replayed; None if all is."""
+    """Yield the saved weights of the current version, and the first tensor that is not as replayed, or None."""
     trainer, run, model = rebuilt.trainer, rebuilt.records.run, rebuilt.trainer.model
     version, saved, replayed = trainer.version, {}, trainer.tensors()
     if version in rebuilt.intact:
@@ -86,7 +85,7 @@ def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
 
 
 def _first_unequal(name: str, saved: Mapping[str, Tensors], replayed: Mapping[str, Tensors]) -> str | None:
-    """Return `TENSOR in NAME/GROUP.safetensors` of the first tensor that is not the same bit for bit."""
+    """Return `TENSOR in NAME/GROUP.safetensors` of the first tensor that differs in a bit."""
     for group in sorted(saved):
         mine, other = replayed.get(group, {}), saved[group]
         for tensor in sorted(mine.keys() | other.keys()):

@@ -1,9 +1,9 @@
 """Grade recorded completions again while a run trains: a reward that changes, or is random, raises an alarm.
 
-A check grades completions of three steps: the first, an earlier one that is drawn, and the last. It happens after every
-`EVERY` steps, and at the end. If a function remembers earlier calls, a fresh process gives other scores at the last
-step; if it reads the clock or a file, the scores of earlier steps differ. A check runs in a thread and a separate
-process, so that no step waits for it. Functions that no other process can import run in this one, between two steps.
+A check grades completions of three steps: the first, a random one, and the last. If a function remembers earlier calls,
+a fresh process gives other scores at the last step; if it reads the clock or a file, scores of earlier steps differ. A
+check runs in a thread and a separate process, so that no step waits for it. Functions that no other process can
+import run in this one, between two steps.
 """
 
 from __future__ import annotations
@@ -31,18 +31,16 @@ from hone.runs.writer import RunWriter
 from hone.types import Score
 
 REGRADED = "regraded"
-"""The alarm that it raises."""
 EVERY = 10
-"""Steps from one check to the next. A check that takes longer takes the place of the next one."""
+"""Steps from one check to the next, which is left out while one is running."""
 COMPLETIONS, FEW = 8, 2
-"""Most completions of a step that are graded again, in a separate process and in this one. If a function gets whole
-groups, it is one group."""
+"""Most completions of a step to grade again, in a separate process and in this one; whole groups count as one group."""
 SHARE = 4
 """At most every fourth completion of a step is graded again."""
 ROWS = 16
-"""Examples that are looked at for values that no record has."""
+"""Examples to search for values that JSON can't hold."""
 LAST_SECONDS, LEFT_SECONDS = 10.0, 0.5
-"""Seconds that the end of a run waits for a check: of a run that is done, and of one that is stopped."""
+"""Seconds that the end of a run waits for a check: if it is done, and if it is stopped."""
 CAUSE = "completions that were graded again got other scores"
 ADVICE = (
     "let the reward depend on the completion and its example alone: no clock, no memory, and random numbers only from "
@@ -52,9 +50,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check of the task `name`: the number of compared completions, and which differ; or the `problem`
-    that made it impossible.
-    """
+    """The result of a check of the task `name`: the compared completions, and which differ; or the `problem`."""
 
     name: str
     compared: int = 0
@@ -63,14 +59,13 @@ class Checked:
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer | None:
-    """Return the observer that checks rewards, for RL."""
     return RewardCheck() if isinstance(config, RLConfig) else None
 
 
 class RewardCheck(Observer):
-    """Grades some completions of a run again. The score must be the same, unless grading failed, then or now.
+    """Grades some completions of a run again, and records the result as `regraded` in run.json.
 
-    The record is `regraded` in run.json. Changes nothing that the run computes.
+    The score must be the same, unless grading failed, then or now.
     """
 
     def check(self, training: Any) -> None:
@@ -101,7 +96,7 @@ class RewardCheck(Observer):
     def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         if not self._graders or not took_step(metrics):
             return
-        if self._last < 0:  # not earlier: a process needs the environment variables that are set when the run is open
+        if self._last < 0:  # not earlier: a process needs the variables that are set when the run is open
             for env in self._apart.values():
                 env.start_workers(1)
         self._last = step
@@ -154,7 +149,6 @@ class RewardCheck(Observer):
             self._close()
 
     def _check(self, name: str, step: int) -> Checked:
-        """Grade completions of a task again."""
         compared, differing = 0, list[Pair]()
         try:
             for recorded in self._drawn(name, step):
@@ -169,7 +163,6 @@ class RewardCheck(Observer):
         return Checked(name, compared, differing)
 
     def _drawn(self, name: str, step: int) -> list[list[Recorded]]:
-        """Return the recorded completions to grade again, of each step."""
         run, rubric = Run(self._run.folder), self._graders[name].env.rubric
         generator = rng.stream(self._seed, "regraded", step, name)
         if not (steps := [one for one in run.rollout_steps() if one <= step]):
@@ -186,7 +179,6 @@ class RewardCheck(Observer):
         return drawn
 
     def _take(self) -> None:
-        """Record the checks that are done."""
         while not self._found.empty():
             found = self._found.get()
             if found.problem:

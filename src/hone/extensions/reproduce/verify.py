@@ -1,20 +1,15 @@
 """Verify a run: compare its files with their hashes, and execute random steps of it again in full.
 
-A step is executed again from the nearest checkpoint before it, or from the initial model: the recorded rollouts bring
-the weights to the step, each version compared with its fingerprint; then the step is sampled, graded and trained anew,
-and compared quantity by quantity. A server's samples can't be repeated: those steps are graded and trained anew on
-their recorded completions. Nor can the rollouts of a program, which are trained on with their recorded rewards. Steps
+The nearest checkpoint before a step (or the initial model) is replayed from recorded rollouts up to the step. Then the
+step is sampled, graded and trained anew, and compared quantity by quantity. A server's samples can't be repeated: their
+recorded completions are graded and trained on. Rollouts of a program are trained on with their recorded rewards. Steps
 that a killed run had not hashed are always executed again, as is the last evaluation. Five verdicts:
 
 verified         the files fit their hashes, and the steps come out equal to the bit
 files only       the files fit their hashes; no step was executed again, so all may be made up
-differs          a step comes out otherwise, though machine and sources are those of the run
+differs          a step comes out otherwise, though machine and sources are the same
 damaged          files do not fit their hashes
-not comparable   a step comes out otherwise, and so may it where machine, versions or sources differ
-
-This covers metrics.jsonl, hashes.jsonl, rollouts/, evals/, checkpoints/ and weights/; timings.jsonl, events.jsonl and
-logs/ are not. run.json and config.toml say what to execute: their hashes are in the certificate, and nowhere in the
-run.
+not comparable   a step comes out otherwise, but machine, versions or sources differ
 """
 
 from __future__ import annotations
@@ -41,16 +36,15 @@ EXIT_CODES: dict[Verdict, int] = {"verified": 0, "files only": 0, "differs": 1, 
 FORMAT = "hone-verify-1"
 
 WITH_EVALUATION = ("done", "budget")
-"""Statuses of runs that ended with the evaluation of the last version, where there are evaluations."""
+"""Statuses of runs that ended with the last evaluation, if they have evaluations."""
 
 
 @dataclass(frozen=True)
 class StepCheck:
-    """One step, executed again; with `is_evaluation` the evaluation of the last version, which is `step` then.
+    """One step, executed again; with `is_evaluation` the evaluation of version `step`.
 
-    `start` is where its weights came from, in words, `replayed` how many steps were replayed from there. `difference`
-    is the first one found: without a `fingerprint` at an earlier step, replayed from its recorded rollouts. `damage`:
-    the difference shows that this file was changed.
+    `start` names the source of its weights, from where `replayed` steps were replayed. `difference` is the first one,
+    in a replayed step if `fingerprint` is None. `damage` is a file that was changed.
     """
 
     step: int
@@ -63,14 +57,12 @@ class StepCheck:
     damage: Damage | None = None
 
     def sentence(self) -> str:
-        """Say how the step came out."""
         if self.difference is None:
             return "equal"
         how = "executed again" if self.fingerprint else "replayed from the recorded rollouts"
         return f"{how}, {self.difference.sentence('the run', 'the re-execution')}"
 
     def record(self) -> dict[str, Any]:
-        """Return the check as JSON-ready values."""
         record: dict[str, Any] = {"step": self.step, "from": self.start, "replayed": self.replayed}
         record |= {"equal": self.difference is None, "weights": self.fingerprint}
         if self.difference is not None:
@@ -80,10 +72,9 @@ class StepCheck:
 
 @dataclass
 class Verification:
-    """The findings. `evaluation` is the check of the last evaluation, if there is one and it was done again.
+    """The findings. `resampled`: steps were sampled anew; `regraded`: they were graded anew.
 
-    `resampled`: steps were sampled anew, not taken from their recorded completions; `regraded`: they were graded anew.
-    `reasons` say why a difference would prove nothing; `notes` what could not be checked. `limit` is the largest
+    `reasons` say why a difference would prove nothing; `notes` name what was not checked. `limit` is the largest
     distance of training values from the record, relative to their size.
     """
 
@@ -101,13 +92,10 @@ class Verification:
 
     @property
     def difference(self) -> StepCheck | None:
-        """The step that came out otherwise."""
         return next((check for check in (*self.steps, self.evaluation) if check and check.difference), None)
 
     def write_certificate(self, run: Run, machine: Mapping[str, Any]) -> Path:
-        """Write `<run>.verify.json` beside the run, replacing an earlier one; return its path. It says nothing of
-        timings. Raises UserError if it can't be written.
-        """
+        """Write `<run>.verify.json` beside the run; return its path. Raises UserError if it can't be written."""
         about = {name: run.info.get(name) for name in ("id", "kind", "status", "seed", "exact", "inexact")}
         span = {name: self.candidates[i] for name, i in (("first", 0), ("last", -1))} if self.candidates else None
         certificate = {
@@ -144,7 +132,7 @@ def choose_steps(candidates: Sequence[int], count: int, seed: int) -> list[int]:
 
 
 def unhashed_steps(checked: Checked) -> list[int]:
-    """List the steps, ascending, whose files have no hash yet: only executing them again can check them."""
+    """List the steps without a hash, ascending: only executing them again can check their files."""
     return sorted(checked.open_steps | {version - 1 for version in checked.open_weights if version})
 
 
@@ -159,8 +147,7 @@ def check_steps(
 ) -> None:
     """Execute the steps again, then the evaluation of version `evaluated`, and set the verdict.
 
-    Stops at the first that differs. `on_replay(step)` and `on_repeat(step)` are called before each of them, `on_end`
-    when a step has been checked.
+    Stops at the first difference. `on_replay(step)` and `on_repeat(step)` are called before a step, `on_end` after it.
     """
     for step in [*steps, *([evaluated] if evaluated is not None else [])]:
         clock = time.perf_counter()
@@ -182,7 +169,7 @@ def check_steps(
             verification.steps.append(check)
         on_end(check)
         if found is not None:
-            # what made the run inexact later is no excuse
+            # causes of inexactness at later steps don't count
             verification.reasons += inexact(rebuilt.records.run.info, found.step, verification.resampled)
             verification.verdict = "not comparable" if verification.reasons else "differs"
             if damage and not verification.reasons:
@@ -193,9 +180,7 @@ def check_steps(
 
 
 def _recorded(rebuilt: Rebuilt, again: StepRecord, is_evaluation: bool) -> StepRecord:
-    """Return what the run recorded of what was executed again, without metrics that no re-execution has: with the
-    canary's if it measured none, for a server's differs.
-    """
+    """Return the run's record of the step `again`, without metrics that the re-execution can't have."""
     names = tuple(again.metrics or ())
     without = SENT_BACK if any(name.startswith(CANARY) for name in names) else (*SENT_BACK, *CANARY)
     if is_evaluation:
@@ -208,7 +193,7 @@ def _recorded(rebuilt: Rebuilt, again: StepRecord, is_evaluation: bool) -> StepR
 
 
 def _changed_weights(checked: Checked, again: StepRecord) -> tuple[Difference | None, Damage | None]:
-    """Compare saved weights that hashes.jsonl has no fingerprint of with the version that the step made."""
+    """Compare saved weights without a fingerprint in hashes.jsonl with the version that the step made."""
     for name, fingerprint in checked.open_weights.get(again.step + 1, {}).items():
         if fingerprint != again.after:
             difference = Difference(again.step, "weights", f"the fingerprint of {name}", fingerprint, again.after)

@@ -1,1 +1,1 @@
-"""Studies: runs that differ in some settings, over seeds, and what the differences are worth."""
+"""Studies: runs that differ in some settings, over seeds, and a test of each difference."""

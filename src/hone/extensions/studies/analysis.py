@@ -1,8 +1,7 @@
-"""What the cells of a study differ by, and a test of it. Pure functions of arrays, without files.
+"""Differences between the cells of a study, and a test of them.
 
-Seeds and examples are both random: other seeds train other models, and other examples of the task measure them
-differently. Differences are paired by both. p values and intervals come from one standard error, so that an interval
-leaves out 0 exactly where its p is below 0.05. benchmarks/study_errors.py measures how often they are wrong.
+Seeds and examples are both random, and differences are paired by both. p values and intervals come from one standard
+error: an interval leaves out 0 exactly where its p is below 0.05. benchmarks/study_errors.py measures error rates.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from hone.evaluation.intervals import Interval
 ALPHA, POWER = 0.05, 0.8
 """Chance of a false verdict in the whole study, and of seeing an effect that is there."""
 DRAWS = 4000
-"""Simulated studies by which the power is computed."""
+"""Number of simulated studies to compute the power."""
 
 Verdict = Literal["helps", "hurts", "no difference seen", "one seed: no test", "one example: no test"]
 
@@ -29,9 +28,8 @@ Verdict = Literal["helps", "hurts", "no difference seen", "one seed: no test", "
 class Effect:
     """The difference of a cell from the baseline, over the seeds and examples that both have.
 
-    `p` is two-sided, and `interval` of 95 %, as if this were the only comparison; `p_corrected`, by which the verdict
-    goes, is corrected for all of the study. `detectable` is the effect that such a study finds with `POWER`, if seeds
-    and examples scatter as they did here.
+    `p` is two-sided, and `interval` of 95 %, for this comparison alone. `p_corrected`, for all of the study, decides
+    the verdict. `detectable` is the effect that such a study finds with `POWER`, given the scatter here.
     """
 
     mean: float
@@ -83,7 +81,7 @@ class Scatter:
 
     @classmethod
     def of(cls, d_SE: np.ndarray) -> Scatter | None:
-        """Measure it, of one study or of many `[..., S, E]`; None for fewer than two seeds or examples."""
+        """Measure it for one study or for many `[..., S, E]`; None with fewer than two seeds or examples."""
         seeds, examples = d_SE.shape[-2:]
         if seeds < 2 or examples < 2:
             return None
@@ -95,7 +93,7 @@ class Scatter:
 
     @property
     def variance(self) -> np.ndarray:
-        """The variance of the mean: of seeds and examples, with the noise once; not less than either."""
+        """The variance of the mean, with the noise once; not less than either part."""
         both = self.of_seeds + self.of_examples - self.noise
         return np.maximum(both, np.maximum(self.of_seeds, self.of_examples))
 
@@ -127,9 +125,9 @@ class Scatter:
         return float(2 * max(both, of_seeds))
 
     def found_with(self, power: float, alpha: float) -> float:
-        """Return the effect that a study with this scatter finds with `power`, by simulated studies, always the same.
+        """Return the effect that a study with this scatter finds with `power`, by simulated studies with a fixed seed.
 
-        Such a study finds an effect x if x + its error exceeds its reach; both variances scatter as chi-square does.
+        A study finds an effect x if x + its error exceeds its reach; both variances scatter as chi-square does.
         """
         stream = rng.stream(0, "study", "power")
         error = math.sqrt(self.variance) * stream.standard_normal(DRAWS)
@@ -152,7 +150,7 @@ def holm(p: Sequence[float]) -> list[float]:
 def at_equal_cost(costs: Sequence[float], values: Sequence[float], cost: float) -> float | None:
     """Return the value that a method would have at `cost`, between its own points; None outside of them.
 
-    Linear in the logarithm of the cost. Of several points at one cost the mean counts.
+    Linear in the logarithm of the cost. Several points at one cost count as their mean.
     """
     places = sorted({one for one in costs if one > 0})
     if not places or not places[0] <= cost <= places[-1]:

@@ -1,4 +1,4 @@
-"""What a study has to run: cells, each with its stages, and the runs that cells share."""
+"""The cells of a study, each with its stages; cells may share a stage."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ OWN = ("seed", "threads", "output_dir", "display", "resume", "detach", "budget")
 """Settings of a stage that are the study's to decide."""
 NEUTRAL: dict[str, Any] = {"output_dir": Path("outputs"), "display": "plain", "resume": None, "budget": None}
 NEUTRAL |= {"detach": False}
-"""What they are, whatever a stage's file says; each run's folder is set when it starts."""
+"""Their values, which override a stage's file; each run's folder is set when it starts."""
 MODEL = {"model", "model.name"}
 """Keys that say which model a stage begins with."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One run: of SFT or RL, with its seed. `after` is the run whose last weights it begins with.
+    """One run of SFT or RL, with its seed. It begins with the last weights of `after`.
 
     Cells with an equal stage share it: `id` is a digest of its config, its seed and the stage before it, and names its
-    folder. What lies behind names in the config (a task's code, data, a model's folder) is not in it.
+    folder. The content of files that the config names (a task's code, data, a model) is not in the digest.
     """
 
     kind: str
@@ -53,9 +53,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cell:
-    """A variant: its name, the settings in which cells differ, the last stage of each seed, and its own arguments of
-    the task that it is evaluated on.
-    """
+    """A variant: its `settings`, the last stage of each seed, and its arguments for the task of the evaluation."""
 
     name: str
     settings: dict[str, Any]
@@ -98,7 +96,7 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
 
 
 def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLConfig | None:
-    """Return a stage's config in a cell; None if the cell leaves the stage out."""
+    """Return None if the cell leaves the stage out."""
     stage, own = getattr(study, kind), dict(leaves(getattr(cell, kind)))
     settings = dict(leaves(stage.settings)) | own
     if settings.get("max_steps") == 0:
@@ -115,7 +113,7 @@ def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLCo
 
 
 def one_line(text: str) -> str:
-    """Return a name made of settings as it can be shown anywhere: in one line, control characters as escapes."""
+    """Return a name made of settings in one line, with control characters as escapes."""
     return visible(text.replace("\n", "\\n").replace("\t", "\\t"))
 
 
@@ -133,7 +131,7 @@ def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
 
 
 def _held_out(env: EnvConfig) -> EnvConfig:
-    """Return a task without what concerns its demonstrations alone."""
+    """Return a task without the arguments of its demonstrations."""
     task = EnvConfig.model_validate({name: getattr(env, name) for name in EnvConfig.model_fields})
     return changed(task, {"args": {name: v for name, v in task.args.items() if name != "demo_noise"}})
 
@@ -146,7 +144,6 @@ def runs_of(stage: Stage | None) -> Iterator[Stage]:
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of the leaves of nested tables."""
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")

@@ -24,10 +24,10 @@ class StageConfig(BaseConfig):
 
 
 class CellConfig(BaseConfig):
-    """One cell: its settings over those of both stages."""
+    """One cell: settings that override both stages."""
 
     name: str
-    """What tables and plots call it."""
+    """Its name in tables and plots."""
     sft: dict[str, Any] = {}
     """Settings of SFT; `max_steps = 0` leaves the stage out."""
     rl: dict[str, Any] = {}
@@ -56,23 +56,23 @@ class StudyEvalConfig(BaseConfig):
     """The evaluation that is common to all cells, but for their `eval_args`: held-out examples, the same for each."""
 
     env: Annotated[EnvConfig | None, Meta("evaluation")] = None
-    """The task; by default RL's, or without RL the one whose demonstrations SFT imitates."""
+    """The task; by default RL's, or without RL the task of SFT's demonstrations."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=256, ge=2)
     """Held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
     """Completions of each."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most new tokens of a completion; by default the most that a cell's RL samples, or 256."""
+    """Most new tokens of a completion; by default the largest limit of a cell's RL, or 256."""
     temperature: float = Field(default=1.0, ge=0)
     """0 is greedy."""
     metric: Annotated[Literal["reward", "correct"], Meta("evaluation")] = "reward"
-    """What cells are compared by."""
+    """Measure to compare cells by."""
     lenient: bool = False
     """Also read what is not right leniently, as `hone report` does: how much of each difference is format."""
     precision: Precision = "bf16_linear"
     """As in training; the same for all cells, whatever they were trained in."""
     grading: GradingConfig = GradingConfig()
-    """How reward functions are run."""
+    """Execution of reward functions."""
 
 
 class StudyBudgetConfig(BaseConfig):
@@ -81,7 +81,7 @@ class StudyBudgetConfig(BaseConfig):
     bare = "hours"
 
     hours: Annotated[float, Meta("machine")] = Field(gt=0)
-    """Hours by the clock, of this command. Runs that have begun are finished."""
+    """Hours by the clock, of this command. Running ones are finished."""
 
 
 class StudyConfig(BaseConfig):
@@ -97,17 +97,17 @@ class StudyConfig(BaseConfig):
     rl: Annotated[StageConfig | None, Meta("study")] = None
     """Second stage of each cell; it begins with the first one's weights, if there is one."""
     model: Annotated[str | None, Meta("study", 1)] = None
-    """What the first stage begins with; by default as its file says."""
+    """Model of the first stage; by default as in its file."""
     grid: Annotated[GridConfig, Meta("study")] = GridConfig()
     """Each combination of these values is a cell: `[grid.rl.trainer.optim]`, `lr = [1e-4, 3e-4]`."""
     cells: Annotated[list[CellConfig], Meta("study")] = []
-    """Cells one by one, in place of a grid."""
+    """Cells one by one, instead of a grid."""
     baseline: Annotated[str | None, Meta("study")] = None
     """Name of the cell that the others are compared with; by default the first."""
     seeds: Annotated[int, Meta("study")] = Field(default=3, ge=1)
-    """How many seeds, from 0 on: each cell is trained once with each."""
+    """Number of seeds, from 0 on: each cell is trained once with each."""
     eval: StudyEvalConfig = StudyEvalConfig()
-    """How all cells are evaluated."""
+    """The evaluation of all cells."""
     jobs: Annotated[int | None, Meta("machine")] = Field(default=None, ge=1)
     """Runs side by side; by default as many as the cores allow, and 1 on a GPU."""
     threads: Annotated[int, Meta("machine")] = Field(default=1, ge=1)
@@ -115,7 +115,7 @@ class StudyConfig(BaseConfig):
     budget: StudyBudgetConfig | None = None
     """When to begin no further run."""
     output_dir: Annotated[Path, Meta("study", 1)] = Path("outputs/study")
-    """Where the runs lie, and what came out: study.html, study.md, results.csv, figures."""
+    """Folder of the runs and the results: study.html, study.md, results.csv, figures."""
 
     @model_validator(mode="after")
     def _check(self) -> StudyConfig:

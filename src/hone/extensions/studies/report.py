@@ -1,4 +1,4 @@
-"""What a study shows: study.md, study.html (which needs nothing else), results.csv, and figures as SVG and PNG."""
+"""The report of a study: study.md, study.html (one file), results.csv, and figures as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class Table:
 
 
 def write_report(results: Results) -> None:
-    """Write the report's files into the study's folder."""
     folder = results.study.output_dir
     title = one_line(folder.name)
     tables, drawn = list(tables_of(results)), figures(results)
@@ -54,7 +53,7 @@ def write_report(results: Results) -> None:
 
 
 def sentences(results: Results) -> list[str]:
-    """Return what was found, in words: of each cell but the baseline, and what is missing."""
+    """Say how each cell differs from the baseline, and which runs are missing."""
     metric, found = results.study.eval.metric, []
     for row in results.rows:
         if (effect := row.effect) is None:
@@ -78,7 +77,7 @@ def sentences(results: Results) -> list[str]:
 
 
 def tables_of(results: Results) -> Iterator[Table]:
-    """Yield the table of cells, the one at equal cost where there are SFT alone and RL, and that of costs."""
+    """Yield the tables of cells and costs; if asked for also of lenient reading, and with SFT alone at equal cost."""
     metric = results.study.eval.metric
     about = (
         f"Held-out {metric}, mean over n = seeds x examples; min and max of the seeds. Differences are from the "
@@ -103,20 +102,13 @@ def tables_of(results: Results) -> Iterator[Table]:
             "a dash where SFT was not tried at that cost. n = seeds x examples."
         )
         counts = {row.cell.name: _n(row.seeds) for row in results.rows}
-        rows = [
-            [
-                one.cell,
-                counts[one.cell],
-                one.cost,
-                f"{one.value:.3f}",
-                _num(one.sft_alone),
-                _num(None if one.sft_alone is None else one.value - one.sft_alone, "+.3f"),
-            ]
-            for one in results.equal
-        ]
-        yield Table(
-            "RL and SFT alone at equal cost", about, ["cell", "n", "equal", metric, "SFT alone", "difference"], rows
-        )
+        rows = []
+        for one in results.equal:
+            gain = None if one.sft_alone is None else one.value - one.sft_alone
+            figures = [f"{one.value:.3f}", _num(one.sft_alone), _num(gain, "+.3f")]
+            rows.append([one.cell, counts[one.cell], one.cost, *figures])
+        heads = ["cell", "n", "equal", metric, "SFT alone", "difference"]
+        yield Table("RL and SFT alone at equal cost", about, heads, rows)
     spent = [
         [row.cell.name, str(len(row.seeds)), *(f"{mean(one.costs[cost] for one in row.seeds):,.0f}" for cost in COSTS)]
         for row in results.rows
@@ -165,8 +157,6 @@ def _format_rows(results: Results) -> Iterator[list[str]]:
 
 
 def markdown(title: str, results: Results, tables: list[Table], drawn: list[str]) -> str:
-    """Return study.md."""
-
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
@@ -179,7 +169,6 @@ def markdown(title: str, results: Results, tables: list[Table], drawn: list[str]
 
 
 def needs_matplotlib() -> None:
-    """Raise UserError if figures can't be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What a study has found so far: the figures of each cell and seed, from the files of its runs, compared."""
+"""The results of a study so far: figures of each cell and seed, read from the files of its runs, and compared."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ from hone.runs.summary import Summary
 from hone.runs.view import read_lines
 
 COSTS: tuple[str, ...] = ("examples", "tokens", "seconds")
-"""What stages cost: demonstrations and prompts, tokens that were trained or sampled, seconds of the processor."""
-
+"""Costs of stages: demonstrations and prompts, trained or sampled tokens, seconds of the processor."""
 LENIENT_SECONDS = 600.0
 """Time limit for reading one evaluation."""
-
 NOT_RUN = "not run yet"
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """A cell with one seed: the value of each held-out example, the share of right answers, what its stages cost, the
-    training curve of the last of them, `last`, and the share of right answers read leniently, if the study asks for it.
+    """A cell with one seed: values by held-out example, shares of right answers, the costs of all its stages, and the
+    kind of the last stage with its training curve.
     """
 
     seed: int
@@ -47,13 +45,12 @@ class SeedResult:
 
     @property
     def mean(self) -> float:
-        """Mean over the examples."""
         return mean(self.values.values())
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cell: what came of each seed that is done, its mean, and its difference from the baseline."""
+    """A cell: its finished seeds, their mean, and its difference from the baseline."""
 
     cell: Cell
     seeds: list[SeedResult]
@@ -73,9 +70,7 @@ class EqualCost:
 
 @dataclass(frozen=True)
 class Results:
-    """What is done of a study, compared. `baseline` is the name of the cell that others are compared with; `missing`
-    says of each run that is not done why.
-    """
+    """The finished runs of a study, compared with the cell `baseline`. `missing` has the reason for each other run."""
 
     study: StudyConfig
     rows: list[Row]
@@ -87,11 +82,9 @@ class Results:
 def results_of(
     study: StudyConfig, cells: list[Cell], tasks: Tasks, failed: Mapping[str, str], reads: bool = True
 ) -> Results:
-    """Read what is done, and compare it. `failed` says of tasks, by id, why they failed. Evaluations are read leniently
-    if the study asks for it; without `reads` only what has been read of them before counts.
-    """
+    """Read and compare the finished runs. `failed` has the reason by task id; for `reads` see `right_leniently`."""
     seconds = {line["id"]: line["processor"] for line in read_lines(study.output_dir / SECONDS)}
-    measured, missing = {}, dict[str, str]()
+    measured = {}
     for cell in cells:
         found = [_seed_result(study, tasks, cell, stage, seconds, reads) for stage in cell.stages]
         measured[cell.name] = [one for one in found if one is not None]
@@ -118,7 +111,7 @@ def compared(
 def _seed_result(
     study: StudyConfig, tasks: Tasks, cell: Cell, stage: Stage, seconds: Mapping[str, float], reads: bool
 ) -> SeedResult | None:
-    """Return what came of a cell's seed; None if it is not done, or no completion could be graded."""
+    """Return None if the seed is not done, or no completion could be graded."""
     task = tasks.evaluation(cell, stage)
     if not task.done or not (values := values_of(task.folder, study.eval.metric)):
         return None
@@ -129,13 +122,16 @@ def _seed_result(
         costs["seconds"] += seconds.get(one.id, 0.0)
     correct = mean(values_of(task.folder, "correct").values())
     lenient = right_leniently(task.folder, study.eval.grading, reads) if study.eval.lenient else None
-    return SeedResult(stage.seed, values, correct, costs, _curve(tasks.folder(stage), stage), stage.kind, lenient)
+    metric = "loss" if stage.kind == "sft" else "reward/mean"
+    lines = Run(tasks.folder(stage)).metric_lines()
+    curve = [float(line[metric]) for line in lines if line.get(metric) is not None]
+    return SeedResult(stage.seed, values, correct, costs, curve, stage.kind, lenient)
 
 
 def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) -> float | None:
     """Return the share of an evaluation's completions that are right, read leniently; None if not all were read.
 
-    The evaluation's card keeps what was read of it, or says why nothing was. Without `reads` only that is looked at.
+    The evaluation's card stores the result. Without `reads`, no more is read than the card has.
     """
     from hone.extensions.viewer.card.facts import facts_of
     from hone.extensions.viewer.card.files import stored, write_card
@@ -151,14 +147,13 @@ def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) ->
     try:
         card = facts_of(folder, read)
         write_card(card, folder)
-    except (UserError, OSError):  # the study has its results without
+    except (UserError, OSError):  # the study has other results
         return None
     all_read = card.lenient and len(card.leniency.examples) == card.leniency.asked
     return card.lenient["lenient"].after.mean if all_read else None
 
 
 def _costs(folder: Path, stage: Stage) -> dict[str, float]:
-    """Return how many examples and tokens a run took: demonstrations of SFT, prompts of RL."""
     lines = Run(folder).metric_lines()
 
     def known(name: str) -> list[float]:
@@ -168,12 +163,6 @@ def _costs(folder: Path, stage: Stage) -> dict[str, float]:
     prompts = sum(sum(known(f"groups/{state}")) for state in states)
     examples = max(known("examples/total"), default=0) if stage.kind == "sft" else prompts
     return {"examples": float(examples), "tokens": float(max(known("tokens/total"), default=0))}
-
-
-def _curve(folder: Path, stage: Stage) -> list[float]:
-    """Return the training curve: the reward of RL, the loss of SFT."""
-    name = "loss" if stage.kind == "sft" else "reward/mean"
-    return [float(line[name]) for line in Run(folder).metric_lines() if line.get(name) is not None]
 
 
 def _paired(one: list[SeedResult], other: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +192,7 @@ def _equal(rows: list[Row]) -> list[EqualCost]:
 
 
 def _imitated(row: Row) -> dict[str, Any]:
-    """Return the settings of a cell's SFT, but for its amount."""
+    """Return the settings of a cell's SFT without the number of steps."""
     return {key: value for key, value in row.cell.settings.items() if key[:4] == "sft." and key != "sft.max_steps"}
 
 

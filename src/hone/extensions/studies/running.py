@@ -1,4 +1,4 @@
-"""Runs what a study needs, side by side, each in a process of its own; what is done already is not done again."""
+"""Runs the tasks of a study, several at a time, each in a separate process; finished ones are not run again."""
 
 from __future__ import annotations
 
@@ -31,21 +31,18 @@ from hone.runs.reader import Run
 from hone.runs.view import INFO, read_lines, run_info
 
 SECONDS = "seconds.jsonl"
-"""Log of the study: how long each of its commands took, by the clock and by the processor."""
+"""Log of the study: seconds of each command, by the clock and by the processor."""
 MAX_TOKENS = 256
-"""New tokens of a completion that is evaluated, where neither the study nor RL says how many."""
+"""New tokens of an evaluated completion, if neither the study nor RL sets a limit."""
 Say = Callable[[str], None]
 _TICK = 0.1
 _PORTS = 100
-"""Between the servers of one run and those of the next beside it."""
+"""Distance between the ports of two simultaneous runs."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A command of the study: `hone KIND @ CONFIG`, in `folder`. `needs` is the task whose weights it begins with.
-
-    `title` says for which cell it is; others may share it.
-    """
+    """A command of the study: `hone KIND @ CONFIG`, in `folder`, with the weights of the task `needs`."""
 
     id: str
     title: str
@@ -56,14 +53,13 @@ class Task:
 
     @property
     def done(self) -> bool:
-        """True if its folder holds all that it is to make."""
         info = run_info(self.folder)
         return info is not None and info["status"] == "done" and (self.kind == "eval" or bool(weights(self.folder)))
 
 
 @dataclass
 class Outcome:
-    """What became of the tasks: those that are done, why others failed, and those that were not begun."""
+    """Ids of the tasks that are done, failed (with the reason), and not started."""
 
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
@@ -71,7 +67,7 @@ class Outcome:
 
 
 class Tasks(dict[str, Task]):
-    """What has to be done, by id, each after what it needs; equal stages of cells once."""
+    """Tasks by id, each after the one it needs; equal stages of cells once."""
 
     def __init__(self, study: StudyConfig, cells: list[Cell]) -> None:
         super().__init__()
@@ -82,18 +78,15 @@ class Tasks(dict[str, Task]):
                 for stage in runs_of(last):
                     title = f"{stage.kind} of {cell.name}, seed {stage.seed}"
                     needs = stage.after and stage.after.id
-                    self.setdefault(
-                        stage.id, Task(stage.id, title, stage.kind, self.folder(stage), stage.config, needs)
-                    )
+                    task = Task(stage.id, title, stage.kind, self.folder(stage), stage.config, needs)
+                    self.setdefault(stage.id, task)
                 evaluation = self.evaluation(cell, last)
                 self.setdefault(evaluation.id, evaluation)
 
     def folder(self, stage: Stage) -> Path:
-        """Return where a stage runs."""
         return self._study.output_dir / "runs" / stage.id
 
     def evaluation(self, cell: Cell, stage: Stage) -> Task:
-        """Return the task that evaluates what a cell's stage has made."""
         title, config = f"eval of {cell.name}, seed {stage.seed}", self._evaluation
         config = changed(config, {"env_args": config.env_args | cell.eval_args})
         name = f"{stage.id}-{hashlib.sha256(to_toml(config).encode()).hexdigest()[:8]}"
@@ -101,7 +94,6 @@ class Tasks(dict[str, Task]):
 
 
 def _evaluation(study: StudyConfig, cells: list[Cell]) -> EvalConfig:
-    """Return the evaluation that all cells have, but for the model."""
     env, one = task_of(study, cells), study.eval
     configs = [stage.config for cell in cells for stage in cell.stages]
     limits = [config.orchestrator.sampling.max_tokens for config in configs if isinstance(config, RLConfig)]
@@ -126,14 +118,11 @@ class _Active:
     log: Log
     began: float
     place: int
-    """Its number among those side by side."""
+    """Its number among the running tasks."""
 
 
 class Runner:
-    """Runs tasks, as many at a time as the study allows. `outcome` is what became of them so far.
-
-    `say` gets a line for each that ends, `status` what is running.
-    """
+    """Runs tasks, as many at a time as allowed. `say` gets a line for each that ends, `status` the running ones."""
 
     def __init__(self, study: StudyConfig, tasks: dict[str, Task], say: Say, status: Say) -> None:
         self.study, self.tasks, self.say, self.status = study, tasks, say, status
@@ -144,13 +133,14 @@ class Runner:
         self._began = time.monotonic()
 
     def run(self) -> None:
-        """Run all that is left. Whatever ends it early, Ctrl-C too, ends what is at work."""
+        """Run all tasks that are left. If it ends early, by Ctrl-C too, it ends the running ones."""
         outcome = self.outcome
         if outcome.done and self._waiting:
             self.say(f"{len(outcome.done)} of {len(self.tasks)} runs are done already.")
         try:
             while self._start_what_may() or self._active:
-                self._show()
+                running = "; ".join(active.task.title for active in self._active)
+                self.status(f"{len(outcome.done)} of {len(self.tasks)} runs done{self._left()}; running: {running}")
                 time.sleep(_TICK)
                 self._take_what_ended()
         except BaseException:
@@ -164,7 +154,7 @@ class Runner:
                     outcome.left.append(task.id)
 
     def _start_what_may(self) -> int:
-        """Start what is ready, and return how many that were; nothing once the budget is used up."""
+        """Start the tasks that are ready, and return their number; start none once the budget is used up."""
         budget, started = self.study.budget, 0
         if budget is not None and time.monotonic() - self._began >= 3600 * budget.hours:
             return 0
@@ -223,12 +213,8 @@ class Runner:
         self.outcome.failed[task.id] = problem
         self.say(f"{task.title}: FAILED, {problem}")
 
-    def _show(self) -> None:
-        words = "; ".join(active.task.title for active in self._active)
-        self.status(f"{len(self.outcome.done)} of {len(self.tasks)} runs done{self._left()}; running: {words}")
-
     def _left(self) -> str:
-        """Return an estimate of the time left, by what such tasks took on average; empty without one."""
+        """Estimate the time left, by the mean time of such tasks; "" if that is unknown."""
         took: dict[str, list[float]] = {}
         for line in read_lines(self.study.output_dir / SECONDS):
             took.setdefault(line["kind"], []).append(line["seconds"])
@@ -239,7 +225,7 @@ class Runner:
 
 
 def beside(config: Any, place: int) -> Any:
-    """Return the config of a run that is one of several side by side: its servers have ports of their own."""
+    """Return the config of one of several simultaneous runs: its servers get separate ports."""
     if not isinstance(config, RLConfig) or config.orchestrator.client.base_url:
         return config
     if config.mode not in ("split", "cluster") and config.trainer.ranks == config.inference.replicas == 1:
@@ -248,22 +234,18 @@ def beside(config: Any, place: int) -> Any:
 
 
 def _processor() -> float:
-    """Return the seconds of the processor that all processes took which have ended and been waited for."""
+    """Return the processor seconds of all child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def weights(folder: Path) -> Path | None:
-    """Return the last weights of a run; None if it has none."""
     found = Run(folder).weights()
     return found[max(found)] if found else None
 
 
 def values_of(folder: Path, metric: str) -> dict[int, float]:
-    """Return of each example of an evaluation the mean reward of its completions, or the share of right ones.
-
-    Completions that could not be graded are left out.
-    """
+    """Return the mean reward, or the share of right answers, of each example's graded completions."""
     values: dict[int, list[float]] = {}
     for row in Run(folder).eval_rows():
         if row["reward"] is not None:

@@ -18,11 +18,11 @@ from hone.runs.outputs import Lock
 from hone.runs.view import LOCK
 
 CONFIG = "study.toml"
-"""The resolved config in a study's folder, by which it is known."""
+"""The resolved config, which marks a study's folder."""
 
 
 class Study:
-    """Variants over seeds, what is done of them, and what came out. `hone.study(...)` returns one."""
+    """Variants over seeds, and their results. `hone.study(...)` returns one."""
 
     def __init__(self, config: StudyConfig) -> None:
         self.config, self.folder = config, config.output_dir
@@ -38,8 +38,9 @@ class Study:
             raise UserError(f"{self.folder} holds other files than a study's: choose another --output-dir")
 
     def run(self, say: Say = print, status: Say = lambda words: None) -> Study:
-        """Run what is left, and write the report. What ends it early, Ctrl-C too, ends what is at work; the report is
-        written then, too. Raises UserError if another process is running in the folder, or matplotlib is missing.
+        """Run the tasks that are left, and write the report, also if it ends early, as by Ctrl-C.
+
+        Raises UserError if another process is running in the folder, or matplotlib is missing.
         """
         needs_matplotlib()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ class Study:
         return self
 
     def _shortages(self) -> list[str]:
-        """Say which tasks hold out fewer examples than are asked for. Raises UserError if one can't be loaded."""
+        """Name the tasks that hold out too few examples. Raises UserError if one can't be loaded."""
         from hone.environments.loading import configured
         from hone.evaluation.loop import shortage
 
@@ -75,11 +76,10 @@ class Study:
         return [words for words in dict.fromkeys(found) if words]
 
     results: Results
-    """What is done, compared; once it has run."""
+    """Set by `run`."""
 
     @property
     def page(self) -> Path:
-        """The page to look at."""
         return self.folder / PAGE
 
     def __str__(self) -> str:
@@ -93,6 +93,6 @@ class Study:
 def study(config: StudyConfig | str | Path | None = None, **settings: Any) -> Study:
     """Train variants over seeds, as `hone study` does; returns the study: `.results`, `.folder`, `.page`.
 
-    `config` is a TOML file, a `StudyConfig` or nothing, `settings` are keys of it. What is done is not done again.
+    `config` is a TOML file, a `StudyConfig` or nothing, `settings` are keys of it. Finished runs are not run again.
     """
     return Study(from_settings(StudyConfig, config, settings)).run()

@@ -1,4 +1,4 @@
-"""The routes of `hone view`: each hands what the URL says to its page's function. Nothing asked changes a file."""
+"""The routes of `hone view`: each passes the parts of a URL to its page's function. No request changes a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-"""Scripts are hone's files and nothing else; nothing is loaded from elsewhere."""
+"""Only hone's scripts run, and nothing is loaded from elsewhere."""
 PAGES: dict[str, Callable[..., str]] = {
     "/": runs.runs,
     "/curves/": curves.curves,
@@ -38,7 +38,6 @@ PAGES: dict[str, Callable[..., str]] = {
 
 
 def create_app(site: Site) -> FastAPI:
-    """Make the application that serves the pages of `site`."""
     app = FastAPI(title="hone view", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
     app.middleware("http")(_secure)
@@ -68,7 +67,7 @@ async def _secure(request: Request, call_next: Callable[[Request], Any]) -> Resp
 
 
 def _error(site: Site, request: Request, error: Exception) -> Response:
-    """Answer what a user can mend with a page that has the sentence: 404 for what is not there, else 400."""
+    """Show an error of the user's on a page: 404 if something is missing, else 400."""
     if isinstance(error, HTTPException):
         status = error.status_code
         sentence = "there is no such page" if status == 404 else html.unescape(str(error.detail))

@@ -1,4 +1,4 @@
-"""The runs under a folder, each with the name it has in URLs. What was read of a run is kept until its files change."""
+"""The runs under a folder, each with its name in URLs. A summary is cached until the run's files change."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hone.runs.view import RunView, existing_run
 
 
 class NotFound(UserError):
-    """A page of a run, step or sample that is not there."""
+    """A page of a missing run, step or sample."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run: `slug` names it in URLs, `name` is its path below the root. One of `summary` and `damage` is there.
+    """A run: `slug` names it in URLs, `name` is its path below the root. It has a `summary`, or a sentence on `damage`.
 
-    `previous`: a later run in the same directory has moved it aside. `damage`: why it is unreadable, in a sentence.
+    `previous`: a later run in the same directory has moved it aside.
     """
 
     slug: str
@@ -39,7 +39,6 @@ class Entry:
 
     @property
     def state(self) -> Summary:
-        """The summary of a run that can be read."""
         assert self.summary is not None
         return self.summary
 
@@ -54,7 +53,7 @@ class Catalog:
         self._known: dict[Path, tuple[Any, Entry]] = {}
 
     def entries(self) -> list[Entry]:
-        """Return the runs that are there now, the one begun last first."""
+        """Return the present runs, the one started last first."""
 
         def began(entry: Entry) -> str:
             info = entry.summary.info if entry.summary else {}
@@ -64,7 +63,7 @@ class Catalog:
         return sorted([entry for entry in found if entry is not None], key=began, reverse=True)
 
     def entry(self, slug: str) -> Entry:
-        """Return the run of that name. Raises NotFound if there is none, UserError if it is unreadable."""
+        """Return a run. Raises NotFound if there is none, UserError if it is unreadable."""
         path = self._slugs().get(slug)
         entry = self._entry(slug, path) if path else None
         if entry is None:
@@ -81,7 +80,7 @@ class Catalog:
         return slugs
 
     def _entry(self, slug: str, path: Path) -> Entry | None:
-        """Return a run, as it was read before if its files are the same; None for what is none."""
+        """Return a run, from the cache if its files are the same; None if there is no run."""
         files = (slug, RunView(path).stamp(), holder(path))
         known = self._known.get(path)
         if known is not None and known[0] == files:
@@ -107,7 +106,7 @@ class Catalog:
 
 
 def counted(entries: Sequence[Entry]) -> str:
-    """Return how many readable runs there are, as `hone runs list` counts them: `4 runs, 1 evaluation`."""
+    """Count the readable runs, as `hone runs list` does: `4 runs, 1 evaluation`."""
     readable = [one for one in entries if not one.damage]
     evaluations = sum(one.is_evaluation for one in readable)
     previous = sum(one.previous and not one.is_evaluation for one in readable)
@@ -115,5 +114,5 @@ def counted(entries: Sequence[Entry]) -> str:
 
 
 def _as_text(name: str) -> str:
-    """Return the name of a file as text, which not all are."""
+    """Return a file's name as text; it may be any bytes."""
     return os.fsencode(name).decode("utf-8", "replace")

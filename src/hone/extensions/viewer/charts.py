@@ -1,4 +1,4 @@
-"""What is drawn of a run: CHARTS, each with its lines, as descriptions that `assets/charts.js` draws."""
+"""Descriptions of a run's charts and their lines, for `assets/charts.js`."""
 
 from __future__ import annotations
 
@@ -29,18 +29,15 @@ _PHASES = {
     "export": "s10",
     "record": "s6",
 }
-"""Colours of the phases of a step, in the order in which they are stacked; others follow. In several processes the
-orchestrator waits for the trainer and puts batches in its place: no run shows two of one colour.
-"""
+"""Colours of the phases of a step, in the order of the stack; others follow. No run has two phases of one colour."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A metric in a chart. A `*` stands for any part of a name, `{}` in the label for the same part: a line each.
+    """A metric in a chart. `*` matches any part of a name, which is `{}` in the label, with a line for each match.
 
-    `color` is a name in hone.css. `low` and `high` are metrics that bound its interval. `points`: markers and no
-    smoothing, for what is measured now and then. `steady`: what does not scatter. `weighted`: times the weight of its
-    component in the reward.
+    `color` is a name in hone.css. `low` and `high` are metrics that bound its interval. `points`: markers, without
+    smoothing. `steady`: it does not scatter. `weighted`: times the weight of its component in the reward.
     """
 
     metric: str
@@ -56,11 +53,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart against steps, tokens or hours. `unit` is by default that of its first metric.
+    """A chart against steps, tokens or hours, by default in the unit of its first metric.
 
-    `stack`: lines are areas on top of each other. `whole` names the metric that areas should add up to, whose rest is
-    drawn as "other". `opens`: a click on a point opens the samples of its step. `kinds` of runs have it, if they have
-    the metric that it `needs`.
+    `stack`: lines are stacked areas; the rest of the metric `whole` is drawn as "other". `opens`: a click on a point
+    opens the samples of its step. `kinds` of runs have it, if they have the metric that it `needs`.
     """
 
     id: str
@@ -78,7 +74,6 @@ class Chart:
     needs: str = ""
 
     def metrics(self) -> Iterator[str]:
-        """Give the names of all that it draws."""
         for line in self.lines:
             yield from filter(None, (line.metric, line.low, line.high))
         yield from filter(None, (self.whole,))
@@ -128,11 +123,10 @@ CHARTS = (
     Chart("speed", "Speed", (Line("tokens/s", "tokens/s", "s2"),), opens=False, kinds="rl sft"),
     Chart("idle", "Idle", (Line("idle/*", "{}"),), opens=False, kinds="rl sft"),
 )  # fmt: skip
-"""In the order of the page."""
 
 
 def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a run that has these metrics and this run.json, with the lines that it has."""
+    """Return the charts and lines of a run with these metrics and this run.json."""
     found = []
     for chart in CHARTS:
         lines = [made for line in chart.lines for made in _lines(line, names, info.get("reward_weights") or {})]
@@ -146,7 +140,7 @@ def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
 
 
 def _lines(line: Line, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[Line]:
-    """Yield a line for each metric that it stands for, with colours from its own on."""
+    """Yield a line for each metric that matches, with the next colours of the palette."""
     pattern = re.escape(line.metric).replace(r"\*", "([^/]+)")
     matches = [match for name in names if (match := re.fullmatch(pattern, name))]
     for number, match in enumerate(matches):
@@ -162,16 +156,14 @@ def _lines(line: Line, names: Sequence[str], weights: Mapping[str, float]) -> It
 def _phases(lines: list[Line]) -> list[Line]:
     """Return the phases of a step in the order of their stack."""
     phases = {line.label: line for line in lines if line.label not in ("step", "total")}
-    if "wait" in phases:  # of several processes: what trainer and server did meanwhile is no part of the step
+    if "wait" in phases:  # several processes: times of trainer and server are not part of the step
         phases = {name: line for name, line in phases.items() if name not in ("train", "publish", "update")}
     order = [*filter(phases.get, _PHASES), *(name for name in phases if name not in _PHASES)]
     return [replace(phases[name], color=_PHASES.get(name, phases[name].color)) for name in order]
 
 
 def sparkline(values: Sequence[float]) -> Markup:
-    """Draw values, at least one, as a small line with the area below it, from 0 or the least value below 0. Longer ones
-    are averaged over stretches.
-    """
+    """Draw one or more values as a small line with the area below it; long series are averaged over stretches."""
     width, height = 128, 28
     count = min(len(values), width // 2)
     edges = [round(index * len(values) / count) for index in range(count + 1)]

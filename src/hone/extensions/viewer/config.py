@@ -32,8 +32,8 @@ class ReportConfig(ExecutedRun):
     lenient: bool = True
     """Read completions that the task did not call correct leniently, with its own grader; `--no-lenient` does not."""
     seconds: float = Field(default=60.0, gt=0)
-    """Grading for that ends after so many seconds; examples that were not read by then are left out, and counted."""
+    """Time limit of that grading; examples that were not read by then are left out, and counted."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the facts as JSON, and write no file."""
     grading: GradingConfig = GradingConfig()
-    """How reward functions are run."""
+    """Execution of reward functions."""

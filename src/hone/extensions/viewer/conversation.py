@@ -1,4 +1,4 @@
-"""A completion as turns of a chat: what the policy wrote, the tools that it called, what came back."""
+"""A completion as turns of a chat, with calls of tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hone.types import Message
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a tool: its arguments by name as they are displayed. `raw`: of one that could not be read, its text."""
+    """A tool call: displayed arguments by name, or the `raw` text if it is malformed."""
 
     name: str
     arguments: list[tuple[str, str]]
@@ -21,7 +21,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Turn:
-    """A message. `policy`: its place among those that the policy sampled, from 0; None if the environment wrote it."""
+    """A message. `policy`: its index among the sampled ones; None if the environment wrote it."""
 
     role: str
     text: str
@@ -31,7 +31,7 @@ class Turn:
 
 
 def turns(messages: list[Message], sampled: bool = True) -> list[Turn]:
-    """Return the turns of messages; with `sampled`, those of the assistant are the policy's."""
+    """Return the turns of messages; with `sampled`, the policy wrote the assistant's."""
     made: list[Turn] = []
     for message in messages:
         role, calls = str(message.get("role") or "?"), message.get("tool_calls")
@@ -42,7 +42,7 @@ def turns(messages: list[Message], sampled: bool = True) -> list[Turn]:
 
 
 def messages_of(text: str | None) -> list[Message]:
-    """Return the messages in a column that holds them as JSON; of one that can't be read, its text as a message."""
+    """Parse a column of messages in JSON; if that fails, return its text as a message."""
     try:
         found = parse_json(text or "[]")
     except ValueError:
@@ -51,22 +51,18 @@ def messages_of(text: str | None) -> list[Message]:
 
 
 def is_messages(value: Any) -> bool:
-    """Return True if a value can be shown as messages."""
     return isinstance(value, list) and all(isinstance(message, dict) for message in value)
 
 
 def turns_of_row(row: dict[str, Any]) -> list[Turn]:
-    """Return the turns of a row's completion: one of the assistant, or those of several turns."""
     return turns(messages_of(row.get("completion")) or [{"role": "assistant", "content": row.get("text") or ""}])
 
 
 def asks(messages: list[Message]) -> str:
-    """Return what a prompt asks: its last message."""
     return text_of(messages[-1]) if messages else ""
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message, of its parts if it has several."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text", part) if isinstance(part, dict) else part for part in content]

@@ -1,4 +1,4 @@
-"""The page that compares runs: any metrics of any runs, one chart for each metric, and the settings that differ."""
+"""The page that compares runs: a chart for each chosen metric, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from hone.runs.metrics import METRICS, unit
 from hone.runs.summary import environments, shortened
 
 CHOSEN = 3
-"""Runs that are drawn if the page is asked for none."""
+"""Number of runs to draw if the query names none."""
 _LATER = ("canary/", "time/", "idle/", "queue/", "eval/")
-"""Beginnings of metrics that come later in the list to choose from."""
+"""Prefixes of metrics that come last in the list to choose from."""
 
 
 def curves(site: Site, query: QueryParams) -> str:
-    """Show the page for a query: `runs` and `metrics`, each several times or with commas. Its script reads `x` (step,
-    tokens or hours), `smooth` (in steps) and `log`.
+    """Show the page for `runs` and `metrics` of the query, each repeated or with commas.
+
+    Its script reads `x` (step, tokens or hours), `smooth` (in steps) and `log`.
     """
     entries = {e.slug: e for e in site.catalog.entries() if e.summary is not None and not e.is_evaluation}
     named = names_in(query, "runs", entries)
@@ -34,9 +35,8 @@ def curves(site: Site, query: QueryParams) -> str:
         names |= dict.fromkeys(series.names)
         wanted = names_in(query, "metrics", series.names) or _usual(series.names)
         metrics |= dict.fromkeys(wanted)
-        ends = [
-            f"{name[:-11]}ci95/{end}" for name in wanted if name.endswith("/reward/mean") for end in ("low", "high")
-        ]
+        means = [name.removesuffix("reward/mean") for name in wanted if name.endswith("/reward/mean")]
+        ends = [f"{env}ci95/{end}" for env in means for end in ("low", "high")]
         numbers[slug] = to_json(series, [*wanted, *(name for name in ends if name in series.names)])
     return site.page(
         "curves.html",
@@ -71,7 +71,6 @@ def curves(site: Site, query: QueryParams) -> str:
 
 
 def _usual(names: list[str]) -> list[str]:
-    """Return the metrics that are drawn if none are named."""
     held_out = [f"eval/{env}/reward/mean" for env in environments(names)]
     first, *others = [metric.name for metric in METRICS if metric.curve]
     return [name for name in (first, *held_out, *others) if name in names][: 1 + len(held_out)]

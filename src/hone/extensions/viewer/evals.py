@@ -1,4 +1,4 @@
-"""The pages of evaluations: the samples of one, and two of them example by example: what training changed."""
+"""The pages of evaluations: the samples of one, and two compared example by example."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CHANGES = {
     "worse": "less reward",
     "same": "as before",
 }
-"""What can become of an example between two evaluations, in the order of the page."""
+"""Changes of an example between two evaluations, in the order of the page."""
 
 
 class Side(NamedTuple):
-    """One of two evaluations: of a version of a run, or a run of `hone eval`."""
+    """One of two evaluations: of a `version` of a run, or a run of `hone eval` (None)."""
 
     label: str
     slug: str
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
 
 def read_eval(run: RunView, version: int | None) -> list[Row]:
-    """Read an evaluation; each row has all keys that the pages use. Raises UserError if it is missing or damaged."""
+    """Read an evaluation, with all keys that the pages use in each row. Raises UserError if it can't be read."""
     try:
         rows = run.eval_rows(version)
     except OSError as error:
@@ -72,9 +72,7 @@ def read_eval(run: RunView, version: int | None) -> list[Row]:
 
 
 def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = None) -> str:
-    """Show the samples of an evaluation: of a version of a run, or of a run of `hone eval`; of that, with `against`,
-    beside those of another one.
-    """
+    """Show the samples of a version of a run, or of a run of `hone eval`, which `against` compares with another one."""
     entry = site.catalog.entry(slug)
     run, number = entry.state.files, None if version is None else whole("version", version)
     if number is not None:
@@ -105,7 +103,6 @@ def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = 
 
 
 def _page(query: QueryParams, found: list[Any]) -> dict[str, Any]:
-    """Return what a template needs of a list of which it shows a page."""
     page = max(1, whole("page", query.get("page") or "1"))
     shown = found[(page - 1) * PAGE : page * PAGE]
     facts = {"query": query, "rows": shown, "page": page, "pages": math.ceil(len(found) / PAGE)}
@@ -118,7 +115,7 @@ def _mean(rows: list[Row]) -> float | None:
 
 
 def change(site: Site, query: QueryParams, slug: str, before: str, after: str) -> str:
-    """Show two evaluations of a run side by side, the examples that turned right or wrong first."""
+    """Show two evaluations of a run side by side, examples that became right or wrong first."""
     entry = site.catalog.entry(slug)
     run, sides = entry.state.files, []
     for version in (whole("version", before), whole("version", after)):
@@ -145,7 +142,7 @@ def _compare(site: Site, query: QueryParams, entry: Entry, path: str, sides: lis
         counts={name: counts[name] for name in CHANGES},
         right=[sum(row["outcome"] == "correct" for row in side) for side in common],
         means=[_mean(side) for side in common],
-        # several completions of an example are not independent of each other
+        # several completions of an example are not independent
         odds=f"p = {mcnemar(counts['right'], counts['wrong']):.2g}" if turned and not several else "",
         lone=lone,
         total=len(pairs),
@@ -154,7 +151,7 @@ def _compare(site: Site, query: QueryParams, entry: Entry, path: str, sides: lis
 
 
 def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
-    """Return completions of the same example and number in both, changes first; and how many have no counterpart."""
+    """Pair completions of the same example and rollout, changes first; count those without a counterpart."""
     known = _by_example(before)
     both = [(known[key], row) for key, row in _by_example(after).items() if key in known]
     pairs = [Pair(was, became, _change(was, became)) for was, became in both]
@@ -167,7 +164,7 @@ def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
 
 
 def _by_example(rows: list[Row]) -> dict[Any, Row]:
-    """Return completions by example, number, and which it is of those that have both: a task may ask twice."""
+    """Return completions by example and rollout, numbered if there are several: a task may repeat an example."""
     seen: Counter[Any] = Counter()
     found = {}
     for row in rows:
@@ -187,13 +184,11 @@ def _change(before: Row, after: Row) -> str:
 
 
 def _check_evaluation(entry: Entry) -> None:
-    """Raise NotFound for what is no run of `hone eval`."""
     if not entry.is_evaluation:
         raise NotFound(f"{entry.name} is no evaluation: choose a run of `hone eval`, or a version that was evaluated")
 
 
 def _check_version(entry: Entry, version: int, versions: list[int]) -> None:
-    """Raise NotFound if the run has no samples of the evaluation of a version."""
     if not versions:
         raise NotFound(f"{entry.name} has no samples of versions: an RL run has them with `orchestrator.eval`")
     if version not in versions:

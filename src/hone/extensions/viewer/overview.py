@@ -20,14 +20,13 @@ from hone.runs.summary import Summary, alarms_in, describe_event, environments, 
 from hone.runs.view import OVER
 
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "pushed", "not_finite", "predicted"}
-"""Events that are no lines on the curves: alarms are more, and of the others there may be one at every step."""
+"""Events without a line on the curves: alarms are areas, and the others may happen at every step."""
 _SOMEWHERE = 10**9
-"""A step that no run has: scripts put the one that was clicked in its place."""
+"""A step that no run has: scripts replace it by the clicked one."""
 INTERVAL = (
     "of the last evaluation, over examples: Student's t of a reward, cut where rewards end, Wilson's of a share and "
     "of a reward of 0 or 1, with the effective number of completions where an example has several."
 )
-"""What the intervals of the overview are."""
 _CHANGES = {
     "val/loss": "validation loss, nats per token",
     "reward/mean": "training reward",
@@ -36,11 +35,10 @@ _CHANGES = {
     "completion/length/mean": "length, tokens",
     "entropy": "entropy, nats per token",
 }
-"""What the overview tells of training, before and now, by metric; the loss of SFT only."""
+"""Metrics of training that the overview shows before and now; the loss for SFT only."""
 
 
 def run(site: Site, query: QueryParams, slug: str) -> str:
-    """Show a run's overview."""
     entry = site.catalog.entry(slug)
     state, run = entry.state, entry.state.files
     events, links = run.events(), Links(f"run/{slug}/")
@@ -81,14 +79,14 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
 
 
 def card(site: Site, query: QueryParams, slug: str) -> str:
-    """Show the card of a run as it is now. Nothing is graded for it; what `hone report` measured is shown."""
+    """Show the current card of a run, with the stored lenient reading of `hone report`."""
     entry = site.catalog.entry(slug)
     found = facts_of(entry.path, stored)
     return site.run_page("card.html", entry, "card/", f"Card of {entry.name}", card=found, body=body(found))
 
 
 def headline(run: Summary) -> str:
-    """Say what is trained on what: `hone/tiny by RL on reverse-text, seed 0`."""
+    """Return `hone/tiny by RL on reverse-text, seed 0`."""
     model, data = run.config.get("model"), run.config.get("data")
     name = str(model.get("name") if isinstance(model, dict) else model or "")
     short = "/".join(name.rstrip("/").split("/")[-2:])
@@ -98,7 +96,7 @@ def headline(run: Summary) -> str:
 
 
 def stats(run: Summary, changed: Sequence[tuple[str, str, str, str, str]]) -> Iterator[tuple[str, str, str]]:
-    """Yield the cards of the current state: what it is, its value, and a note. Held-out results of `changes` first."""
+    """Yield (title, value, note) of the current state, held-out results of `changes` first."""
     for what, before, now, interval, _ in changed:
         if what.startswith("held"):
             yield what, now, ", ".join([f"before: {before}", *([f"95 %: {interval}"] if interval else [])])
@@ -113,10 +111,7 @@ def stats(run: Summary, changed: Sequence[tuple[str, str, str, str, str]]) -> It
 
 
 def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield what training changed, on held-out examples first: what, before, now, the 95 % interval, which versions.
-
-    A dash stands for what was there once only.
-    """
+    """Yield (title, before or "–", now, 95 % interval, versions) of each metric, held-out ones first."""
     rows: list[tuple[str, str, str]] = []
     for env in environments(series.names):
         rows += [(f"eval/{env}/reward/mean", f"held-out reward, {env}", f"eval/{env}/ci95")]
@@ -128,7 +123,7 @@ def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, 
             continue
         first, last = (_number(name, value, 3) for value in values[[0, -1]].tolist())
         low, high = (series.latest(f"{interval}/{end}") for end in ("low", "high"))
-        known = low is not None and high is not None and high - low > 1e-9  # else nothing shows how sure it is
+        known = low is not None and high is not None and high - low > 1e-9  # else the interval is unknown
         ends = f"{_number(name, low, 3)} to {_number(name, high, 3)}" if known else ""
         kind = "version" if name.startswith(("eval/", "val/")) else "step"
         several = len(steps) > 1
@@ -137,7 +132,7 @@ def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, 
 
 
 def _number(name: str, value: float | None, digits: int | None = None) -> str:
-    """Return the value of a metric: a share in percent, others in so many decimals, or in six digits."""
+    """Format a metric: a share in percent, others with these decimals, or with six digits."""
     if value is None:
         return "–"
     if unit(name) == SHARE:
@@ -146,10 +141,7 @@ def _number(name: str, value: float | None, digits: int | None = None) -> str:
 
 
 def markers(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what happened during a run, to be shown on the curves, but for what happens all the time.
-
-    `until` is the step at which an alarm was over, None for what did not last.
-    """
+    """Return alarms and rare events to mark on the curves; `until` is the step at which an alarm was over."""
     found = [
         {"step": one.since, "kind": "alarm", "text": f"{one.name}: {one.evidence}", "until": one.over}
         for one in alarms_in(events)

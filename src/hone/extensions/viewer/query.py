@@ -1,4 +1,4 @@
-"""What is looked for among completions: words and filters, as they stand in a page's address.
+"""Searches of completions: words and filters, as in a page's address.
 
     q=wait "let me check" /\\d+ \\* \\d+/     words, phrases, regular expressions: all must occur
     outcome=wrong&advantage=positive&reward_min=0.5&first=100&sort=-reward
@@ -27,7 +27,7 @@ SORTS = {
     "length": ("shortest", "length(text), step DESC, row"),
     "-length": ("longest", "length(text) DESC, step DESC, row"),
 }
-"""By name in the address: what a page calls it, and SQL."""
+"""By name in the address: a title, and SQL."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "outcome": tuple(str(outcome) for outcome in Outcome),
     "advantage": ("positive", "negative", "zero"),
@@ -36,7 +36,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sort": tuple(SORTS),
 }
 FILTERS = ("outcome", "advantage", "stop", "state")
-"""What the completions of a step can be narrowed to."""
+"""Filters for the completions of a step."""
 _CONDITIONS = {
     "example": "example_id = $example",
     "outcome": "outcome = $outcome",
@@ -56,7 +56,7 @@ _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")
 
 @dataclass(frozen=True)
 class Query:
-    """Words and filters; an empty text or None is no filter. `length`s are in characters, `first` and `last` steps."""
+    """Words and filters; "" or None is no filter. `length`s are in characters, `first` and `last` are steps."""
 
     q: str = ""
     example: str = ""
@@ -75,7 +75,7 @@ class Query:
 
     @classmethod
     def from_address(cls, values: Mapping[str, str]) -> Query:
-        """Read the parameters of an address. Raises UserError for a bad value; other names are left alone."""
+        """Read the parameters of an address. Raises UserError for a bad value; ignores other names."""
         given = {field: values.get(field.name, "").strip() for field in fields(cls)}
         query = cls(**{f.name: _value(f.name, text, f.default) for f, text in given.items() if text})
         if len(query.q) > _LONGEST:
@@ -86,15 +86,13 @@ class Query:
 
     @property
     def filtered(self) -> bool:
-        """Return True if there is a filter beside the words."""
         return replace(self, q="", sort="newest", page=1) != Query()
 
     def patterns(self) -> list[str]:
-        """Return the regular expressions that all must match, of the words, phrases and expressions in `q`."""
         return [found[2] or escape(found[1] or found[3]) for found in _TERM.finditer(clean(self.q))]
 
     def where(self) -> tuple[str, dict[str, Any]]:
-        """Return the condition in SQL, and its parameters. Steps are not in it: they choose files."""
+        """Return the condition in SQL, and its parameters; without steps, which choose files."""
         patterns = {f"word{i}": pattern for i, pattern in enumerate(self.patterns())}
         values = {name: value for name in _CONDITIONS if (value := getattr(self, name)) not in ("", None)}
         parts = [f"regexp_matches(text, ${name}, 'i')" for name in patterns] + [_CONDITIONS[name] for name in values]
@@ -103,25 +101,22 @@ class Query:
         return " AND ".join(parts) or "true", patterns | values
 
     def passes(self, row: Mapping[str, Any]) -> bool:
-        """Return True for a completion of a step that passes its filters."""
         kinds = kinds_of(row)
         return all(getattr(self, name) in ("", kinds[name]) for name in FILTERS)
 
 
 def kinds_of(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a completion is by each filter of a step."""
     advantage = row["advantage"] or 0
     sign = "zero" if not advantage else "positive" if advantage > 0 else "negative"
     return {"outcome": row["outcome"], "advantage": sign, "stop": row["stop_reason"], "state": row["state"]}
 
 
 def escape(text: str) -> str:
-    """Return the regular expression that finds this text."""
     return _SPECIAL.sub(r"\\\1", clean(text))
 
 
 def clean(text: str) -> str:
-    """Return text that UTF-8 can hold: an address can bring halves of characters."""
+    """Replace halves of characters, which an address may have and UTF-8 can't encode."""
     return text.encode("utf-8", "replace").decode()
 
 

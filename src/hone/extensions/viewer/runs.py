@@ -30,15 +30,14 @@ COLUMNS = {
     "usd": "USD",
     "started": "started",
 }
-"""Columns of the table by key, with their heads."""
 EVALUATIONS = {name: COLUMNS[name] for name in ("name", "status", "held_out", "correct", "time", "usd", "started")}
 EVALUATIONS |= {"name": "evaluation", "held_out": "reward"}
-"""The same of a table of runs of `hone eval`."""
+"""The same for runs of `hone eval`."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell, by what it is sorted, a note below it, and what the pointer shows."""
+    """A cell: its text, the key to sort by, a note below, and a tooltip."""
 
     text: str = ""
     sort: str | float = ""
@@ -48,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A run in the table, with its cells by column. The filter looks in `words`; `share` is how far one at work is."""
+    """A run in the table, with its cells by column. The filter searches `words`; `share` is done if it is running."""
 
     entry: Entry
     cells: dict[str, Cell]
@@ -57,7 +56,7 @@ class Row:
 
 
 def runs(site: Site, query: QueryParams) -> str:
-    """Show all runs: those that trained in a table, evaluations and earlier runs below.
+    """Show a table of training runs, and of evaluations and earlier runs below.
 
     `q` has words, `settings` keys of configs as columns, `sort` a column, with `-` in front for the highest first.
     """
@@ -93,7 +92,7 @@ def runs(site: Site, query: QueryParams) -> str:
 
 
 def differing_settings(states: Iterable[Summary]) -> list[str]:
-    """Return the settings in which runs of the same kind differ, but for those that don't change the numbers."""
+    """Return the settings in which runs of the same kind differ, if they can change the numbers."""
     first: dict[str, dict[str, Any]] = {}
     names: set[str] = set()
     for state in states:
@@ -111,7 +110,7 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
 
 
 def _columns(id: str, rows: list[Row], settings: list[str]) -> dict[str, str]:
-    """Return the heads of a table of runs, settings beside names; prices and alarms only where a run has some."""
+    """Return the heads of a table of runs, with settings after names; prices and alarms only if a run has any."""
     heads = EVALUATIONS if id == "evaluations" else COLUMNS
     unused = {key for key in ("usd", "alarms") if not any(row.cells[key].text for row in rows)}
     columns = {"name": heads["name"]} | dict(zip(settings, settings, strict=True))
@@ -153,7 +152,6 @@ def _row(entry: Entry, settings: Iterable[str]) -> Row:
 
 
 def _held_out(run: Summary) -> Cell:
-    """Return the first and the last evaluation, with the last one's 95 % interval."""
     first, last = run.progress.first_evals, run.progress.evals
     for name in ("val/loss", *(f"eval/{env}/reward/mean" for env in environments(list(last)))):
         if (value := last.get(name)) is None:
@@ -167,7 +165,6 @@ def _held_out(run: Summary) -> Cell:
 
 
 def _correct(run: Summary) -> Cell:
-    """Return the share of the held-out completions that are correct; without any, of the last step's."""
     last = run.progress.evals
     for env in environments(list(last)):
         if (value := last.get(f"eval/{env}/correct")) is not None:

@@ -1,4 +1,4 @@
-"""The pages of completions: those of a step, and one of them."""
+"""The pages of a step's completions, and of one completion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MATES = ("group", "sample_id", "reward", "outcome", "advantage", "stop_reason",
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one draw: those that are shown, of `count`."""
+    """The completions of one draw: the `rows` to show, of `count`."""
 
     index: int
     rows: list[Row]
@@ -38,7 +38,7 @@ class Group:
 
 
 def _open(site: Site, slug: str, step: str) -> tuple[Entry, Store, int, list[int]]:
-    """Return the run, its completions, the step in the address, and all steps. Raises NotFound if one is missing."""
+    """Return the run, its store, the step as a number, and all steps. Raises NotFound if one is missing."""
     entry = site.catalog.entry(slug)
     store = Store(entry.path)
     steps = list(store.stamps())
@@ -58,7 +58,6 @@ def _filter(query: QueryParams) -> Query:
 
 
 def step(site: Site, query: QueryParams, slug: str, step: str) -> str:
-    """Show the completions of a step, group by group."""
     entry, store, number, steps = _open(site, slug, step)
     asked = _filter(query)
     rows = store.rows(number)
@@ -88,7 +87,7 @@ def step(site: Site, query: QueryParams, slug: str, step: str) -> str:
 
 
 def _groups(rows: list[Row], shown: list[Row], page: int) -> tuple[list[Group], int]:
-    """Return the groups with rows that are shown, of one page, and how many pages there are."""
+    """Return the groups of one page, and the number of pages."""
     all_rows = {key: list(group) for key, group in itertools.groupby(rows, lambda row: row["group"])}
     pages: list[list[Group]] = [[]]
     count = 0
@@ -104,13 +103,12 @@ def _groups(rows: list[Row], shown: list[Row], page: int) -> tuple[list[Group], 
 
 
 def _moments(rows: list[Row]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation of the rewards that are there."""
     there = [row["reward"] for row in rows if row["reward"] is not None]
     return (float(np.mean(there)), float(np.std(there))) if there else (None, None)
 
 
 def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> str:
-    """Show one completion, its tokens coloured, all that is known of it, and the way to those beside it in its step."""
+    """Show one completion with coloured tokens, its facts, and links to its neighbours in the step."""
     entry, store, number, _ = _open(site, slug, step)
     index = whole("row", row)
     one = store.sample(number, index)
@@ -165,7 +163,6 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
 
 
 def _further_trajectories(one: Row) -> list[dict[str, Any]]:
-    """Return the further trajectories of a sample that a program made: other conversations that it had."""
     try:
         found = parse_json(one.get("branches") or "[]")
     except ValueError:
@@ -174,7 +171,7 @@ def _further_trajectories(one: Row) -> list[dict[str, Any]]:
 
 
 def _row_of_trajectory(one: Row, branch: dict[str, Any], number: int) -> Row:
-    """Return a sample's row with one of its further trajectories in place of the first."""
+    """Replace the first trajectory in a sample's row by another one."""
     given, mask = branch.get("messages"), branch.get("sampled_mask") or []
     messages: list[Message] = given if given is not None and conversation.is_messages(given) else []
     turns = sum(bool(is_sampled) and not before for before, is_sampled in itertools.pairwise([False, *mask]))
@@ -189,13 +186,11 @@ def _row_of_trajectory(one: Row, branch: dict[str, Any], number: int) -> Row:
 
 
 def _versions(one: Row) -> list[tuple[int, int]]:
-    """Return the policy versions that sampled its tokens, with how many each."""
     sampled = zip(one.get("versions") or (), one.get("sampled_mask") or (), strict=False)
     return sorted(Counter(version for version, is_sampled in sampled if is_sampled).items())
 
 
 def _pretty(text: str | None) -> str:
-    """Return JSON with indents; what isn't JSON as it is."""
     try:
         value = parse_json(text or "null")
     except ValueError:

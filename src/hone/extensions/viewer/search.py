@@ -1,4 +1,4 @@
-"""The page that looks through all completions of a run."""
+"""The page that searches all completions of a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from hone.extensions.viewer.site import Site
 from hone.extensions.viewer.store import Hits, Store
 
 _AROUND = 130
-"""Characters before and after what was found."""
+"""Characters before and after a hit."""
 
 
 def search(site: Site, query: QueryParams, slug: str) -> str:
-    """Show completions that hold words and pass filters."""
     entry = site.catalog.entry(slug)
     wrong, asked, hits = "", Query(), Hits()
     try:
@@ -41,7 +40,6 @@ def search(site: Site, query: QueryParams, slug: str) -> str:
 
 
 def _excerpt(text: str, found: str) -> tuple[str, str, str]:
-    """Return what stands before a hit, the hit, what follows."""
     if not found or (at := text.find(found)) < 0:
         return text[: 2 * _AROUND] + ("…" if len(text) > 2 * _AROUND else ""), "", ""
     before, behind = text[max(0, at - _AROUND) : at], text[at + len(found) :]

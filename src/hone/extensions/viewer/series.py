@@ -1,8 +1,4 @@
-"""The numbers of a run as columns against its steps.
-
-`metrics.jsonl` and `timings.jsonl` have lines for the same steps; together they are one row of a table whose columns
-are the metrics' names. Null and what a step lacks are NaN here, null in JSON.
-"""
+"""The metrics and timings of a run as columns, with a row for each step. Missing values are NaN here, null in JSON."""
 
 from __future__ import annotations
 
@@ -18,11 +14,11 @@ import numpy as np
 from hone.runs.view import RunView
 
 POINTS = 2000
-"""Rows up to which every one is drawn; of more, the extremes of each metric."""
+"""Most rows that are drawn all; of more, only the extremes of each metric."""
 
 
 class Series:
-    """The columns of the run in `folder`, as it is now. Raises UserError for a damaged line."""
+    """The current columns of a run. Raises UserError for a damaged line."""
 
     def __init__(self, folder: Path):
         lines: dict[int, dict[str, Any]] = {}
@@ -39,22 +35,19 @@ class Series:
 
     @property
     def names(self) -> list[str]:
-        """The metrics that have a number somewhere."""
         return list(self._columns)
 
     def column(self, name: str) -> np.ndarray:
-        """Return float64 [rows], NaN where there is no value; all NaN for a metric that there isn't."""
+        """Return float64 [rows], NaN if there is no value."""
         found = self._columns.get(name)
         return np.full(len(self.steps), math.nan) if found is None else found
 
     def points(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (steps, values) where the metric has a value."""
         values = self.column(name)
         there = ~np.isnan(values)
         return self.steps[there], values[there]
 
     def latest(self, name: str) -> float | None:
-        """Return the last value of a metric; None if it has none."""
         _, values = self.points(name)
         return float(values[-1]) if len(values) else None
 
@@ -65,14 +58,12 @@ def _read(folder: Path, changed: Any) -> Series:
 
 
 def read_series(folder: Path) -> Series:
-    """Return the columns of the run in `folder` as they are now, read again only if its files have changed."""
+    """Return the current columns of a run; they are read again only if its files have changed."""
     return _read(folder, RunView(folder).stamp())
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:
-    """Return what rows can be drawn against, by name, each [rows]: `step`, and what the policy that the step began with
-    had seen: `tokens` trained on, and `hours`.
-    """
+    """Return x axes by name, each [rows]: `step`, and `tokens` and `hours` of training before the step."""
     total = series.column("time/total")
     seconds = np.nancumsum(series.column("time/step")) if np.isnan(total).all() else total
 
@@ -84,8 +75,8 @@ def axes(series: Series) -> dict[str, np.ndarray]:
 
 
 def extremes(values: np.ndarray, points: int) -> np.ndarray:
-    """Return indices, ascending, of at most `points` values that draw like all of them: of each of `points / 2`
-    stretches the lowest and the highest, and the first and the last value that there are. NaN are left out.
+    """Return ascending indices of at most `points` values that draw like all: the lowest and the highest of each
+    stretch, the first and the last. NaN are left out.
     """
     known = np.flatnonzero(~np.isnan(values))
     if len(known) <= points:
@@ -99,11 +90,10 @@ def extremes(values: np.ndarray, points: int) -> np.ndarray:
 
 
 def to_json(series: Series, names: Iterable[str], stacks: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
-    """Return what a page draws.
+    """Return the data of a page's charts.
 
-    `x` has the axes of the rows that are used, `series` for each metric its values `y`, one for each row, or, of one
-    that few rows have or that was thinned out, one for each of `rows`, indices of rows. Null where a value is missing.
-    Metrics of `stacks`, each a list of names that are drawn on top of each other, are thinned out to the same rows.
+    `x` has the axes of the used rows, `series` the values `y` of each metric: one for each row or, for a sparse or
+    thinned metric, for each of `rows`, indices of rows. Metrics of one of the `stacks` are thinned to the same rows.
     """
     count = len(series.steps)
     columns = {name: series.column(name) for name in names}
@@ -131,7 +121,7 @@ def to_json(series: Series, names: Iterable[str], stacks: Iterable[Sequence[str]
 
 
 def _plain(values: np.ndarray) -> list[Any]:
-    """Return numbers as JSON takes them: integers stay so, what is not finite is null."""
+    """Convert numbers for JSON: None if not finite."""
     if values.dtype.kind == "i":
         return values.tolist()
     return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -1,4 +1,4 @@
-"""What every page shares: templates with their filters, links between pages, the tabs of a run."""
+"""Shared parts of pages: templates with their filters, links between pages, the tabs of a run."""
 
 from __future__ import annotations
 
@@ -32,15 +32,12 @@ _TABS |= {"eval": "held-out samples", "change": "before and after", "card": "run
 
 @dataclass(frozen=True)
 class Links:
-    """Relative links from the page `here`, a path that ends with a slash or is empty (the list of runs).
-
-    They hold behind any proxy.
-    """
+    """Relative links, for any proxy, from the page `here`: a path that ends with a slash, or "" (the list of runs)."""
 
     here: str = ""
 
     def to(self, *path: object, **query: Any) -> str:
-        """Return the link to a page by the parts of its path; those that are None are left out."""
+        """Return the link to a page by the parts of its path, without None."""
         parts = "".join(f"{quote(str(part), safe='~')}/" for part in path if part is not None)
         given = {name: value for name, value in query.items() if value not in (None, "")}
         return (self._up + parts or "./") + (f"?{urlencode(given, errors='replace')}" if given else "")
@@ -54,8 +51,6 @@ class Links:
 
 
 class Site:
-    """All pages of the runs of a catalog."""
-
     def __init__(self, catalog: Catalog):
         self.catalog = catalog
 
@@ -69,14 +64,13 @@ class Site:
     def run_page(
         self, template: str, entry: Entry, path: str, title: str, step: int | None = None, **values: Any
     ) -> str:
-        """Render a page of a run, with its tabs."""
         run = entry.state.files
         frame = {"entry": entry, "slug": entry.slug, "steps": run.rollout_steps(), "evals": run.evals(), "at": step}
         frame["current"] = _TABS[path.split("/")[0]]
         return self.page(template, f"run/{entry.slug}/{path}", title, **frame, **values)
 
     def error(self, here: str, title: str, sentence: str) -> str:
-        """Render why there is no page at the path `here`; it leads back to the run, if that can be shown."""
+        """Render an error at the path `here`, with a link to the run if that can be shown."""
         parts = unquote(here).split("/")
         found = [entry for entry in self.catalog.entries() if parts[0] == "run" and parts[1:2] == [entry.slug]]
         run = found[0] if found and not found[0].damage and "".join(parts[2:]) else None
@@ -95,31 +89,31 @@ class Site:
 
 
 def with_code(text: str) -> Markup:
-    """Return a sentence in which what stands between backticks is code."""
+    """Return a sentence with code for text in backticks."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(visible(text)))))
 
 
 def json_block(value: Any) -> Markup:
-    """Return JSON that stands inside `<script type="application/json">`: no text in it can end the element."""
+    """Return JSON for `<script type="application/json">`: no text in it can end the element."""
     return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
 
 
 def again(query: QueryParams, **changes: Any) -> str:
-    """Return the address of the same page with these parameters changed; those that are empty are left out."""
+    """Return the address of the same page with changed parameters, without empty ones."""
     kept = [(name, value) for name, value in query.multi_items() if name not in changes]
     given = [(name, str(value)) for name, value in changes.items() if value not in (None, "")]
     return f"?{urlencode(kept + given, errors='replace')}"
 
 
 def names_in(query: QueryParams, key: str, known: Iterable[str] = ()) -> list[str]:
-    """Return the values of a key that may be given several times, or with commas between them."""
+    """Return the values of a key that may be repeated, or have commas between values."""
     there = set(known)
     names = (name for value in query.getlist(key) for name in ([value] if value in there else value.split(",")))
     return list(dict.fromkeys(filter(None, names)))
 
 
 def whole(name: str, text: str) -> int:
-    """Return a number in an address. Raises NotFound if it isn't one."""
+    """Parse a number in an address. Raises NotFound for other text."""
     if not text.isdecimal() or len(text) > 9:
         raise NotFound(f"{name} is {text if len(text) <= 20 else f'{text[:20]}…'!r}, which is no number")
     return int(text)

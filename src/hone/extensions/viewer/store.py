@@ -1,10 +1,9 @@
-"""The completions of a run, from `rollouts/step_*.parquet`: those of a step, one of them, those that a search finds.
+"""The completions of a run, from `rollouts/step_*.parquet`: of a step, a single one, or those that a search finds.
 
-A run may be at work meanwhile, or be rolled back: files appear, vanish, or are damaged. What can't be read is left out,
-and named in a sentence.
+A run may be writing or rolled back meanwhile: a search leaves out files that can't be read, and names them.
 
-DuckDB looks through many files, rather than loops over pyarrow: it reads only the columns and rows that a question
-needs, on two cores, in a tenth of the time. Whatever a user typed reaches it as a parameter, never as part of SQL.
+DuckDB searches many files in a tenth of the time of loops over pyarrow, as it reads only the needed columns and rows.
+User input reaches it as parameters, never as part of SQL.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ LIGHT = (
     "step", "draw", "group", "sample_id", "example_id", "reward", "components", "weights", "outcome", "detail",
     "advantage", "state", "stop_reason", "prompt", "text", "answer", "completion", "sampled_mask",
 )  # fmt: skip
-"""What lists of completions show: no ids of tokens, no logprobs."""
+"""Columns for lists of completions: no token ids, no logprobs."""
 _TEXTS = ("text", "outcome", "detail", "stop_reason", "state", "answer", "sample_id", "example_id")
 _FACTS = ("step", "sample_id", "reward", "outcome", "advantage", "state", "stop_reason", "text", "sampled_mask")
 _SECONDS = 10.0
-"""What a question may take."""
+"""Time limit of a query."""
 _CONFIG = {
     "threads": 2,
     "memory_limit": "200MB",
@@ -51,7 +50,7 @@ _MOST_DAMAGED = 20
 
 @cache
 def _database() -> tuple[Any, threading.Semaphore]:
-    """Return the database in memory of this process, and what lets two questions be answered at a time."""
+    """Return the in-memory database, and a semaphore for two queries at a time."""
     import duckdb
 
     made = duckdb.connect(":memory:", config=_CONFIG)  # pyright: ignore[reportArgumentType]
@@ -61,9 +60,9 @@ def _database() -> tuple[Any, threading.Semaphore]:
 
 
 def ask(sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> dict[str, Any]:
-    """Return what a statement gives, as arrays by column: a hundredth of the memory of tuples for many rows.
+    """Return the result of a statement as arrays by column, which take a hundredth of the memory of tuples.
 
-    Raises UserError after `seconds`, or if its memory does not do.
+    Raises UserError after `seconds`, or if it runs out of memory.
     """
     import duckdb
 
@@ -83,8 +82,8 @@ def ask(sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> d
 
 @dataclass(frozen=True)
 class Hits:
-    """A page of a search: how many there are in all, the rows of this page with what the first word found in each, and
-    what could not be read, in words.
+    """A page of a search: the number of all hits, the rows of this page with the first word's match in each, and
+    sentences about unreadable files.
     """
 
     total: int = 0
@@ -94,13 +93,13 @@ class Hits:
 
 
 class Store:
-    """The completions of the run in `folder`. Cheap to make: what is kept between pages is kept by files' stamps."""
+    """The completions of the run in `folder`. Cheap to make: searches are cached by the files' stamps."""
 
     def __init__(self, folder: Path) -> None:
         self.run = Run(folder)
 
     def stamps(self, first: int | None = None, last: int | None = None) -> Stamps:
-        """Return the files that are there, of a range of steps or all."""
+        """Return the existing files of a range of steps."""
         found: Stamps = {}
         for step, path in steps_in(self.run.path / ROLLOUTS, ".parquet").items():
             if (first or 0) <= step <= (step if last is None else last) and (known := stamp(path)):
@@ -151,7 +150,7 @@ class Store:
         return Hits(len(steps), shown, found, [*skipped, *gone])
 
     def at(self, steps: np.ndarray, rows: np.ndarray) -> tuple[list[Row], list[str]]:
-        """Return the completions at these places, and sentences about what has gone."""
+        """Return the completions at these places, and sentences about missing ones."""
         places = list(zip(steps.tolist(), rows.tolist(), strict=True))
         found: dict[tuple[int, int], Row] = {}
         gone = []
@@ -168,9 +167,7 @@ class Store:
 
 
 def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return what a statement over `read_parquet($files, …)` gives by column, of the files in `stamps`, and
-    sentences about those that could not be read; no column if none can be.
-    """
+    """Return the columns of a statement over `read_parquet($files, …)`, and sentences about unreadable files."""
     import duckdb
 
     def read(steps: Sequence[int]) -> dict[str, np.ndarray]:
@@ -202,7 +199,7 @@ def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str,
 
 @lru_cache(maxsize=8)
 def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return steps and rows of all that is found in these files, in order. Turning a page costs nothing."""
+    """Return steps and rows of all hits in these files, in order; cached for turning pages."""
     condition, values = query.where()
     sql = (
         "SELECT step, file_row_number AS row FROM read_parquet($files, file_row_number = true) "
@@ -214,7 +211,7 @@ def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarra
 
 
 def _rows(table: pyarrow.Table) -> list[Row]:
-    """Return rows as Python values: maps as dicts, `tokens` in place of the mask if no ids of tokens are asked for."""
+    """Return rows as Python values: maps as dicts, `tokens` instead of the mask if there are no token ids."""
     tokens = _count_true(table["sampled_mask"]) if "sampled_mask" in table.column_names else [0] * len(table)
     if "sampled_mask" in table.column_names and "token_ids" not in table.column_names:
         table = table.drop_columns(["sampled_mask"])
@@ -227,7 +224,6 @@ def _rows(table: pyarrow.Table) -> list[Row]:
 
 
 def _count_true(mask: pyarrow.ChunkedArray) -> list[int]:
-    """Count how many are True in each list."""
     lists: Any = mask.combine_chunks()
     true = lists.flatten().to_numpy(zero_copy_only=False).astype(bool)
     return np.bincount(lists.value_parent_indices().to_numpy()[true], minlength=len(mask)).tolist()

@@ -1,7 +1,6 @@
-"""The text of a completion, token by token, and what the run knows of each: logprob, entropy, gap, advantage.
+"""The text of a completion by token, with logprob, entropy, gap and advantage.
 
-Each token is an element, coloured by one of them, that says all of them under the pointer. What is too long is folded:
-its middle is left out.
+Each token is an element, coloured by one of them, with all of them as a tooltip. The middle of a long text is folded.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from hone.pages import visible
 from hone.runs.reader import Run
 
 FOLD = 20_000
-"""Characters of a completion that are shown at first."""
+"""Characters of a completion before it is folded."""
 _HEAD = 0.8
-"""The part of them from its beginning; the rest is its end."""
+"""The share of them from the beginning; the rest is the end."""
 _ELEMENTS = 8000
-"""Tokens of a text up to which each is an element; in a longer one those of a colour are one, and say nothing."""
+"""Most tokens with an element each; in a longer text a stretch of one colour is an element, without a tooltip."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What tokens can be coloured by: `edges` part its levels; of a signed one both sides of 0 have levels."""
+    """A quantity to colour tokens by: `edges` separate its levels; a signed one has levels on both sides of 0."""
 
     title: str
     edges: tuple[float, ...]
@@ -50,7 +49,7 @@ class Quantity:
         return [*low, ("", f"{ranges[0]} either way"), *((f"l{i}", f"+{ranges[i]}") for i in range(1, len(ranges)))]
 
     def classes(self, values: np.ndarray) -> list[str]:
-        """Return the class of each value; "" for one below the first edge, and where there is none."""
+        """Return the class of each value; "" below the first edge, and for NaN."""
         levels = np.searchsorted(self.edges, np.abs(np.nan_to_num(values)), side="right")
         signs = ("m" if self.signed and value < 0 else "l" for value in values)
         return [f"{sign}{level}" if level else "" for sign, level in zip(signs, levels.tolist(), strict=True)]
@@ -67,11 +66,11 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a completion from the first sampled one on: pieces of text, and values for each piece.
+    """The tokens of a completion from the first sampled one on: pieces of text, and values for each piece or NaN.
 
-    `prompt` is the text before it, as the policy read it: with the template, and the tools that it offers.
-    A value is NaN where there is none. Of several tokens that are one character together, logprob and gap are sums, the
-    entropy is the largest. `missing` says of each quantity that has no value why. `sampled` marks pieces of the policy.
+    `prompt` is the text before it, with the template and the tools. If several tokens are one character, their logprobs
+    and gaps are added, and the largest entropy counts. `missing` has the reason for each quantity without values.
+    `sampled` marks pieces of the policy.
     """
 
     pieces: list[Piece]
@@ -83,12 +82,10 @@ class Tokens:
     prompt: str = ""
 
     def turns(self) -> list[range]:
-        """Return the runs of pieces that the policy sampled, in order."""
         edges = np.flatnonzero(np.diff(np.concatenate([[0], self.sampled.astype(np.int8), [0]])))
         return [range(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
     def painted(self, which: Sequence[int], color: str) -> Markup:
-        """Return pieces as HTML, coloured by a quantity, or by none."""
         plain = [""] * len(self.pieces)
         classes = QUANTITIES[color].classes(self.values[color]) if color in QUANTITIES else plain
         classes = [
@@ -104,7 +101,6 @@ class Tokens:
         return Markup("".join(parts))
 
     def _describe(self, i: int) -> str:
-        """Say all that is known of a piece."""
         piece = self.pieces[i]
         ids = " + ".join(map(str, self.ids[piece.start : piece.start + piece.count].tolist()))
         where = f"id {ids}, place {self.first + piece.start}"
@@ -154,7 +150,7 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
 
 
 def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
-    """Return what the train step noted of the sampled tokens; nothing, and why, if that is not there."""
+    """Return the train step's record of the sampled tokens; if it is missing, {} and the reason."""
     if row.get("branch"):
         return {}, "what the train step noted is shown of the first trajectory only"
     try:
@@ -178,7 +174,7 @@ def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
 
 @dataclass(frozen=True)
 class Text:
-    """A text that is shown, of which `hidden` characters between `head` and `tail` are not."""
+    """A text, of which `hidden` characters between `head` and `tail` are left out."""
 
     head: str
     tail: str = ""
@@ -186,11 +182,10 @@ class Text:
 
 
 Block = tuple[conversation.Turn, Text]
-"""A message of the conversation with its text."""
 
 
 def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[list[Block], str]:
-    """Return the turns of a completion, tokens coloured, and why they are not if so."""
+    """Return the turns of a completion with coloured tokens, or why they are not coloured."""
     turns = conversation.turns_of_row(one)
     runs = tokens.turns() if tokens else []
     if tokens and len(turns) == 1:
@@ -207,7 +202,6 @@ def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[lis
 
 
 def _coloured(tokens: Tokens, which: range, limit: int, color: str) -> Text:
-    """Return the text of the pieces `which`, folded to `limit` characters."""
     upto = np.cumsum([len(_visible(tokens.pieces[i].text)) for i in which])
     total = int(upto[-1]) if len(which) else 0
     if total <= limit:
@@ -219,11 +213,10 @@ def _coloured(tokens: Tokens, which: range, limit: int, color: str) -> Text:
 
 
 _visible = lru_cache(maxsize=50_000)(visible)
-"""The text of a token, which comes again and again, as it is displayed."""
+"""Cached, as tokens repeat."""
 
 
 def plain(text: str, limit: int = FOLD) -> Text:
-    """Return a text without tokens, folded to `limit` characters."""
     if len(text) <= limit:
         return Text(visible(text))
     head = int(limit * _HEAD)

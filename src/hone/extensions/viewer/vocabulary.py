@@ -1,4 +1,4 @@
-"""The text that each token of a list gives, and where the tokenizer of a run lies."""
+"""The texts of tokens, by the tokenizer of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "tokenizer.json"
 
 
 class Piece(NamedTuple):
-    """A text that the tokens `start` to `start + count - 1` of a list give: one token, or several of one character."""
+    """The text of the tokens `start` to `start + count - 1` of a list: one token, or several of one character."""
 
     text: str
     start: int
@@ -37,9 +37,7 @@ class Vocabulary:
         self._special = {i for i, token in added.items() if token.special}
 
     def pieces(self, ids: Sequence[int]) -> list[Piece]:
-        """Return the texts of a list of ids, end to end. Bytes that are no UTF-8 are shown as U+FFFD, an id that the
-        tokenizer lacks as `<id 99>`.
-        """
+        """Return the texts of a list of ids: U+FFFD for bytes that are no UTF-8, `<id 99>` for an unknown id."""
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
@@ -62,12 +60,11 @@ def _load(path: Path, changed: int) -> Vocabulary:
 
 
 def load(path: Path) -> Vocabulary:
-    """Return the vocabulary of a tokenizer.json; the last two are kept."""
     return _load(path, path.stat().st_mtime_ns)
 
 
 def find(run: Run) -> tuple[Vocabulary | None, str]:
-    """Return the run's vocabulary, from its newest weights or checkpoint or its model; or None, and a sentence why."""
+    """Return the vocabulary of the run's newest weights or checkpoint or its model; or None and the reason."""
     why = "tokens are not coloured: there is no tokenizer, for neither weights, a checkpoint nor the model is here"
     for path in _places(run):
         if path.is_file():
@@ -79,7 +76,7 @@ def find(run: Run) -> tuple[Vocabulary | None, str]:
 
 
 def _places(run: Run) -> list[Path]:
-    """Return where the tokenizer of a run may lie, the best first. Nothing is fetched from the hub."""
+    """Return possible places of a run's tokenizer, the best first, without fetching from the hub."""
     folders = [*list(run.weights().values())[-1:], *reversed(run.folders(CHECKPOINTS).values())]
     try:
         model = run.config.get("model", {})

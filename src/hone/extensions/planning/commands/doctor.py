@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OWN = ("--offline", "--no-offline", "--json", "--no-json", "--as-json")
 COLOURS = {"": "1", "warning": "33", "error": "1;31", "fix": "36"}
-"""Of a terminal: bold, yellow, bold red, cyan. Without rich, which may be what is broken."""
+"""Bold, yellow, bold red, cyan. Without rich, which may be broken."""
 
 
 def run(config: DoctorConfig) -> int:
@@ -33,7 +33,7 @@ def run_without_config(argv: list[str]) -> int:
 
 
 def report(subject: Subject, as_json: bool) -> int:
-    """Look, print, and return the exit code. What libraries and tasks print goes to standard error."""
+    """Look, print, and return the exit code. Output of libraries and tasks goes to standard error."""
     with contextlib.redirect_stdout(sys.stderr):
         findings = diagnose(subject)
     following = "make quickstart" if Path("Makefile").is_file() else "hone plan @ FILE.toml"

@@ -53,7 +53,10 @@ def run(config: PlanConfig) -> int:
         for heading, lines in measured_words(plan, found):
             _print(heading, lines)
     command = "rl" if isinstance(settings, RLConfig) else "sft"
-    following = f"Start it: `hone {command}` with the same files and flags{_flags_to_leave_out(config)}."
+    given = config.own & config.model_fields_set
+    own = [flag((name,)) for name in type(config).model_fields if name in given]
+    without = f", without {', '.join(own)}" if own else ""
+    following = f"Start it: `hone {command}` with the same files and flags{without}."
     if not fits and refused:
         following = refused
     elif not fits:
@@ -74,15 +77,8 @@ def _refused(settings: RLConfig | SFTConfig, facts: Facts) -> str:
     )
 
 
-def _flags_to_leave_out(config: PlanConfig) -> str:
-    """Return which of the flags that were given the run does not have."""
-    given = config.own & config.model_fields_set
-    own = [flag((name,)) for name in type(config).model_fields if name in given]
-    return f", without {', '.join(own)}" if own else ""
-
-
 def _print(heading: str, lines: list[str]) -> None:
-    """Print a heading and its lines; what is too long for a line goes on below, further in."""
+    """Print a heading and its lines, wrapped with an indent."""
     width = max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
     wrapper = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
     wrapper.break_long_words = False

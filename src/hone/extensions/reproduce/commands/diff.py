@@ -49,7 +49,7 @@ def run(config: DiffConfig) -> int:
     status.clear()
     settings = ["{}: {} in A, {} in B".format(one.name, *one.values) for one in found.settings]
     print_labelled("config", *(settings or ["the same in all that decides the numbers"]), most=SHOWN)
-    steps = found.equal  # without gaps but for what a run did not record
+    steps = found.equal  # without gaps except steps that a run did not record
     print_labelled("equal", f"steps {steps[0]} to {steps[-1]}" if steps else "no step")
     if found.difference is None:
         lengths = found.lengths

@@ -70,7 +70,7 @@ def run(config: RegradeConfig) -> int:
 
 @dataclass(frozen=True)
 class Graders:
-    """What grades: `new`, and the run's own `task` as `own`; None if it can't be loaded, for `own_missing`."""
+    """The grader `new`, and the run's own `task` as `own`: None if it can't be loaded, for `own_missing`."""
 
     task: TaskConfig
     own: Grader | None
@@ -87,8 +87,6 @@ class Graders:
 
 @dataclass(frozen=True)
 class Regrading:
-    """A run, the graders, and what came out."""
-
     run: Run
     steps: list[int]
     graders: Graders
@@ -97,7 +95,6 @@ class Regrading:
     verdict: Verdict
 
     def record(self) -> dict[str, Any]:
-        """Return the result as JSON-ready values."""
         regraded, info = self.regraded, self.run.info
         return {
             "run": str(self.run.path),
@@ -119,7 +116,6 @@ class Regrading:
         }
 
     def print_report(self) -> None:
-        """Print what was graded, the windows, the verdict, and completions about which the graders disagree."""
         run, regraded, steps, graders = self.run, self.regraded, self.steps, self.graders
         extent = f"{len(regraded.points):,} of {len(steps):,} steps, {steps[0]} to {steps[-1]}"
         if regraded.failed_old or regraded.failed_new:
@@ -197,7 +193,7 @@ def regrade_run(config: RegradeConfig) -> Regrading:
 
 
 def load_graders(run: Run, config: RegradeConfig) -> Graders:
-    """Load the run's own task, and what is to grade. Raises UserError if that can't be loaded."""
+    """Load the run's own task, and the grader. Raises UserError if the grader can't be loaded."""
     orch, asked, name = run.config.get("orchestrator", {}), config.env, ""
     recorded, several = orch.get("env", {}), {env["name"]: env for env in orch.get("envs", [])}
     if len(several) > 1:
@@ -261,7 +257,7 @@ def describe(env_id: str, args: dict[str, Any]) -> str:
 
 
 def steps_within(text: str | None, steps: list[int], flag: str) -> list[int]:
-    """Return those of the steps that `A:B` means. Raises UserError if it is none of them."""
+    """Return the steps within `A:B`. Raises UserError if there are none."""
     first, _, last = (text or ":").partition(":")
     inside = [step for step in steps if int(first or 0) <= step and (not last or step < int(last))]
     if not inside:

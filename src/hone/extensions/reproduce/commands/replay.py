@@ -34,7 +34,6 @@ def run(config: ReplayConfig) -> int:
 
 
 def replay_run(recorded: Run, config: ReplayConfig) -> int:
-    """Replay an opened run, as `run` does."""
     folder = config.output_dir
     path, kind, quoted = recorded.path, recorded.info["kind"], shlex.quote(str(recorded.path))
     if kind != "rl":
@@ -55,12 +54,7 @@ def replay_run(recorded: Run, config: ReplayConfig) -> int:
     print_labelled("run", f"{path}: {status_of(recorded.info, None)}, {recorded.info['id']}")
     print_labelled("replaying", f"steps {start} to {until - 1} from {rebuilt.name(start)}; no environment, no sampling")
     status, began = Status(), time.monotonic()
-    result = replay(
-        rebuilt,
-        start,
-        until,
-        lambda step: status(f"replaying step {step} of {until - 1}"),
-    )
+    result = replay(rebuilt, start, until, lambda step: status(f"replaying step {step} of {until - 1}"))
     status.clear()
     seconds = time.monotonic() - began
     print_labelled("replayed", f"{result.reached - start} steps in {seconds:.1f} s, to version {result.reached}")
@@ -92,7 +86,6 @@ def span(recorded: Run, rebuilt: Rebuilt) -> tuple[int, int]:
 
 
 def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
-    """Print how it came out; return the exit code."""
     limit = rebuilt.limit
     if result.same and limit:
         ranks = f"the run was trained on {most_ranks(recorded.info)} ranks, this is one process"

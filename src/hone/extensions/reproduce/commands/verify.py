@@ -42,7 +42,6 @@ def run(config: VerifyConfig) -> int:
 
 
 def verify(recorded: Run, config: VerifyConfig) -> int:
-    """Verify an opened run, as `run` does."""
     info, here, precision = recorded.info, machine.this_machine, read_precision(recorded)
     print_labelled("run", f"{recorded.path}: hone {info['kind']}, {status_of(info, None)}, {info['id']}")
     status = Status()
@@ -153,7 +152,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
 
 
 def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
-    """Return the version whose evaluation ends the run, if it has one, or should have, and it can be reached."""
+    """Return the version of the run's last evaluation, if it has one, or should have, and it can be reached."""
     updates = rebuilt.records.updates
     if not (rebuilt.resamples and rebuilt.evaluates):
         return None
@@ -164,7 +163,7 @@ def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
 
 
 def explain(verification: Verification) -> str:
-    """Return what the verdict rests on; damaged files, or the reasons why a difference proves nothing, follow it."""
+    """Return the grounds of the verdict; a list of damaged files or reasons may follow."""
     verdict, found, steps = verification.verdict, verification.difference, verification.steps
     if verdict == "damaged":
         return "files of the run do not fit their hashes"

@@ -1,6 +1,6 @@
-"""The curve of a run card as inline SVG: training reward, or loss, with what was measured on held-out examples.
+"""The curve of a run card as inline SVG: training reward, or loss, with held-out evaluations.
 
-No library draws it: matplotlib takes a second to be imported, and a run draws one at its end.
+No library draws it: importing matplotlib takes a second at the end of each run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from markupsafe import Markup
 from hone.extensions.viewer.series import extremes
 
 MOST = 600
-"""Points of a line that are drawn: of more, the lowest and the highest of each stretch, so that no spike is lost."""
+"""Most points of a line; of longer ones the extremes of each stretch, so that no spike is lost."""
 WIDTHS = {"wide": 720, "narrow": 360}
-"""On a page and on a telephone, whose letters would be too small if it were one picture; hone.css shows one."""
+"""For pages and for telephones, where letters would be too small else; hone.css shows one of the two."""
 _LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 46, 14, 12, 30, 270
 Lines = Sequence[Mapping[str, Any]]
 

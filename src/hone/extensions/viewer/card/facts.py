@@ -1,4 +1,4 @@
-"""All that a run card says, gathered from a run's files. Writes nothing.
+"""The facts of a run card, gathered from a run's files. Writes nothing.
 
 card = facts_of(Path("outputs"))
 card.verdict[0]  # "Better on the same 256 held-out examples: mean reward 0.412 → 0.947 …"
@@ -32,9 +32,9 @@ from hone.runs.progress import reward_interval
 from hone.runs.summary import Summary, environments, status_text, summarize
 
 Read = Callable[[Summary, Sequence[Evaluated]], Leniency]
-"""Reads evaluations leniently, or returns what was read of them before."""
+"""Reads evaluations leniently, or returns an earlier reading."""
 SHOWN = 2
-"""Completions that are right only when they are read leniently."""
+"""Number of completions to show that are right only by lenient reading."""
 NOT_READ = Leniency("completions were not read leniently: hone report does it")
 
 
@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Card:
-    """What a card says. If there is no evaluation to compare the last one with, it is compared with itself."""
+    """The facts of a card. A single evaluation is compared with itself."""
 
     run: Summary
     lines: list[dict[str, Any]]
@@ -60,7 +60,7 @@ class Card:
     lenient: Mapping[str, Change] = field(default_factory=dict)
     """The measures of strict and lenient reading."""
     samples: list[Sample] = field(default_factory=list)
-    """`SHOWN` of those that are right only when they are read leniently, then the best, a median and the worst."""
+    """`SHOWN` that are right only by lenient reading, then the best, a median and the worst."""
     tables: Mapping[str, tables.Facts] = field(default_factory=dict)
     verdict: list[str] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
@@ -68,7 +68,6 @@ class Card:
 
     @property
     def title(self) -> str:
-        """What the card is of: `RL on reverse-text: outputs`."""
         run = self.run
         what = {"rl": "RL", "sft": "SFT", "eval": "Evaluation"}.get(run.kind, run.kind)
         return f"{what}{f' on {run.task}' if run.task else ''}: {run.path.resolve().name}"
@@ -87,20 +86,20 @@ class Card:
 
     @property
     def good(self) -> bool | None:
-        """True if it got better, False if worse; None if neither can be said."""
+        """True if the reward rose, False if it fell, None if that is not sure."""
         reward = self.measures.get("reward")
         return reward.difference.mean > 0 if reward and reward.sure else None
 
     @property
     def env(self) -> str | None:
-        """The name that the metrics of evaluations have of the task; None without an evaluation."""
+        """The task's name in the metrics of evaluations; None without an evaluation."""
         return next(iter(environments(list(dict.fromkeys(name for line in self.lines for name in line)))), None)
 
 
 def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
     """Make the card of the run or evaluation in `path`, as it is now. Raises UserError if it is neither, or damaged.
 
-    `read` reads its evaluations leniently; without it that is left out. `ours`: this process holds the run's lock.
+    `ours`: this process holds the run's lock.
     """
     summary, run = summarize(path, ours=ours), Run(path)
     try:
@@ -118,7 +117,6 @@ def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
 
 
 def _measure(card: Card, run: Run, read: Read | None) -> None:
-    """Fill in what the recorded evaluations say."""
     versions: list[int | None] = [*run.evals()]
     if card.run.kind == "eval":
         versions = [None] if (run.path / view.RESULTS).is_file() else []
@@ -143,7 +141,7 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
 
 
 def _last_step(run: Run) -> list[Row]:
-    """Return the completions of the last training step, with the keys of an evaluation's that samples need."""
+    """Return the completions of the last training step, with keys as in an evaluation."""
     rows = run.samples().to_pylist() if run.rollout_steps() else []
     for row in rows:
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
@@ -153,15 +151,16 @@ def _last_step(run: Run) -> list[Row]:
 
 
 def chosen(rows: Sequence[Row]) -> list[Sample]:
-    """Return the best, the median and the worst by reward, as far as there are as many."""
+    """Return the best, the median and the worst by reward, if there are as many."""
     order = sorted((row for row in rows if row["outcome"] not in FAILED), key=lambda row: -row["reward"])
     names = {len(order) - 1: "worst", len(order) // 2: "median", 0: "best"} if order else {}
     return [Sample(names[i], order[i]) for i in sorted(names)]
 
 
 def _with_recorded_intervals(card: Card, found: Comparison) -> Comparison:
-    """Return the comparison with the intervals of the mean reward that the evaluations recorded: those end where
-    rewards do. If not all examples are in both, they are of other examples, and left out.
+    """Take the intervals of the mean reward from the evaluations' records, which end where rewards do.
+
+    If not all examples are in both evaluations, those are of other examples, and left out.
     """
 
     def recorded(one: Evaluated, level: Level) -> Level:

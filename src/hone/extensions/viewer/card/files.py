@@ -1,7 +1,6 @@
-"""The files of a run card: report.html, which needs nothing else, and report.json with its numbers.
+"""The files of a run card: report.html, a single file, and report.json with its numbers.
 
-What was read leniently takes long, and is still true of a run that has not changed: it is read back from report.json
-(`stored`), so that pages of `hone view` need not grade.
+Lenient reading takes long, so `stored` reads its result back from report.json while the run is the same.
 """
 
 from __future__ import annotations
@@ -30,16 +29,13 @@ from hone.runs.view import CARD, CONFIG, RESULTS, evals_file
 
 PAGE, RECORD = CARD[:2]
 LONGEST = 4_000
-"""Characters of a text that the page shows."""
+"""Most characters of a text on the page."""
 _VIEWER = Path(hone.extensions.viewer.__file__).parent
 _TEMPLATES = environment(FileSystemLoader(_VIEWER / "templates"))
 
 
 def write_card(card: Card, folder: Path) -> list[Path]:
-    """Write the two files into `folder`, each whole or not at all; return their paths.
-
-    OSError if the folder can't be written.
-    """
+    """Write the two files into `folder`, each whole or not at all; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in ((PAGE, whole_page(card)), (RECORD, to_json(card))):
         write_file(folder / name, text.encode("utf-8", "backslashreplace"))
@@ -47,7 +43,7 @@ def write_card(card: Card, folder: Path) -> list[Path]:
 
 
 def refuse_others(folder: Path, card: Card) -> None:
-    """Raise UserError if `folder` has files of the names of a card that are not the card of this run."""
+    """Raise UserError if `folder` has the card of another run, or other files with these names."""
     page, record = folder / PAGE, folder / RECORD
     ours = read_json(record).get("run") if record.is_file() else None
     if (page.exists() or ours) and (not isinstance(ours, dict) or ours.get("id") != card.run.info["id"]):
@@ -55,7 +51,6 @@ def refuse_others(folder: Path, card: Card) -> None:
 
 
 def to_json(card: Card) -> str:
-    """Return the card's numbers and sentences as JSON."""
     run, found = card.run, {name: asdict(one) for name, one in {**card.measures, **card.lenient}.items()}
     about = {name: run.info.get(name) for name in ("id", "kind", "seed", "exact", "inexact", "sources", "git")}
     facts = {
@@ -81,7 +76,7 @@ def to_json(card: Card) -> str:
 
 
 def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
-    """Return what a card in the run's folder says of these evaluations, if it is of the very same samples."""
+    """Return the lenient reading in the run's folder, if it is of the same samples."""
     try:
         facts = read_json(run.path / RECORD)["lenient"]
         if facts["evaluations"] == _digests(run.path, evaluated):
@@ -92,27 +87,22 @@ def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
 
 
 def _digests(path: Path, evaluated: Sequence[Evaluated]) -> dict[str, str]:
-    """Return the SHA-256 of the samples of each evaluation, by its key."""
     return {one.key: sha256(path / (RESULTS if one.step is None else evals_file(one.step))) for one in evaluated}
 
 
 def body(card: Card) -> Markup:
-    """Return the card, without a title, in the classes of hone.css."""
-    rows = {
-        "measured": measure_rows(card.measures, card.compared),
-        "lenient": measure_rows(card.lenient, card.compared),
-    }
+    measured, lenient = (measure_rows(some, card.compared) for some in (card.measures, card.lenient))
     file = card.run.path / CONFIG
     config = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     weights = card.run.info.get("reward_weights") or {}
     drawn = curve(card.run.kind, card.lines, card.env)
     template = _TEMPLATES.get_template("run_card.html")
     values = {"weights": weights, "config": config, "turns": turns, "longest": LONGEST}
-    return Markup(template.render(card=card, curve=drawn, **rows, **values))
+    return Markup(template.render(card=card, curve=drawn, measured=measured, lenient=lenient, **values))
 
 
 def whole_page(card: Card) -> str:
-    """Return report.html. A content policy forbids scripts, and loading anything; it is light or dark as the system."""
+    """Return report.html. A content policy forbids scripts and loading."""
     css = (_VIEWER / "assets" / "hone.css").read_text(encoding="utf-8")
     template = _TEMPLATES.get_template("report.html")
     return template.render(title=card.title, body=body(card), style=Markup(css), version=__version__)

@@ -1,13 +1,12 @@
-r"""Strict against lenient: what of a gain is skill, and what is format.
+r"""Strict against lenient reading: separates skill from format in a gain.
 
-Strict is the task's own verdict on a completion. Lenient looks for an answer in what the task did not call correct,
-puts it into the form of the example's reference, and has the task grade that: so what is judged is whether it is right,
-not how it is written. What training changed of the lenient score is skill; what it changed of the gap between the two
-is format. Tasks whose grader does not take right answers and refuse wrong ones in that form are not read.
+Strict is the task's verdict on a completion. If that is not correct, lenient reading finds an answer in it, which the
+task grades in the form of the example's reference. The change of the lenient score is skill, the change of the
+gap between the two is format. Tasks that don't tell right from wrong answers in that form are not read.
 
-An answer stands in a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`, `x = …`), or at
-the end (the last number, or line). Only the last place of each kind counts, and one that holds several answers has
-none: guessing pays no more than saying one.
+An answer is in a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`, `x = …`), or at the
+end (the last number, or line). Only the last place of each kind counts; one with several answers has none, so that
+guessing does not pay.
 
     candidates("So <answer>41</answer>. No, it is 42", Kind.NUMBER)  # {"tag": "41", "end": "42"}
 """
@@ -34,13 +33,13 @@ from hone.runs.summary import Summary
 from hone.types import Example, Outcome, Score
 
 TRIED = 16
-"""Examples by which it is tried whether a task can be read leniently."""
+"""Examples to try if a task can be read leniently."""
 AT_ONCE = 8
-"""Examples that are read, and texts that are graded, between two looks at the clock."""
+"""Examples to read, and texts to grade, before the clock is checked again."""
 LONGEST = 2_000
-"""Characters of an answer; a longer one is none."""
+"""Most characters of an answer."""
 END = 4 * LONGEST
-"""Characters at the end of a text that are looked at, so that whatever a model wrote is read in some milliseconds."""
+"""Characters at the end of a text to read, so that any text takes only milliseconds."""
 
 
 class CannotSay(Exception):
@@ -50,10 +49,9 @@ class CannotSay(Exception):
 def read_recorded(
     run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float, trust_local_task: bool = False
 ) -> Leniency:
-    """Read the evaluations of a run with the task that its config names; in `seconds`, once the task is loaded.
+    """Read the evaluations of a run with the task of its config; in `seconds`, once the task is loaded.
 
-    Call this within `trust.opened_run` for a run that may be somebody else's. With `trust_local_task` the task may have
-    changed since the run.
+    Call this within `trust.opened_run`. With `trust_local_task` the task may have changed since the run.
     """
     config = Run(run.path).config
     recorded = run.info.get("sources", {}).get("environment")
@@ -83,9 +81,7 @@ def read(
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Leniency:
-    """Read all completions of these evaluations of `env`, example by example in random order, until about `seconds`
-    are over. What the task called correct is not graded again.
-    """
+    """Read all completions of these evaluations, example by example in random order, for about `seconds`."""
     examples = sorted(set.intersection(*(set(one.by_example) for one in evaluated)))
     order = [examples[i] for i in rng.stream(seed, "card", "lenient").permutation(len(examples))]
     try:
@@ -145,7 +141,7 @@ class _Reader:
             raise CannotSay("this task's grader doesn't tell right from wrong answers in the form of its references")
 
     def scores(self, answers: Sequence[tuple[Subject, str]]) -> list[Score]:
-        """Grade answers in the task's form; fewer than these if the time is over, or the grader hangs at one."""
+        """Grade answers in the task's form; stop if the time is over, or the grader hangs."""
         pairs = [(subject.example, statement_of(subject).stating(answer)) for subject, answer in answers]
         scores: list[Score] = []
         while len(scores) < len(pairs) and self.clock() < self.end:
@@ -155,14 +151,14 @@ class _Reader:
         return scores
 
     def candidates(self, row: Row) -> list[tuple[str, Subject, str]]:
-        """Return what may be answers in a completion: the kind of the place, the example, and the answer."""
+        """Return possible answers in a completion: the kind of place, the example, and the answer."""
         subject = self.subject(row)
         kind = kind_of(subject, self.env.answer_is_exact)
         found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
         return [(name, subject, answer) for name, answer in found.items()]
 
     def subject(self, row: Row) -> Subject:
-        """Return the example of a row, with its reference. CannotSay without one, or one whose answer is fixed."""
+        """Return a row's example and reference. Raises CannotSay without a reference, or if it is code or JSON."""
         example = Example(list(row["prompt"]), str(row["answer"]), dict(row["info"] or {}), row["example_id"])
         subject = subject_of(self.env, example)
         if not isinstance(subject.reference, str):
@@ -191,17 +187,15 @@ _WORD = re.compile(r"[^\W\d_]+")
 _LETTER = re.compile(r"(?<![^\W_])\(?[a-z]\)?(?![^\W_])")
 _CAPITAL = re.compile(r"(?<![^\W_])\(?[A-HJ-Z]\)?(?![^\W_])")
 _PARTED = re.compile(r"(?<!\d)\d++(?:[-/.:–]\d++)+")
-"""A date or a time."""
 _QUOTED = re.compile(r"""\s*(?:\*\*|["“'‘`])(.+?)(?:\*\*|["”'’`])[.!]?\s*""", re.DOTALL)
 _MATH = re.compile(r"\$([^$\n]+)\$|\\\(((?:(?!\\[()]).)+)\\\)")
 
 
 def candidates(text: str, kind: Kind, like: str = "") -> dict[str, str]:
-    """Return answers by the kind of place they stand in, the more telling place first, none twice.
+    """Return different answers by the kind of place, the most reliable place first.
 
-    `kind` is what the task's answers are, which decides what of a place is the answer; `like` is one of them, by whose
-    form a word is told from the letter of a choice and from a date. Of few possible answers (a letter, yes or no) only
-    the most telling place counts.
+    `kind` is the task's; `like` is one of its answers, which shows if they are words, letters of a choice or dates. If
+    few answers are possible (a letter, yes or no), only the most reliable place counts.
     """
     text, pattern = visible_text(text)[-END:], _pattern(kind, like)
     few = kind is Kind.WORD and (pattern in (_LETTER, _CAPITAL) or any(like.lower() in pair for pair in OPPOSITES))
@@ -233,7 +227,7 @@ def _pattern(kind: Kind, like: str) -> re.Pattern[str]:
 
 
 def _tagged(text: str) -> str | None:
-    """Return what stands behind the last opening tag that anything does, else before a closing one that comes first."""
+    """Return the text after the last opening tag with any text, else the text before a closing tag that comes first."""
     tags = [*_TAG.finditer(text)]
     ends = [tag.start() for tag in tags[1:]] + [len(text)]
     inside = [text[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=False) if not tag[1]]
@@ -242,7 +236,6 @@ def _tagged(text: str) -> str | None:
 
 
 def _answers(place: str, kind: Kind, pattern: re.Pattern[str]) -> list[str]:
-    """Return the answers of this kind in a text, in order."""
     if kind in _TEXTS and (quoted := _QUOTED.fullmatch(place)):
         return [quoted[1]]
     place = re.sub(r"</?[A-Za-z]\w*>?", " ", place).replace("**", "").strip()
@@ -254,7 +247,7 @@ def _answers(place: str, kind: Kind, pattern: re.Pattern[str]) -> list[str]:
 
 
 def _balanced(expression: str) -> str:
-    """Return arithmetic without brackets at its ends that belong to the text around it."""
+    """Strip outer brackets of arithmetic that have no counterpart."""
     text = expression.strip()
     while text.count(")") > text.count("(") and text.endswith(")"):
         text = text[:-1].rstrip()

@@ -1,8 +1,8 @@
-"""What evaluations measured, and what changed from one to another on the same examples.
+"""Measures of evaluations, and their changes from one to another on the same examples.
 
-Rows are those of results.jsonl (`hone.evaluation.result.EvalSample.row`), one for each completion. Both evaluations
-meet the same examples, so that what makes one hard is in both and leaves their difference. Examples are the independent
-draws: what several completions of one say is averaged first.
+Rows are as in results.jsonl (`hone.evaluation.result.EvalSample.row`), one for each completion. Both evaluations have
+the same examples, so that their difficulty cancels. Examples are the independent draws: completions of one are averaged
+first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hone.types import Outcome
 FAILED = frozenset({Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT, "rollout_failed"})
 """Outcomes of rows without a reward."""
 LEAST = 6
-"""Examples that have to change to show a difference: if all of five get better, a sign test has p = 2 / 2**5 > 0.05."""
+"""Least examples that change to show a difference: if all of five get better, a sign test has p = 2 / 2**5 > 0.05."""
 Row = Mapping[str, Any]
 Values = Mapping[int, float]
 """A measured value by example."""
@@ -34,14 +34,13 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The rows of one evaluation; `step` is the version that it was of, None for a run of `hone eval`."""
+    """The rows of one evaluation; `step` is the evaluated version, None for a run of `hone eval`."""
 
     step: int | None
     rows: Sequence[Row]
 
     @property
     def key(self) -> str:
-        """Its name in a record."""
         return "results" if self.step is None else str(self.step)
 
     @cached_property
@@ -55,7 +54,6 @@ class Evaluated:
 
     @property
     def counts(self) -> dict[int, int]:
-        """The number of graded completions of each example."""
         return {example: len(rows) for example, rows in self.by_example.items()}
 
     @cached_property
@@ -65,8 +63,8 @@ class Evaluated:
 
     @property
     def measures(self) -> dict[str, Values]:
-        """By example: the mean reward, the share of completions that are `correct`, and the unbiased estimate of pass@k
-        for k = 2, 4, … of each example that has k graded completions.
+        """By example: the mean reward, the share of `correct` completions, and the unbiased estimate of pass@k for
+        k = 2, 4, … of each example with k graded completions.
         """
         counts = {e: (len(rows), sum(map(is_correct, rows))) for e, rows in self.by_example.items()}
         rewards = {e: sum(row["reward"] for row in rows) / len(rows) for e, rows in self.by_example.items()}
@@ -81,9 +79,7 @@ MEASURES = ("strict reward", "lenient reward", "reward gap", "strict", "lenient"
 
 
 class Answer(NamedTuple):
-    """What was found in a completion: the kind of place it stood in, the reward of a completion that says that in the
-    task's form, and whether the task calls that correct.
-    """
+    """An answer in a completion: the kind of place, and its reward and correctness in the task's form."""
 
     example: int
     rollout: int
@@ -94,8 +90,9 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Leniency:
-    """What was read leniently. `examples` are those, of `asked`, of which all completions were; `found` has for each
-    evaluation (by its key) what was found. `why_not`: why nothing was measured.
+    """A lenient reading: `examples` were read, of `asked`; `found` has the answers of each evaluation, by its key.
+
+    `why_not`: the reason if nothing was measured.
     """
 
     why_not: str = ""
@@ -105,14 +102,12 @@ class Leniency:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Leniency:
-        """Return what was written as JSON. TypeError for something else."""
+        """Read a record. Raises TypeError if it is malformed."""
         found = {key: [Answer(*row) for row in rows] for key, rows in record.get("found", {}).items()}
         return cls(record.get("why_not", ""), record.get("examples", ()), found, record.get("asked", 0))
 
     def measures(self, one: Evaluated) -> dict[str, Values]:
-        """Return for each example the means of `MEASURES`: `strict` and `lenient` are the share of completions that is
-        correct, the others their reward, and a gap is by how much the lenient one is more.
-        """
+        """Return the means of `MEASURES` by example; a gap is lenient minus strict."""
         means: dict[int, list[float]] = {}
         found: dict[tuple[int, int], list[Answer]] = {}
         for answer in self.found[one.key]:
@@ -130,7 +125,7 @@ class Leniency:
 
 @dataclass(frozen=True)
 class Level:
-    """A mean over examples, and its 95 % interval from `low` to `high`: None where nothing tells how sure it is."""
+    """A mean over examples, and its 95 % interval from `low` to `high`; None if that is unknown."""
 
     mean: float
     low: float | None = None
@@ -139,9 +134,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Change:
-    """A mean before and after, and what it changed by, over the number of `examples` that were measured both times;
-    `moved` of them have another value than before.
-    """
+    """A mean before and after, and the difference, over `examples` measured both times; `moved` of them changed."""
 
     before: Level
     after: Level
@@ -151,8 +144,9 @@ class Change:
 
     @property
     def sure(self) -> bool:
-        """True if the interval of the difference leaves out 0, and at least `LEAST` examples changed. If all examples
-        changed by the same there is no interval, and no doubt.
+        """True if at least `LEAST` examples changed, and the interval of the difference leaves out 0.
+
+        There is no interval if all examples changed by the same.
         """
         low, high = self.difference.low, self.difference.high
         return self.moved >= LEAST and (low is None or high is None or not low <= 0.0 <= high)
@@ -160,9 +154,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An evaluation against a later one, by the names `reward`, `correct`, `pass@2`, … of measures. By their first
-    completions, `right` examples are correct now and were not, `wrong` ones the reverse. `apart` examples are not the
-    same in both, or not graded in both: they are left out.
+    """Changes from an evaluation to a later one, by measure: `reward`, `correct`, `pass@2`, ….
+
+    By their first completions, `right` examples became correct, and `wrong` ones incorrect. `apart` examples are left
+    out, as they are not the same in both, or not graded in both.
     """
 
     measures: Mapping[str, Change]
@@ -172,7 +167,7 @@ class Comparison:
 
 
 def compare(first: Evaluated, last: Evaluated) -> Comparison | None:
-    """Return what changed from one evaluation to the other, example by example; None without a common example."""
+    """Compare two evaluations example by example; None without a common example."""
     ids = [{row["example"]: row["example_id"] for row in one.rows} for one in (first, last)]
     same = {example for example in ids[0].keys() & ids[1].keys() if ids[0][example] == ids[1][example]}
     before, after = (Evaluated(one.step, [row for row in one.rows if row["example"] in same]) for one in (first, last))
@@ -191,10 +186,7 @@ def changes(
     counts_before: Mapping[int, int],
     counts_after: Mapping[int, int],
 ) -> dict[str, Change]:
-    """Return the change of each measure, over the examples that are in both; one without such an example is absent.
-
-    The counts are the numbers of completions by example.
-    """
+    """Return the change of each measure over common examples, if any. Counts are completions by example."""
     found: dict[str, Change] = {}
     for name in before:
         if both := sorted(before[name].keys() & after.get(name, {}).keys()):
@@ -212,7 +204,7 @@ def changes(
 
 
 def _level(name: str, values_E: np.ndarray, counts_E: np.ndarray) -> Level:
-    """Return the mean of a measure with its interval. pass@k of n completions counts as a share of n / k draws."""
+    """Return the mean and interval of a measure. pass@k of n completions counts as a share of n / k draws."""
     if "reward" in name:
         return _mean_level(values_E)
     k = int(name.removeprefix("pass@")) if name.startswith("pass@") else 1
@@ -223,7 +215,7 @@ def _level(name: str, values_E: np.ndarray, counts_E: np.ndarray) -> Level:
 
 
 def _mean_level(values_E: np.ndarray) -> Level:
-    """Return the mean with Student's t interval over examples; without one if all agree, or there is one example."""
+    """Return the mean and Student's t interval over examples; no interval if all are equal, or there is one."""
     interval, mean = mean_interval(list(values_E[:, None])), float(values_E.mean())
     if interval is None or interval.high - interval.low < 1e-9:
         return Level(mean)
@@ -231,12 +223,11 @@ def _mean_level(values_E: np.ndarray) -> Level:
 
 
 def is_correct(row: Row) -> bool:
-    """Return True if the task called this completion correct."""
     return row["outcome"] == Outcome.CORRECT
 
 
 def usable(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows; UserError if one lacks what a card needs."""
+    """Return the rows. Raises UserError if one lacks a field that a card needs."""
     for number, row in enumerate(rows, 1):
         wrong = [name for name, kind in _NEEDED.items() if not isinstance(row.get(name, ...), kind)]
         if not wrong and row["outcome"] not in FAILED:
@@ -248,9 +239,9 @@ def usable(rows: Sequence[Row]) -> list[Row]:
 
 
 def mcnemar(right: int, wrong: int) -> float:
-    """Compute McNemar's exact test, two-sided: the binomial test of `right` among those that turned, p = 1/2 (1947).
+    """Compute McNemar's exact test (1947), two-sided: the binomial test of `right` of all changes, p = 1/2.
 
-    Computed in whole numbers, so that small ones don't vanish.
+    Whole numbers keep small p values exact.
     """
     count = right + wrong
     return min(1.0, 2 * sum(math.comb(count, i) for i in range(min(right, wrong) + 1)) / 2**count)

@@ -13,16 +13,16 @@ from hone.runs.observer import Observer
 from hone.runs.writer import RunWriter
 
 LENIENT_SECONDS = 10.0
-"""Most that grading for the card may delay the end of a run."""
+"""Most seconds of lenient reading at the end of a run."""
 
 
 def observer(config: Any, by_program: bool) -> Observer | None:
-    """Return the observer that writes the card, if the run is to have one."""
+    """Return the observer that writes the card, with `report`."""
     return Card() if config.report else None
 
 
 class Card(Observer):
-    """Writes the run card when the run ends; it is never the reason why that fails."""
+    """Writes the run card when the run ends; a failure here does not fail the run."""
 
     def check(self, training: Any) -> None:
         self._envs = list(getattr(training, "eval_envs", {}).values())
@@ -53,7 +53,7 @@ class Card(Observer):
             display.message(f"The card could not be written ({cause}): {self._again} writes it.")
 
     def _read(self, has_time: bool, run: Any, evaluated: Any) -> Any:
-        """Read evaluations leniently, as `facts_of` wants it; return why not if that could take long or cost money."""
+        """Read evaluations leniently, unless that could take long or cost money."""
         from hone.extensions.viewer.card.lenient import read
         from hone.extensions.viewer.card.measures import Leniency
 

@@ -1,4 +1,4 @@
-"""The tables of a run card: what was run, what it took, what was checked, how to repeat it, and its measures."""
+"""The tables of a run card: settings, costs, checks, commands to repeat it, digests, and measures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from hone.runs.progress import duration
 from hone.runs.summary import Summary
 
 Facts = Mapping[str, str | list[str]]
-"""The text, or its lines, by label; an empty one is left out."""
+"""The text, or its lines, by label; empty ones are left out."""
 
 
 def tables(run: Summary, events: list[dict[str, Any]]) -> dict[str, Facts]:
-    """Return the facts of a run by the title of their table."""
     found: dict[str, Facts] = {"What was run": _about(run), "What it took": _costs(run)}
     if run.kind != "eval":
         found["What was checked"] = _checks(run, events)
@@ -75,7 +74,6 @@ def _checks(run: Summary, events: list[dict[str, Any]]) -> Facts:
 
 
 def _digests(run: Summary) -> Facts:
-    """Return the hashes that an equal run has, too."""
     facts: dict[str, str | list[str]] = {}
     if run.kind != "eval":
         for line in run.files.hashes()[-1:]:
@@ -112,7 +110,7 @@ _NAMES = {
 
 
 def measure_rows(measures: Mapping[str, Change], compared: bool) -> list[list[str]]:
-    """Return rows of a table of measures: name, before, after and change; of a single evaluation name and value."""
+    """Return rows of a table of measures: name, before, after and change; or name and value of a single evaluation."""
     rows = []
     for name, one in measures.items():
         before, after, share = one.before, one.after, "reward" not in name
@@ -122,15 +120,12 @@ def measure_rows(measures: Mapping[str, Change], compared: bool) -> list[list[st
 
 
 def level_words(one: Level, share: bool) -> str:
-    """Return `0.947 (0.935 to 0.959)`, of a share `52.3 % (46.1 to 58.4)`."""
+    """Return `0.947 (0.935 to 0.959)`, for a share `52.3 % (46.1 to 58.4)`."""
     return _words(one, 100, ".1f", " %") if share else _words(one, 1, ".3f")
 
 
 def difference_words(one: Level, share: bool = False, label: str = "", digits: int = 3) -> str:
-    """Return `+0.534 (+0.490 to +0.579)`; of a share in percentage points, `+48.0 points (+41.4 to +54.7)`.
-
-    `label` stands before the interval.
-    """
+    """Return `+0.534 (+0.490 to +0.579)`, for a share `+48.0 points (+41.4 to +54.7)`, `label` before the interval."""
     return _words(one, 100, "+z.1f", " points", label) if share else _words(one, 1, f"+z.{digits}f", "", label)
 
 

@@ -1,4 +1,4 @@
-"""What a run card says first: what came of the run, and what to be careful about."""
+"""The verdict on a run at the top of its card, and caveats."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 INTERVAL = "95 % interval "
 TRUNCATED = 0.1
-"""A larger share of completions that were cut off is worth a word."""
+"""A larger share of truncated completions is a caveat."""
 
 
 def verdict(card: Card) -> list[str]:
-    """Return what came of the run, in a few sentences."""
     if card.run.kind == "sft":
         return list(_losses(card))
     if card.comparison and card.compared:
@@ -68,7 +67,6 @@ def _skill(card: Card) -> Iterator[str]:
 
 
 def _level(card: Card) -> Iterator[str]:
-    """Say what a single evaluation says."""
     last, reward, correct = card.evaluated[-1], card.measures["reward"].after, card.measures["correct"].after
     of_training = "profile" in card.run.config
     examples = counted(len(last.by_example), "training example" if of_training else "held-out example")
@@ -81,7 +79,7 @@ def _level(card: Card) -> Iterator[str]:
 
 
 def _recorded(card: Card) -> Iterator[str]:
-    """Say what metrics.jsonl has of a run whose evaluations left no samples."""
+    """Yield results from metrics.jsonl, for a run without samples of evaluations."""
     name = f"eval/{card.env}/reward/mean" if card.env else "reward/mean"
     known = [line[name] for line in card.lines if line.get(name) is not None]
     if known:
@@ -91,7 +89,6 @@ def _recorded(card: Card) -> Iterator[str]:
 
 
 def caveats(card: Card) -> list[str]:
-    """Return what keeps the numbers from meaning more than they do."""
     about_run = [] if card.run.kind == "eval" else _about_run(card)
     return [*about_run, *(_about_evaluation(card) if card.evaluated else []), *card.run.damage]
 
@@ -132,5 +129,4 @@ def _about_evaluation(card: Card) -> Iterator[str]:
 
 
 def counted(count: int, what: str) -> str:
-    """Return `1 example`, `1,024 examples`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -14,24 +14,21 @@ from hone.serving import listen, serve
 
 HOST = "127.0.0.1"
 GRACE = 1
-"""Seconds that a page under way has when the server is stopped."""
+"""Seconds to finish a page when the server is stopped."""
 
 
 def run(config: ViewConfig) -> int:
     """Serve until Ctrl-C; returns 0 then. Raises UserError if there is no such folder, or the port is taken."""
-    catalog = Catalog(config.root)
+    catalog, url = Catalog(config.root), f"http://{HOST}:{config.port}/"
     with listen(HOST, config.port) as listener:
-        serve(create_app(Site(catalog)), listener, _intro(config, catalog), GRACE)
+        entries = catalog.entries()
+        if len(entries) == 1 and entries[0].path == config.root and not entries[0].damage:
+            url += f"run/{entries[0].slug}/"
+        text = f"Showing {counted(entries)} under {config.root} at {url}\n"
+        if not entries:
+            text += f"Warning: there is no run under {config.root}: name a run, or the folder that holds your runs\n"
+        forward = f"ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address"
+        text += f"from another machine   {forward}\nstop                   Ctrl-C"
+        serve(create_app(Site(catalog)), listener, text, GRACE)
     print("Stopped.")
     return 0
-
-
-def _intro(config: ViewConfig, catalog: Catalog) -> str:
-    url, entries = f"http://{HOST}:{config.port}/", catalog.entries()
-    if len(entries) == 1 and entries[0].path == config.root and not entries[0].damage:
-        url += f"run/{entries[0].slug}/"
-    text = f"Showing {counted(entries)} under {config.root} at {url}\n"
-    if not entries:
-        text += f"Warning: there is no run under {config.root}: name a run, or the folder that holds your runs\n"
-    forward = f"ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address"
-    return f"{text}from another machine   {forward}\nstop                   Ctrl-C"
