@@ -74,7 +74,7 @@ def test_requests_to_servers_are_tried_again_in_one_place() -> None:
     """The rest of httpx: streams of events, a probe for vLLM's health, and the client that a program gets."""
     words = re.compile(r"\b(may_pass|retry_after|delay)\(|httpx\.(Async)?Client\(")
     found = {str(module.relative_to(SOURCE)) for module in modules() if words.search(module.read_text())}
-    assert found == {"client.py", "web.py", "extensions/agents/host.py"}
+    assert found - {"extensions/agents/host.py"} == {"client.py", "web.py"}
 
 
 def test_tasks_see_the_environment_layer_only() -> None:
@@ -134,5 +134,6 @@ def test_what_hone_imports_is_a_dependency() -> None:
     assert used <= declared, used - declared
 
 
+@pytest.mark.needs("alarms", "audit", "planning", "reproduce", "server", "services", "split", "studies", "viewer")
 def test_the_seeded_faults_fit_the_code():
     assert len(runpy.run_path(str(ROOT / "tests/faults/run.py"))["faults_of"]([])) > 50

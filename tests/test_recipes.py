@@ -17,6 +17,7 @@ from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import load_environment
+from hone.extension import extensions
 from hone.model.chat import load_renderer
 from hone.runs import Run
 from hone.types import Outcome
@@ -87,7 +88,8 @@ def test_numbers(file: str) -> None:
     assert {key: reduce(getattr, key.split("."), config) for key in NUMBERS[file]} == NUMBERS[file]
     assert config.mode is None and config.ckpt is not None
     assert (config.orchestrator.sampling.max_tokens or 0) < config.seq_len
-    load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
+    if config.orchestrator.env.id != "math-python" or "sandbox" in extensions():
+        load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
 
 
 def test_the_one_example_of_one_shot() -> None:

@@ -100,7 +100,7 @@ def test_kept_ids_come_back_and_have_columns_only_where_there_are_any(tmp_path, 
         assert row["kept_counts"] == one["candidates"].counts.tolist() == [0, 0, 3, 3, 3]
         back = columns_of(row)["candidates"]
         assert back.values.tolist() == row["kept_ids"] and back.counts.tolist() == row["kept_counts"]
-    with pytest.raises(AssertionError, match="not among those"):
+    with pytest.raises(AssertionError, match="not one of its candidates"):
         with_first(group.rollouts[0], columns=columns([1], [2], [3]))
 
 
