@@ -132,7 +132,7 @@ def test_a_file_may_hold_the_defaults_of_keys_whose_extension_is_gone(
 
 @pytest.mark.deletable
 def test_the_tests_of_the_core_pass_without_any_extension(tmp_path: Path) -> None:
-    """Left out: SLOW, what a plain `pytest` leaves out, tests/conftest.py WHOLE, what `needs` an extension by its mark."""
+    """Left out: SLOW, what a plain `pytest` leaves out, tests/conftest.py WHOLE, what is marked to need one."""
     ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "extensions")
     tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored, ignore_dangling_symlinks=True)
     (tree / "src/hone/extensions").mkdir()
