@@ -1,7 +1,4 @@
-"""`hone quickstart` is interrupted, and goes on: what it trained is kept, and what it began ends as it would have.
-
-The whole of it, with what it learns, is tests/test_quickstart.py.
-"""
+"""`hone quickstart` is interrupted, and goes on: what it trained is kept, and what it began ends as it would have."""
 
 from __future__ import annotations
 
