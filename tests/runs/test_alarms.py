@@ -7,7 +7,7 @@ import pytest
 
 from hone.config.rl import RLConfig
 from hone.config.shared import ResumeConfig
-from hone.errors import AlarmStop
+from hone.errors import AlarmStop, UserError
 from hone.runs import Run
 from hone.runs.alarms import Alarms
 from hone.runs.observer import Action, Finding, Observer
@@ -94,3 +94,10 @@ def test_an_observer_asks_for_a_checkpoint(tmp_path, action):
     with run, mock.patch.object(AtStepOne, "after_step", lambda *_: action):
         run.log_step(0, {"reward/mean": 0.5})
     assert (run.alarms.asked, run.alarms.cause, run.alarms.saves) == (action, "AtStepOne", True)
+
+
+def test_what_an_observer_may_not_return_is_said(tmp_path):
+    run = RunWriter.start(config(tmp_path), "rl", [], observers=[AtStepOne()])
+    wrong = mock.patch.object(AtStepOne, "after_step", lambda *_: "halt")
+    with wrong, pytest.raises(UserError, match=r"AtStepOne\.after_step returned 'halt': return None or one of"), run:
+        run.log_step(0, {"reward/mean": 0.5})

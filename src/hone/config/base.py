@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cache, reduce
@@ -13,6 +13,7 @@ import pydantic_config
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
+from hone.errors import UserError
 from hone.extension import Fields, gathered, load
 
 Path = tuple[str, ...]
@@ -76,6 +77,10 @@ class Meta:
 
 _KINDS = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list[str]}
 """Kinds of an extension's key, besides sections."""
+PLACES = {"run": "", "rl": "", "eval": "", "engine": "inference."}
+"""Where an extension adds keys (`run`: of `hone sft` and `hone rl`), and what their paths begin with."""
+ADDED: dict[str, Any] = {}
+"""Defaults of the keys that extensions add, by path."""
 
 
 def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
@@ -86,23 +91,45 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
         parents: list[Any] = [cls]
         for name, key in gathered("KEYS", {}).items():
             where, _, own = name.rpartition(".")
+            if where not in PLACES:
+                raise UserError(f"{key.module} adds the key {name}: write it below one of {', '.join(PLACES)}")
             if where != place:
                 continue
             if isinstance(key, Fields):
-                parents.insert(0, load(key.module, f"config.{key.fields_class}"))
+                added = load(key.module, f"config.{key.fields_class}")
+                _refuse_taken(key, added, parents)
+                parents.insert(0, added)
+                ADDED.update({PLACES[place] + one: field.get_default() for one, field in added.model_fields.items()})
                 continue
+            if any(own in parent.model_fields for parent in parents):
+                raise UserError(f"{key.module} adds the key {name}, which is there already: choose another name")
             kind: Any = _KINDS.get(key.kind) or load(key.module, f"config.{key.kind}")
-            default = kind() if key.default == {} else key.default
+            ADDED[PLACES[place] + own] = default = kind() if key.default == {} else key.default
             kind = kind | None if default is None else kind
             fields[own] = (Annotated[kind, Meta(**key.meta)], Field(default=default, description=key.docstring))
-        for name, values in gathered("CHOICES", {}).items():
-            where, _, own = name.rpartition(".")
+        choices: dict[str, dict[str, str]] = {}
+        for name, words in gathered("CHOICES", {}).items():
+            where, own, value = name.split(".")
             if where == place:
-                fields[own] = _with_choices(cls.model_fields[own], values)
+                choices.setdefault(own, {})[value] = words
+        for own, values in choices.items():
+            if own not in cls.model_fields:
+                raise UserError(
+                    f"an extension adds values to {place}.{own}, which is no key of hone: correct its CHOICES"
+                )
+            fields[own] = _with_choices(cls.model_fields[own], values)
         about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
         return create_model(cls.__name__, __base__=tuple(parents), **about, **fields)
 
     return extended
+
+
+def _refuse_taken(key: Fields, added: type[BaseModel], parents: Sequence[type[BaseModel]]) -> None:
+    """Raise UserError if a class of keys would replace a key or a check of the config's class."""
+    checks = {name for name in vars(added) if name.startswith("_")} - set(dir(BaseConfig))
+    for name in sorted(added.model_fields.keys() | checks):
+        if any(name in parent.model_fields or hasattr(parent, name) for parent in parents):
+            raise UserError(f"{key.module}: {key.fields_class}.{name} is there already: choose another name")
 
 
 def _with_choices(field: FieldInfo, values: Mapping[str, str]) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from hone.config.base import PLAIN, BaseConfig, Meta, changed, lookup, meta_of
+from hone.config.base import ADDED, PLAIN, BaseConfig, Meta, changed, lookup, meta_of
 from hone.config.dump import mistyped, to_toml
 from hone.config.parse import CONFIG_OF
 from hone.config.retired import retired
@@ -83,8 +83,10 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
     new = flat(tomllib.loads(run_toml(config, "")))
-    usual = {name: field.default for name, field in type(config).model_fields.items()}  # of extensions installed since
-    old = {name: value for name, value in usual.items() if isinstance(value, bool | list)} | dict(old)
+    usual: dict[str, Any] = {}  # the defaults of extensions that may have been installed since
+    for name, value in ADDED.items():
+        usual |= flat({name: tomllib.loads(to_toml(value)) if isinstance(value, BaseConfig) else value})
+    old = {name: value for name, value in usual.items() if name in new} | dict(old)
     # Other steps to go are harmless where the learning rate of those so far does not depend on how many there are.
     schedule = new.get("trainer.scheduler.type", new.get("scheduler.type", "constant"))
     names = differing(old, new, names_matter=not {"model", "tokenizer"} <= sources.keys())

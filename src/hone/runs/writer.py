@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, get_args
 
 from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
@@ -33,7 +33,7 @@ from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
 from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
 from hone.runs.metrics import best_step
-from hone.runs.observer import Observer
+from hone.runs.observer import Action, Observer
 from hone.runs.opening import Opening
 from hone.runs.outputs import Lock, writable
 from hone.runs.progress import Progress
@@ -193,8 +193,11 @@ class RunWriter:
             self.look_for_target(step, lines[0])
         if lines:  # after all is written: what an observer raises ends the run, and loses nothing of it
             for observer in self.observers:
-                if action := observer.after_step(step, *lines):
-                    self.alarms.ask(action, type(observer).__name__)
+                name, action = type(observer).__name__, observer.after_step(step, *lines)
+                if action not in (None, *get_args(Action)):
+                    raise UserError(f"{name}.after_step returned {action!r}: return None or one of {get_args(Action)}")
+                if action:
+                    self.alarms.ask(action, name)
         if self.alarms.asked == "stop" and took_step(metrics):
             cause = self.alarms.cause
             self.alarms.done()

@@ -24,7 +24,7 @@ KEYS = {
     ),
 }
 OBSERVERS = {
-    "alarms": Watch(0, "watch.observer", __name__),
-    "predictions": Watch(31, "predictions.observer", __name__, always=True),
+    "alarms": Watch(0, "watch.observer", __name__, always=True),
+    "predictions": Watch(65, "predictions.observer", __name__, always=True),
 }
 RECORDS = {"predictions": Record("predicted", "predictions", __name__)}
