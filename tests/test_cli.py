@@ -136,6 +136,16 @@ def test_the_installed_scripts(script: str) -> None:
     assert done.stdout.startswith(f"usage: {script} ")
 
 
+@pytest.mark.parametrize("script", ["inference", "trainer", "orchestrator"])
+def test_a_script_whose_extension_is_gone_says_so(script: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("hone.extension._found", dict)
+    monkeypatch.setattr("hone.extension.extensions", dict)
+    monkeypatch.setattr(sys, "argv", [script])
+    assert getattr(cli, script)() == 2
+    sentence = f"error: hone has no command '{script}': install the extension that brings it\n"
+    assert capsys.readouterr().err == sentence
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     script = f"'{sys.executable}' -m hone.cli rl --help | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)

@@ -19,10 +19,36 @@ from hone.extension import extensions, required
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "hone"
 EXTENSIONS = sorted(path.parent.name for path in SOURCE.glob("extensions/*/extension.py"))
-NAMING = {"config/retired.py", "cli.py", "extension.py"}
-"""Core files that hold names of extensions: keys that came with one, commands with scripts of their own, examples."""
-WORDS = {"alarms", "audit", "server", "split"}
-"""Names of extensions that are words of the core too: alarms and audits in a run's log, what samples, a mode."""
+OF_THE_CORE = {"alarms", "audit", "chat", "inference", "orchestrator", "server", "split", "trainer"}
+"""Names that are words of the core too: alarms and audits in a run's log, a chat template, sections, a mode."""
+NAMING = {
+    "commands/detach.py": ("report", "key of what the process in the background reports"),
+    "commands/eval.py": ("report", "a command, printed if it is there"),
+    "commands/quickstart.py": ("report view", "commands, printed if they are there"),
+    "commands/training.py": ("view", "a command, printed if it is there"),
+    "config/retired.py": (
+        "cluster plan predict regrade replay report services study teacher trackers trackio view viewer vllm wandb",
+        "keys that came with an extension, for when it is gone",
+    ),
+    "config/trl.py": ("report vllm wandb", "arguments of TRL, and keys that are hinted at if they are there"),
+    "environments/loading.py": ("verifiers", "ids of an older version"),
+    "grading/math.py": ("verify", "the package math_verify"),
+    "runs/metrics.py": ("teacher", "metric of recorded runs"),
+    "runs/opening.py": ("wandb", "key of run.json"),
+    "runs/progress.py": ("report teacher", "a phase, and a metric of recorded runs"),
+    "runs/summary.py": ("verify wandb", "a command, printed if it is there, and tags of recorded runs"),
+    "runs/view.py": ("report trackio verify wandb", "files of recorded runs"),
+    "terminal.py": ("trackio wandb", "packages that draw on the terminal"),
+}
+"""Names of extensions, and of their commands, keys and libraries, that core files hold, and why."""
+PROMISED = {
+    "commands/quickstart.py": ("view", "printed if it is there"),
+    "config/retired.py": ("chat plan view", "for keys of those commands"),
+    "loops/reach.py": ("inference", "what a server elsewhere is called"),
+    "runs/summary.py": ("verify", "printed if it is there"),
+    "runs/view.py": ("verify", "who writes a file"),
+}
+"""Commands of extensions that core files tell of as `hone COMMAND`, and why."""
 SLOW = """
 commands/test_quickstart contracts device/test_attention environments/test_workers grading/test_pool
 inference/test_invariant model/test_foreign model/test_fusion trainer/test_memory
@@ -132,31 +158,56 @@ def test_a_file_may_hold_the_defaults_of_keys_whose_extension_is_gone(
 
 @pytest.mark.deletable
 def test_the_tests_of_the_core_pass_without_any_extension(tmp_path: Path) -> None:
-    """Left out: SLOW, what a plain `pytest` leaves out, tests/conftest.py WHOLE, what is marked to need one."""
+    """Left out: the contracts, and SLOW; what a plain `pytest` leaves out by its marks; and of tests/conftest.py WHOLE
+    and what is marked with an extension that it needs.
+    """
     ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "extensions")
     tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored, ignore_dangling_symlinks=True)
     (tree / "src/hone/extensions").mkdir()
     shutil.copy(SOURCE / "extensions" / "__init__.py", tree / "src/hone/extensions")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree / "environments")])}
-    words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "tests"]
-    words += [f"--ignore-glob=tests/{path}*" for path in SLOW.split()]
+    words = [*("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "tests"), *SLOW]
     done = subprocess.run([sys.executable, "-m", "pytest", *words], env=env, cwd=tree, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
 
 
+def allowed(table: Mapping[str, tuple[str, str]], names: set[str]) -> dict[str, set[str]]:
+    """Return by file those of the table's words that are a name of an extension that is there."""
+    return {file: found for file, (words, _) in table.items() if (found := {*words.split()} & names)}
+
+
 def test_no_core_file_names_an_extension() -> None:
+    tables = [getattr(one, of, {}) for one in extensions().values() for of in ("COMMANDS", "KEYS", "LOADERS")]
+    names = {*EXTENSIONS, *(re.split("[ .]", name)[-1] for table in tables for name in table)} - OF_THE_CORE
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         name = str(path.relative_to(SOURCE))
-        if name.startswith("extensions/") or name in NAMING:
+        if name.startswith("extensions/"):
             continue
         nodes = list(ast.walk(ast.parse(path.read_text())))
-        words = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
-        words += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-        modules = {text for text in words if re.search(rf"hone\.extensions\.({'|'.join(EXTENSIONS)})\b", text)}
-        if named := modules | ({*words} & {*EXTENSIONS} - WORDS):
-            found[name] = sorted(named)
-    assert found == {}
+        texts = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
+        imported = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        modules = {
+            text for text in [*texts, *imported] if re.search(rf"hone\.extensions\.({'|'.join(EXTENSIONS)})\b", text)
+        }
+        words = {word for text in texts if not re.search(r"\s", text) for word in [text, *re.split("[^a-z]+", text)]}
+        if named := modules | words & names:
+            found[name] = named
+    assert found == allowed(NAMING, names)
+
+
+def test_no_core_file_promises_a_command_of_an_extension() -> None:
+    """Strings other than docstrings of modules, classes and functions; a key's docstring is its help."""
+    names = {name for module in extensions().values() for name in getattr(module, "COMMANDS", {})}
+    found = {}
+    for path in sorted({*SOURCE.rglob("*.py")} - {*SOURCE.glob("extensions/**/*.py")}):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docs = {ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, documented)}
+        texts = {str(node.value) for node in nodes if isinstance(node, ast.Constant)} - docs
+        if promised := {name for name in names for text in texts if re.search(rf"\bhone {name}\b", text)}:
+            found[str(path.relative_to(SOURCE))] = promised
+    assert found == allowed(PROMISED, names)
 
 
 def test_extensions_import_those_that_they_require() -> None:

@@ -107,6 +107,9 @@ def test_a_run_with_a_key_of_an_extension_that_is_not_installed_says_so(tmp_path
     config.write_text(f"{CONFIG_OF}rl\ncount_words = true\n")
     with pytest.raises(UserError, match=r"unknown key count_words in .*: an extension that is not installed may bring"):
         parse(RLConfig, ["@", str(config)], "rl")
+    config.write_text(f"{CONFIG_OF}rl\nmax_stepz = 3\n")
+    with pytest.raises(UserError, match=r"unknown key max_stepz in .*: did you mean max_steps\?$"):
+        parse(RLConfig, ["@", str(config)], "rl")
     config.write_text("count_words = true\n")
     with pytest.raises(UserError, match=r"unknown key count_words in .*no key is like it"):
         parse(RLConfig, ["@", str(config)], "rl")

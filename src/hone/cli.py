@@ -106,7 +106,9 @@ def call(name: str, argv: list[str], prog: str) -> int:
 def _run(name: str, argv: list[str], prog: str) -> int:
     from hone.commands import detach
 
-    command = commands()[name]
+    if (command := commands().get(name)) is None:
+        why = lacking("COMMANDS", name) or "install the extension that brings it"
+        raise UserError(f"hone has no command {name!r}: {why}")
     try:
         from hone.config.parse import parse
     except ImportError:

@@ -13,6 +13,7 @@ from readers import nobody_reads
 
 import hone
 from hone.cli import call
+from hone.extension import extensions
 
 WAIT = "time.sleep(600)"
 
@@ -21,7 +22,7 @@ def hone_eval(*words: str) -> int:
     return call("eval", list(words), "hone eval")
 
 
-def test_a_checkpoint_is_evaluated_and_the_results_saved(here: Path, tiny_model_dir: Path, capsys):
+def test_a_checkpoint_is_evaluated_and_the_results_saved(here: Path, tiny_model_dir: Path, capsys, monkeypatch):
     model = str(tiny_model_dir)
     assert hone_eval("reverse-text", "-m", model, "-n", "3", "-r", "2", "-t", "6", "-T", "0.7") == 0
     out = capsys.readouterr().out
@@ -34,8 +35,11 @@ def test_a_checkpoint_is_evaluated_and_the_results_saved(here: Path, tiny_model_
     mean = metadata["metrics"]["eval/reverse-text/reward/mean"]
     assert re.search(rf"^reward +{mean:.3f} ±", out, re.MULTILINE)
     assert f"saved       {folder.relative_to(here)}/results.jsonl" in out
-    assert out.endswith(f"next        hone report {folder.relative_to(here)}\n")
+    assert out.endswith(f"next        hone report {folder.relative_to(here)}\n") == ("viewer" in extensions())
     assert "\x1b" not in out
+    monkeypatch.setattr("hone.extension.extensions", dict)
+    assert hone_eval("reverse-text", "-m", model, "-n", "1", "-r", "1", "-t", "6") == 0
+    assert "hone report" not in capsys.readouterr().out, "its extension is gone"
 
 
 def test_when_too_many_completions_cannot_be_graded_the_exit_code_is_1(here: Path, tiny_model_dir: Path, capsys):

@@ -15,6 +15,7 @@ from present import NO_AUDIT
 
 from hone.cli import main
 from hone.errors import UserError
+from hone.extension import Column
 from hone.loops.rl import RL
 from hone.runs import Run
 from hone.runs.observer import Observer
@@ -236,6 +237,22 @@ def test_observers_see_the_run_and_change_nothing(settings, by_command, tmp_path
     steps = [("step", step) for step in range(5)]
     assert seen == [("check", False), ("start", 0), *steps, ("end", "done")]
     assert contents(tmp_path / "out") == contents(by_command)
+
+
+def test_two_columns_of_one_section_are_both_computed(settings, tmp_path, monkeypatch):
+    added = []
+
+    def column(name: str) -> Column:
+        add = lambda groups: added.append(name) or groups  # noqa: E731
+        return Column("own", name, name, *[lambda *_: (add, f"giver {name}")] * 3)
+
+    columns = {name: column(name) for name in "ab"}
+    monkeypatch.setattr("hone.loops.rl.token_columns", lambda config: columns)
+    with RL(**settings, output_dir=tmp_path) as rl:
+        rl.sample()
+        causes = [entry["cause"] for entry in rl.run.info["inexact"]]
+    assert added == ["a", "b"]
+    assert [cause.rpartition("giver ")[2] for cause in causes[-2:]] == ["a", "b"]
 
 
 def test_steps_need_an_open_run(settings, tmp_path):

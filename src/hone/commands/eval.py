@@ -12,7 +12,7 @@ from hone.config.eval import EvalConfig
 from hone.evaluation.profile import pass_rates
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
-from hone.extension import machines_of
+from hone.extension import gathered, machines_of
 from hone.loops.evaluating import Evaluation
 from hone.model.files import TINY
 from hone.runs.signals import StopRequest
@@ -42,7 +42,8 @@ def run(config: EvalConfig) -> int:
         console.print(Text(f"profile     {words}"), soft_wrap=True)
     if evaluation.folder is not None:
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)
-        console.print(Text(f"next        {shlex.join(['hone', 'report', str(evaluation.folder)])}"), soft_wrap=True)
+        if "report" in gathered("COMMANDS", {}):
+            console.print(Text(f"next        {shlex.join(['hone', 'report', str(evaluation.folder)])}"), soft_wrap=True)
     return _exit_code(result, config.grading.max_failed)
 
 

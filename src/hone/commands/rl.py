@@ -8,7 +8,7 @@ from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
-from hone.extension import gathered
+from hone.extension import gathered, lacking
 from hone.hardware import visible_gpus
 from hone.runs.display import say
 from hone.runs.outputs import with_own_folder
@@ -25,9 +25,15 @@ def run(config: RLConfig) -> int:
     if alone and config.display != "none" and (count := _gpus(config)) > 1:
         others = f"--mode split samples on one and trains on {count - 1}, --inference.replicas N samples on N"
         say(f"One of {count} GPUs is used: {others}")
+    runner = gathered("MODES", {}).get(config.mode or "")
+    if runner is None and config.mode != "colocated":
+        why = lacking("MODES", str(config.mode)) or "it comes with an extension that is not there"
+        raise UserError(
+            f"mode {config.mode} can't run ({why}): install that, or train in one process, with one rank and one server"
+        )
     if config.orchestrator.client.base_url is not None:
         check_server(config)
-    if (runner := gathered("MODES", {}).get(config.mode or "")) is not None:
+    if runner is not None:
         return runner(config)
     from hone.commands.training import train_rl
 

@@ -189,9 +189,10 @@ class _Reader:
                 yield key.path, value
 
     def _unknown_key(self, path: Path, file: str) -> str:
-        hint = _meant(self.cls, path, ", and no key is like it; --help all lists them")
+        unlike = ", and no key is like it; --help all lists them"
         if other := config_of(pathlib.Path(file)):
-            hint = ": an extension that is not installed may bring it, or another version of hone"
+            unlike = ": an extension that is not installed may bring it, or another version of hone"
+        hint = _meant(self.cls, path, unlike)
         if other and self.cls.__name__.lower() != f"{other}config":
             hint = f": it is the config of a run of `hone {other}`"
         return f"unknown key {dotted(path)} in {file}{hint}"

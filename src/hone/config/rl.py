@@ -53,7 +53,7 @@ class TrainerConfig(MemoryConfig):
     ranks: Annotated[int, Meta("ranks", -2, decides="rounding")] = Field(default=1, ge=1)
     """Processes that `rl` starts for the trainer, which share model and batch (FSDP2); under torchrun, its number."""
     record_tokens: Annotated[bool, Meta(decides="nothing")] = True
-    """Keep entropy and trainer logprob of each trained token in tokens/, for `hone view` (about 5 bytes a token)."""
+    """Keep entropy and trainer logprob of each trained token in tokens/ (about 5 bytes a token)."""
 
     @property
     def keeps_old(self) -> bool:

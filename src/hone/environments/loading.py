@@ -97,8 +97,9 @@ def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
             "the extension for v0 (`hone examples extension-verifiers-v0`)"
         )
     if loader is None or not task:
-        known = f"write LIBRARY:TASK with a library of {' or '.join(loaders)}, or install the extension that brings it"
-        raise UserError(f"{env_id!r} is not an environment id: {lacking('LOADERS', name) or known}")
+        known = f"write LIBRARY:TASK with a library of {' or '.join(loaders)}, or " if loaders else ""
+        why = lacking("LOADERS", name) or f"{known}install the extension that brings it"
+        raise UserError(f"{env_id!r} is not an environment id: {why}")
     if loader.names_code:
         trust.check_named(f"the task {env_id}")
     function = load(loader.module, loader.function)

@@ -28,7 +28,6 @@ from hone.loops.groups import check_prompts
 from hone.loops.machine import configure, device_of, serving_kv_gib
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
-from hone.model.lora import start_adapter
 from hone.model.texts import SpecialTexts
 from hone.runs.outputs import Lock, check_target
 from hone.runs.view import INFO, LOCK
@@ -191,6 +190,8 @@ def load_weights(
     """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, **more)
     if more.get("lora") is not None:
+        from hone.model.lora import start_adapter
+
         start_adapter(model, seed)
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)

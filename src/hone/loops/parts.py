@@ -38,7 +38,6 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
-from hone.model.lora import start_adapter
 from hone.runs.display import say
 from hone.runs.view import REWARDS
 from hone.runs.writer import RunWriter
@@ -85,6 +84,8 @@ def load_policy(config: RunConfig, source: str | None = None, device: str | None
         lora=config.model.lora,
     )
     if config.model.lora is not None:
+        from hone.model.lora import start_adapter
+
         start_adapter(model, config.seed)
     return model
 

@@ -262,10 +262,10 @@ class RL(Training):
         return first_examples(self.config, self.env, next(iter(self.curricula.values())))
 
     def _open(self, stack: ExitStack) -> None:
-        givers = {
-            column.section: column.connect(self.config, self.renderer, self.decoder.vocab_size)
+        givers = [
+            (column.section, *column.connect(self.config, self.renderer, self.decoder.vocab_size))
             for column in token_columns(self.config).values()
-        }
+        ]
         kept = (self.given.files if self.given else {}) | self.own.files
         reads = parts.local_sources(parts.model_files(self.config))
         for one in (*self.config.tasks().values(), *self.config.eval_tasks().values()):
@@ -286,14 +286,13 @@ class RL(Training):
         stack.enter_context(self._saving(export, config.ckpt, trainer.plans))
         band = band_from_config(config, self.decoder.num_layers, self.processes.backend)
         recorder = RunRecorder(config, run, self.saver, band, self.renderer.special_texts)
-        for _, words in givers.values():
+        for _, _, words in givers:
             run.mark_inexact(run.start_step, SCORED_BY + words)
         given = self.own.functions.get("advantages")
         tasks = Tasks(self.envs, self.eval_envs, self.curricula, self.renderer, given)
         state = run.restored[1] if run.restored else None
-        self.steps = build(
-            config, tasks, self.policy, trainer, recorder, state, {phase: add for phase, (add, _) in givers.items()}
-        )
+        columns = [(phase, add) for phase, add, _ in givers]
+        self.steps = build(config, tasks, self.policy, trainer, recorder, state, columns)
         for curriculum in self.curricula.values():
             curriculum.restarted = partial(self._report_restart, curriculum.size)
         trainer.start(self.saver)

@@ -67,7 +67,7 @@ def build(
     trainer: Updates,
     recorder: RunRecorder,
     state: Mapping[str, Any] | None = None,
-    columns: Mapping[str, AddColumn] | None = None,
+    columns: Sequence[tuple[str, AddColumn]] = (),
 ) -> Steps:
     """Make the steps of a run, which go on from the `state` in a checkpoint (None: from the beginning).
 
@@ -80,7 +80,7 @@ def build(
         if policy is not None:
             env, own = tasks.train[name], tasks.advantages
             samplers[name] = GroupSampler(one, env, tasks.renderer, policy, curriculum, own, name)
-    return Steps(config, tasks, policy, samplers, trainer, ledger, recorder, columns or {})
+    return Steps(config, tasks, policy, samplers, trainer, ledger, recorder, columns)
 
 
 @dataclass(eq=False)
@@ -98,8 +98,8 @@ class Steps(Loop):
     trainer: Updates
     ledger: Ledger
     recorder: RunRecorder
-    columns: Mapping[str, AddColumn]
-    """By the phase that each takes."""
+    columns: Sequence[tuple[str, AddColumn]]
+    """With the phase that each takes."""
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     """Metrics of the last recorded step."""
     _pending: deque[PendingStep] = field(default_factory=deque, init=False)
@@ -123,7 +123,7 @@ class Steps(Loop):
             if count:
                 made = self.samplers[name].groups(step, count, draw, self.recorder.phase)
                 groups, draw = groups + made, draw + len(self.tasks.curricula[name].draw(len(made)))
-        for phase, add_column in self.columns.items():
+        for phase, add_column in self.columns:
             with self.recorder.phase(phase):
                 groups = add_column(groups)
         return groups

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.model.hf import MAX_SHARD_BYTES, reserve_files, save_model
-from hone.model.lora import ADAPTER, save_adapter
 from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
@@ -23,7 +23,13 @@ def save_weights(folder: Path, model: Decoder, parameters: Mapping[str, torch.Te
     """Write config, safetensors and any adapter into `folder`; `parameters` by name replace the model's."""
     save_model(model, folder, parameters=parameters)
     if model.lora is not None:
-        save_adapter(model, folder / ADAPTER, parameters)
+        _save_adapter(model, folder, parameters)
+
+
+def _save_adapter(model: Decoder, folder: Path, *arguments: Any, **how: Any) -> None:
+    from hone.model.lora import ADAPTER, save_adapter
+
+    save_adapter(model, folder / ADAPTER, *arguments, **how)
 
 
 def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
@@ -39,7 +45,7 @@ def save_policy(trainer: Trainer, folder: Path, max_bytes: int | None = None, re
     ranks = trainer.ranks
     save_model(trainer.model, folder, max_bytes or _limit(trainer), whole=whole, write=ranks.first, reserved=reserved)
     if trainer.model.lora is not None:
-        save_adapter(trainer.model, folder / ADAPTER, whole=whole, write=ranks.first)
+        _save_adapter(trainer.model, folder, whole=whole, write=ranks.first)
     ranks.barrier()
 
 
@@ -91,7 +97,7 @@ class Spool:
             reserve_files(self.model, fresh)
         if self.adapter_alone:
             fresh.mkdir(parents=True, exist_ok=True)
-            save_adapter(self.model, fresh / ADAPTER)
+            _save_adapter(self.model, fresh)
         else:
             save_model(self.model, fresh, reserved=reserved)
         shutil.rmtree(folder, ignore_errors=True)

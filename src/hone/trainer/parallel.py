@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from hone.errors import UserError
 from hone.model.decoder import Decoder, Linear
 from hone.trainer import WHOLE_GRADIENT_BYTES
-from hone.trainer.life_line import LifeLine
+
+if TYPE_CHECKING:
+    from hone.trainer.life_line import LifeLine
 
 T = TypeVar("T")
 
@@ -149,6 +151,8 @@ def joined(device: str) -> Iterator[Ranks]:
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     torch.distributed.init_process_group(backend, store=_meeting_point(rank, world), rank=rank, world_size=world)
     control, line = (torch.distributed.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
+    from hone.trainer.life_line import LifeLine
+
     life_line = LifeLine(rank, world, line)
     ranks = Ranks(rank, world, local_rank, local_world, control, life_line)
     yield ranks

@@ -137,6 +137,13 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
             run_split(config(f"--mode split --output-dir {tmp_path} --inference.port {port}"))
 
 
+@pytest.mark.needs("alarms")
+def test_a_prediction_that_cannot_be_read_is_refused_before_a_role_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("hone.extensions.split.launcher.Launch", None)
+    with pytest.raises(UserError, match=r'^--predict "loss@2 < " can.t be read'):
+        run_split(config(f"--output-dir {tmp_path} --predict 'loss@2 < '"))
+
+
 def test_the_launcher_loads_nothing_heavy():
     program = "import sys\nimport hone.extensions.split.launcher, hone.cli\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

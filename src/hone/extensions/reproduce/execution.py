@@ -227,7 +227,7 @@ class RebuiltRL(Rebuilt):
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         found = token_columns(self.config).items()
-        columns = {column.section: partial(self._with_recorded, name) for name, column in found}
+        columns = [(column.section, partial(self._with_recorded, name)) for name, column in found]
         self.steps = build(self.config, self.tasks, self.policy, self.updates, self.memory, state, columns)
 
     def retrain(self, step: int) -> StepRecord:
