@@ -57,7 +57,7 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 @dataclass(frozen=True)
 class Expression:
-    """A well-formed answer: its value (None: it divides by zero), and its numbers.
+    """A well-formed answer: its value (None: it divides by zero), numbers and operations.
 
     `stated` is the number after `=`, if there is one.
     """
