@@ -2,8 +2,8 @@
 
     hone eval verifiers-v0:my-env -m hone/tiny -n 20 -a '{"difficulty": "easy"}'
 
-verifiers makes each rollout and rewards it by the environment's rubric (`worker.py`). All else is as for the tasksets
-of v1 whose rollouts verifiers makes (`hone.extensions.libraries.verifiers`).
+verifiers makes each rollout and rewards it by the environment's rubric (`worker.py`). All else is as for tasksets of v1
+with rollouts by verifiers (`hone.extensions.libraries.verifiers`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Served(verifiers.Served):
         self.env["driver"] = str(verifiers.Served.driver)
 
     def train_rows(self) -> int | None:
-        """Return how many rows, the first ones, are for training; None if it has none of its own for evaluation."""
+        """Return how many rows, the first ones, are for training; None if no others are for evaluation."""
         return self._ask(["train_rows"])
 
 
@@ -50,9 +50,9 @@ def load(
 ) -> verifiers.Episodes:
     """Load the environment `name` by its `load_environment(**args)`.
 
-    Held out are the rows of its `eval_dataset`; of an environment without, the share `held_out` (0.1) of the prompts,
-    by content. The other arguments are those of tasks `verifiers:TASKSET`. Raises UserError without verifiers v0, and
-    for an environment that is refused.
+    The rows of its `eval_dataset` are held out; without one, the share `held_out` (0.1) of the prompts, by content. The
+    other arguments work as for tasks `verifiers:TASKSET`. Raises UserError without verifiers v0, and for an environment
+    that is refused.
     """
     env_id = f"verifiers-v0:{name}"
     if held_out is not None and not 0 < held_out < 1:
@@ -80,7 +80,7 @@ def load(
 
 
 def _python(env_id: str) -> Path:
-    """Return the first interpreter that has v0: this one, or that of an environment here or in hone's checkout."""
+    """Return the first interpreter with v0: this one, or an environment's here or in hone's checkout."""
     if _has_v0(sys.path):
         return Path(sys.executable)
     for environment in ENVIRONMENTS:
@@ -94,6 +94,6 @@ def _python(env_id: str) -> Path:
 
 
 def _has_v0(folders: list[str]) -> bool:
-    """Return True if a folder has a verifiers before 0.4, the first without v0."""
+    """Return True if a folder has verifiers before 0.4, the first version without v0."""
     versions = [found.version for found in distributions(name="verifiers", path=folders)]
     return any(tuple(map(int, version.split(".")[:2])) < (0, 4) for version in versions)

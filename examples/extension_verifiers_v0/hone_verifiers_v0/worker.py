@@ -1,8 +1,8 @@
-"""verifiers v0, as it runs in processes of its own for `loading.py`; hone is not imported there.
+"""verifiers v0, run in separate processes for `loading.py`; hone is not imported there.
 
 `start` answers questions about an environment, in a process of `hone.grading.pool`. As a script it is the driver of
-rollouts, `verifiers_driver.py` of hone, with the `episodes` of v0. Each loads the environment, so a row has its digest
-when a rollout is made of it.
+rollouts, `verifiers_driver.py` of hone, with the `episodes` of v0. Both load the environment, so a rollout's order has
+the digest of its row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 OWN_SAMPLING = ("stop", "max_tokens", "max_completion_tokens")
-"""What an environment's own `sampling_args` may say; the rest is the run's to set."""
+"""Keys that an environment may set in `sampling_args`; the run sets the others."""
 
 
 class Refused(Exception):
@@ -33,8 +33,8 @@ class Refused(Exception):
 def start(env_id: str, args: dict[str, Any], folder: str, _: None) -> Callable[[list[Any]], Any]:
     """Return the function that answers questions about an environment that is installed, or a module in `folder`.
 
-    It answers as that of `verifiers_worker.py` does about a taskset whose rollouts verifiers makes. If the environment
-    has rows of its own for evaluation, they come last, and "train_rows" says how many are before them.
+    It answers as `verifiers_worker.py` does about a taskset with rollouts by verifiers. Rows for evaluation come last,
+    and "train_rows" says how many are before them.
     """
     sys.path.append(folder)
     served = Served(env_id, args)
@@ -96,7 +96,7 @@ def load(env_id: str, args: dict[str, Any]) -> Any:
 
 
 def check(env: Any) -> None:
-    """Raise Refused for an environment whose rollouts cannot be rewarded one by one."""
+    """Raise Refused if the rollouts of an environment cannot be rewarded one by one."""
     vf = importlib.import_module("verifiers")
     if env.requires_group_rollouts:
         raise Refused("is refused: a reward of its rubric compares the rollouts of a group; hone rewards each alone")
@@ -106,18 +106,18 @@ def check(env: Any) -> None:
 
 
 def rubrics(rubric: Any) -> list[Any]:
-    """Return the rubric, or those of a group of them."""
+    """Return the rubric, or all rubrics of a group."""
     return [leaf for one in rubric.rubrics for leaf in rubrics(one)] if hasattr(rubric, "rubrics") else [rubric]
 
 
 def weights_of(env: Any) -> dict[str, float]:
-    """Return the weights of the reward functions; those of metrics are 0."""
+    """Return the weights of the reward functions; metrics have weight 0."""
     named = [pair for rubric in rubrics(env.rubric) for pair in zip(rubric.funcs, rubric.weights, strict=True)]
     return {func.__name__: float(weight) for func, weight in named}
 
 
 def rows_of(env: Any, limit: int) -> list[list[dict[str, Any]]]:
-    """Return the first rows for training, and those for evaluation if the environment has some of its own."""
+    """Return the first rows for training, and for evaluation if the environment has such rows."""
     built = env.build_dataset(), env.build_eval_dataset()
     return [[] if rows is None else rows.select(range(min(limit, len(rows)))).to_list() for rows in built]
 
@@ -137,7 +137,7 @@ def digest(value: Any) -> str:
 
 @contextlib.asynccontextmanager
 async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, Any]], Any]]:
-    """Give the function that makes the rollout of an order (`verifiers_driver.py`), and returns what `summary` does."""
+    """Give the function that makes the rollout of an order (`verifiers_driver.py`) and returns its `summary`."""
     import openai
 
     vf: Any = importlib.import_module("verifiers")
@@ -148,7 +148,7 @@ async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, An
 
     class PolicyClient(vf.OpenAIChatCompletionsClient):
         async def get_native_response(self, *args: Any, **kwargs: Any) -> Any:
-            """Have a bound that the rollout has used up end it as a prompt that is too long does."""
+            """End the rollout at a used-up bound, as at a prompt that is too long."""
             try:
                 return await super().get_native_response(*args, **kwargs)
             except openai.BadRequestError as error:
@@ -190,8 +190,8 @@ async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, An
 
 
 def summary(state: Any, known: dict[str, float]) -> dict[str, Any]:
-    """Return `scores` and `weights` of rewards and metrics. Where the reward is not their weighted sum, for the rubric
-    computes it itself, it is a component, and the others have no weight.
+    """Return `scores` and `weights` of rewards and metrics. If the rubric computes the reward itself, not as their
+    weighted sum, the reward is a component, and the others have no weight.
     """
     scores = {name: float(value) for name, value in state["metrics"].items()}
     weights = {name: known.get(name, 0.0) for name in scores}
@@ -202,7 +202,7 @@ def summary(state: Any, known: dict[str, float]) -> dict[str, Any]:
 
 
 async def call_reward(rubric: Any, func: Callable[..., Any], state: Any) -> float:
-    """Call a reward function as verifiers does, which would log what it raises, and count 0."""
+    """Call a reward function as verifiers does, but let it raise; verifiers would log the error and count 0."""
     given, takes = rubric.score_objects(state), inspect.signature(func).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         given = {name: value for name, value in given.items() if name in takes}
