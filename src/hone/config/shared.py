@@ -17,6 +17,8 @@ from hone.web import shown_url
 Precision = Literal["fp32", "bf16_linear", "bf16"]
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
+MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
+"""Moments of a scalar: in the layers' matrices, elsewhere."""
 TRANSPORT = ".transport"
 """Folder in the run's own where the transport is, unless the config says where."""
 
@@ -171,9 +173,9 @@ class OptimConfig(BaseConfig):
     def _check_state(self) -> OptimConfig:
         if self.offload and self.state == "8bit":
             raise UserError('optim.offload has the state in the host\'s memory already: leave out optim.state = "8bit"')
-        if self.type == "muon" and (self.offload or self.state == "8bit"):
+        if self.type != "adamw" and (self.offload or self.state == "8bit"):
             raise UserError(
-                'optim.offload and optim.state = "8bit" are for AdamW: leave out these or optim.type = "muon"'
+                f'optim.offload and optim.state = "8bit" are for AdamW: leave out these or optim.type = "{self.type}"'
             )
         return self
 

@@ -12,7 +12,7 @@ from typing import get_args
 
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
-from hone.config.shared import Checkpointing, LoraConfig, OptimConfig
+from hone.config.shared import MOMENTS, Checkpointing, LoraConfig, OptimConfig
 from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
@@ -20,8 +20,8 @@ LOGITS = {"cpu": 2**23, "cuda": 2**25}
 """Logits of a chunk for which `hone.model.head` makes a softmax. To make them again, a CPU takes as many as a GPU."""
 CHECKPOINTING = get_args(Checkpointing)
 """From the fastest to the leanest."""
-STATE_BYTES = {"fp32": 8.0, "8bit": 2 + 2 * 4 / 256}
-"""Bytes of AdamW's two moments of one weight; in 8 bits, each block of 256 has a scale in fp32."""
+MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}
+"""Bytes of a moment of one weight; in 8 bits, each block of 256 has a scale in fp32."""
 BASE_BYTES = {"8bit": 1 + 2 / 64, "4bit": 0.5 + 2 / 64}
 """Bytes of a weight that `model.lora.base` freezes, with its share of a bf16 scale for each 64."""
 
@@ -103,11 +103,12 @@ def cast_bytes(model: DecoderConfig, precision: str) -> int:
 
 
 def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of AdamW's two moments or Muon's one, and of fp32 masters of bf16 weights."""
+    """Return the bytes of the optimiser's moments, and of fp32 masters of bf16 weights."""
+    inner, other = (MOMENT_BYTES[optim.state] * count for count in MOMENTS[optim.type])
     if lora is not None:
-        return int(trained(model, lora) * STATE_BYTES[optim.state])
-    spared = 4 * model.matrices if optim.type == "muon" else 0
-    return int(model.parameters * (STATE_BYTES[optim.state] + (4 if precision == "bf16" else 0))) - spared
+        return int(trained(model, lora) * inner)
+    masters = 4 * model.parameters if precision == "bf16" else 0
+    return int(model.matrices * inner + (model.parameters - model.matrices) * other) + masters
 
 
 def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
@@ -118,7 +119,7 @@ def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None
     """
     scalars = trained(model, lora)
     block = 1 << (4 * scalars - 1).bit_length()
-    return int(scalars * STATE_BYTES[optim.state]) + 2 * block if optim.offload else 0
+    return 8 * scalars + 2 * block if optim.offload else 0
 
 
 def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:

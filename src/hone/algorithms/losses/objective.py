@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hone.algorithms import corrections
-from hone.algorithms.losses.cispo import cispo
-from hone.algorithms.losses.clip import clip
-from hone.algorithms.losses.dppo import dppo
-from hone.algorithms.losses.gspo import gspo
 from hone.algorithms.losses.kl import kl_estimate
 from hone.algorithms.losses.ratio import MAX_LOG_RATIO, importance_ratio
-from hone.algorithms.losses.reinforce import reinforce
-from hone.algorithms.losses.sapo import sapo
 from hone.errors import UserError
 from hone.types import PackedBatch
 
@@ -45,17 +41,18 @@ def sft_objective(
 
 
 def token_loss(config: LossConfig, stale: bool = False) -> TokenLoss:
-    """Return the loss that `config.type` names, with its settings."""
+    """Return the loss that `config.type` names: the function of its file, with what its parameters name."""
+    loss: Callable[..., Any] = getattr(import_module(f"hone.algorithms.losses.{config.type}"), config.type)
+    names = signature(loss).parameters
     low, high = config.range
     dual_clip = config.dual_clip or (STALE_DUAL_CLIP if stale else None)
-    return {
-        "clip": lambda new, old, adv, lengths: clip(new, old, adv, low, high, dual_clip),
-        "gspo": lambda new, old, adv, lengths: gspo(new, old, adv, lengths, low, high, dual_clip),
-        "cispo": lambda new, old, adv, lengths: cispo(new, old, adv, high),
-        "sapo": lambda new, old, adv, lengths: sapo(new, old, adv),
-        "dppo": lambda new, old, adv, lengths: dppo(new, old, adv, low, high, config.ratio_penalty),
-        "reinforce": lambda new, old, adv, lengths: reinforce(new, adv),
-    }[config.type]
+    settings = {"eps_low": low, "eps_high": high, "dual_clip": dual_clip, "penalty": config.ratio_penalty}
+
+    def of_tokens(new: Tensor, old: Tensor, advantages: Tensor, lengths: Tensor) -> Any:
+        tensors = {"logprobs_M": new, "old_logprobs_M": old, "advantages_M": advantages, "lengths_S": lengths}
+        return loss(**{name: value for name, value in (tensors | settings).items() if name in names})
+
+    return of_tokens
 
 
 def correction(config: CorrectionConfig) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:

@@ -179,9 +179,9 @@ LEANER: dict[str, tuple[dict[str, Any], ...]] = {
 
 def leaner(config: RLConfig | SFTConfig, device: str = "cuda") -> Iterator[tuple[dict[str, Any], RLConfig | SFTConfig]]:
     """Yield (settings by key in the trainer's section, the config with them), the leanest last."""
-    prefix, is_muon = "trainer." if isinstance(config, RLConfig) else "", trainer_of(config).optim.type == "muon"
+    prefix, adamw = "trainer." if isinstance(config, RLConfig) else "", trainer_of(config).optim.type == "adamw"
     for settings in LEANER[device]:
-        if is_muon and any(key.startswith("optim.") for key in settings):
+        if not adamw and any(key.startswith("optim.") for key in settings):
             continue
         for name in CHECKPOINTING:
             values = settings | {"checkpointing": name}

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 ASSETS = Path(str(resources.files("hone.extensions.viewer"))) / "assets"
-_TABS = {"": "overview", "step": "samples", "sample": "samples", "search": "search"}
+_TABS = {"": "overview", "step": "samples", "sample": "samples"}
 _TABS |= {"eval": "held-out samples", "change": "before and after", "card": "run card"}
-"""The tab of a run's page, by the first part of its path."""
+"""The tab of a run's page by the first word of its path."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Site:
     ) -> str:
         run = entry.state.files
         frame = {"entry": entry, "slug": entry.slug, "steps": run.rollout_steps(), "evals": run.evals(), "at": step}
-        frame["current"] = _TABS[path.split("/")[0]]
+        frame["current"] = _TABS.get(word := path.split("/")[0], word)
         return self.page(template, f"run/{entry.slug}/{path}", title, **frame, **values)
 
     def error(self, here: str, title: str, sentence: str) -> str:
