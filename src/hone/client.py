@@ -4,7 +4,8 @@
         answer = await client.request("GET", "http://localhost:8000/v1/models")
 
 It tries again after a lost connection, a timeout, and the statuses 408, 409, 425, 429 and 5xx, but not after 501 or if
-the account has no money. It waits 1, 2, 4, … seconds times a factor in [0.5, 1], or as long as Retry-After says.
+the account has no money. It waits 1, 2, 4, … seconds (at most 60) times a factor in [0.5, 1], or as long as Retry-After
+says (at most 300) if that is longer.
 """
 
 from __future__ import annotations

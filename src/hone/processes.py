@@ -160,7 +160,8 @@ def end_with(parent: int) -> None:
 def supervised(command: Sequence[str], grace: float) -> list[str]:
     """Return a command line that runs `command` and ends its whole group with this process, even after SIGKILL.
 
-    The group gets `grace` seconds to end. Temporary files are deleted.
+    The group also ends after SIGTERM, SIGINT or SIGHUP, and when `command` itself ends. It gets `grace` seconds for
+    that. Its temporary files are deleted.
     """
     return [sys.executable, "-I", __file__, str(os.getpid()), str(grace), *command]
 
@@ -189,6 +190,7 @@ if __name__ == "__main__":
 
 
 def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nobody listens on now; another process may take it."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

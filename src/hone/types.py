@@ -95,7 +95,7 @@ Column = np.ndarray | Ragged
 """One value of each of T tokens, or several."""
 Columns = Mapping[str, Column]
 """Columns by name. `candidates` (int32, ragged) are the ids that a token was sampled among, where `top_k`, `top_p` or
-`min_p` cut the distribution. Extensions add others (float32, 0 where not sampled).
+`min_p` cut the distribution; otherwise a token has none. Extensions add others (float32, 0 where not sampled).
 """
 
 
@@ -156,7 +156,8 @@ class Segment:
     `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token, False between
     turns; `logprobs` `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled);
     `versions` `[T]` policy version that produced each token (-1 where not sampled); `messages` its conversation;
-    `turn_rewards` float64 if a program rewards each call of the model.
+    `stop_reason` ("stop" or "length") is the end of the last turn; `turn_rewards` float64, one for each turn, if a
+    program rewards each call of the model.
     """
 
     token_ids: np.ndarray
@@ -210,7 +211,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Usage:
-    """Counts of a server that answers in text: tokens of the first prompt and of all completions (None: unknown)."""
+    """A text server's counts: tokens of the first prompt and of all completions (None: unknown), turns, seconds."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -223,8 +224,10 @@ class Rollout:
     """One sample: a conversation with the model, and its tokens.
 
     `segments` are its sequences of tokens: one, or several where a program branches (`branches`), or none from a server
-    that answers in text (see `usage`). `messages` include the completion. `completion_ids` are the sampled tokens if
-    nothing else is known.
+    that answers in text (see `usage`). All have the advantage of the sample, unless a program rewards each call.
+    `token_ids`, `sampled_mask`, `logprobs`, `versions`, `turns`, `prompt_tokens`, `completion_tokens` and `sampled_ids`
+    are of the first segment only. `messages` include the completion, and `stop_reason` is the end of its last turn.
+    `completion_ids` are the sampled tokens if nothing else is known.
 
     In a task of several turns, `state` (JSON) is the environment's, and `failure` is the outcome and detail with which
     the environment broke off. Two flags mean that another try may end otherwise: `late` if a tool was ended at its

@@ -28,7 +28,7 @@ U = TypeVar("U")
 Row = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
-"""Share of spoiled demonstrations: 0 for none, 1 for 30 % in each way that the task names."""
+"""Factor of spoiled demonstrations. 0: clean; 1 spoils 30 % in each way that the task names."""
 HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 

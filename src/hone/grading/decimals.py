@@ -15,7 +15,10 @@ DECIMAL = re.compile(r"[0-9,]*\.[0-9]+")
 
 
 def same_rational(one: Fraction, other: Fraction, one_numeral: str = "", other_numeral: str = "") -> bool:
-    """Return True if the numbers are equal, or one is the other rounded. A numeral is a decimal's digits; else ""."""
+    """Return True if the numbers are equal, or one is the other rounded.
+
+    A numeral is a decimal as it was written, without sign, exponent and percent sign; "" for other numbers.
+    """
     return (
         one == other
         or (not _is_finite(other) and is_rounded(one_numeral, one, other))

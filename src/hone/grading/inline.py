@@ -66,7 +66,7 @@ def inside() -> bool:
 
 
 def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[str, ...]:
-    """Return which `offered` arguments `func` takes, all with `**kwargs`. ValueError names one that is not offered."""
+    """Return which `offered` arguments `func` takes (all with `**kwargs`). ValueError names a required other one."""
     names: list[str] = []
     for parameter in inspect.signature(func).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -102,8 +102,9 @@ def together(
 ) -> list[T]:
     """Return the results, in the order of `works`. Their awaitables are awaited concurrently, up to `timeout` seconds.
 
-    `held_up` is called if a deadline was noticed late: something blocked the event loop, so others may have missed
-    theirs. Between the waits they run in order, so no result depends on which awaitable is done first.
+    A later result is a failure. `held_up` runs if a deadline was noticed late: something blocked the event loop, so
+    others may have missed theirs. Between the waits they run in order, so no result depends on which awaitable is done
+    first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))
@@ -144,6 +145,7 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
     """Return the outcome of a completion that could be graded; the first that applies, as `Outcome` lists them.
 
     `correctness` is the value of the rubric's correctness function before its weight (None: it abstained).
+    `well_formed`: the parser found an answer; `truncated`: the length limit stopped sampling.
     """
     if correctness is not None and correctness >= 1.0:
         return Outcome.CORRECT

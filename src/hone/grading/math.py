@@ -98,8 +98,8 @@ def _same_ratio(answer: str, gold: str) -> bool | None:
 def readable(text: str) -> bool:
     """Return True if `text` may be mathematics.
 
-    It is not empty, too long, or a quoted string, its braces are in pairs, a space between digits is one of thousands,
-    and it has no tower of powers that nobody can work out.
+    It is not empty or too long, its braces are in pairs, a space between digits is one of thousands, no quoted string
+    is inside it, and it has no tower of powers that nobody can work out.
     """
     text = tidy(text)
     if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):
@@ -137,7 +137,7 @@ def balanced(text: str) -> bool:
 
 
 def tidy(text: str) -> str:
-    """Strip `text` of delimiters, bold, spacing commands, spaces between words and in numbers, and a last full stop."""
+    """Strip `text` of delimiters, bold, spacing commands, runs of white space, spaces in numbers, a last full stop."""
     text = text.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])", "", text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)

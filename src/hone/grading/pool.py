@@ -242,10 +242,10 @@ class Process:
 class Pool:
     """At most `workers` processes that answer with the function that `start(*arguments)` of the file `script` returns.
 
-    They run with the interpreter `python` (which needs nothing of hone), may take `memory_bytes` once they are ready,
-    start with the first questions, and end with the pool. Questions, answers and `arguments` are JSON. `environment`
-    adds variables. `doing` names the work in a failure: "grading". Several threads may use it, one after another; a
-    forked process starts other processes.
+    They run with the interpreter `python` (which needs nothing of hone), may take `memory_bytes` more once they are
+    ready, start with the first questions, and end with the pool. Questions, answers and `arguments` are JSON.
+    `environment` adds variables. `doing` names the work in a failure: "grading". Several threads may use it, one after
+    another; a forked process starts other processes.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class Pool:
 
         A question that raises, or exceeds a limit, gets a failure as its answer. `cpu_seconds` of processor time (None:
         no limit) ignore other load; `clock_seconds` are the backstop for waits. An exception in the block, as by
-        Ctrl-C, ends all processes. Other threads wait until the block ends.
+        Ctrl-C, ends all processes. Other threads wait until the block ends; this one opens no other round in it.
         """
         with self._lock:
             assert not self._round_is_open, "two rounds would take each other's answers"
@@ -379,7 +379,7 @@ class Round:
             self._threads[-1].start()
 
     def answers(self, on_answer: OnAnswer = lambda done, answer: None) -> list[Any | GraderFailure]:
-        """Return all answers in the order of the questions. StartFailure if a process does not become ready."""
+        """Return all answers in the order of the questions; put no more then. StartFailure if a process can't start."""
         self._end()
         if not self._threads:
             self._serve(0)

@@ -47,6 +47,7 @@ class RolloutSettings:
     tools: Tools = None
 
     def prompts(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
+        """Return the ids of the examples' prompts. Raises UserError if one leaves no room for a completion."""
         prompts = []
         for example in examples:
             self.renderer.note(f"example {example.id}", example.prompt, self.tools, key=example.id)
@@ -80,7 +81,7 @@ def roll_out(
     sampling: SamplingParams,
     finished: Callable[[int, Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Sample `settings.rollouts` rollouts of each example, group by group; `finished` gets each at its end."""
+    """Sample rollouts of each example, by group; `finished` gets each at its end. UserError if a prompt has no room."""
     prompts = settings.prompts(examples)
 
     def sample(calls: list[Call], give: Callable[[int, Segment], None]) -> list[Segment]:

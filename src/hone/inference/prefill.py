@@ -109,7 +109,10 @@ class Prefill:
         return Prompt(ids, layers, done, weights=self._weights)
 
     def advance(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Compute the prompts to their ends, together if `budget` tokens are enough; else each by at most `budget`."""
+        """Compute the prompts to their ends together, if `budget` tokens are enough for all.
+
+        Otherwise compute them one by one, at most `budget` tokens of a longer one.
+        """
         if sum(len(prompt.ids) - prompt.done for prompt in prompts) <= budget:
             fresh = [prompt for prompt in prompts if prompt.done == 0]
             begun = [prompt for prompt in prompts if prompt.done > 0]

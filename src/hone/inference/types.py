@@ -145,7 +145,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of a job that the engine dropped: the reason, and the last calls before it, if it was an exception."""
+    """A job that the engine dropped. `lines`: the last calls, innermost last; "" if the logits were not finite."""
 
     ticket: int
     reason: str

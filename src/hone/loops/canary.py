@@ -132,7 +132,10 @@ class Canary:
 
 
 class GapWatch:
-    """Judges every publication by the canary, and every step's samples; shows a verdict when it changes."""
+    """Judges every publication by the canary, and every step's samples; shows a verdict when it changes.
+
+    The verdict `stop` raises Halt, unless `action` is "warn".
+    """
 
     def __init__(self, band: Band, action: str, run: RunWriter) -> None:
         self.band, self.action, self.run = band, action, run

@@ -199,7 +199,7 @@ def has_call_rewards(group: Group) -> bool:
 
 
 def call_rewards(group: Group) -> np.ndarray:
-    """Return the rewards `[C]` of all calls of a group, NaN where grading failed; by default the sample's reward."""
+    """Return the rewards `[C]` float64 of a group's calls, NaN where grading failed; by default the sample's reward."""
     return np.concatenate(
         [
             np.full(one.turns, score.reward)
@@ -220,6 +220,7 @@ def step_advantages(
     """Compute the advantages of a step's groups, `[G]` float32 each, by `orchestrator.advantage`.
 
     `truncated` = "penalize" lowers the rewards of completions near their limit here; scores keep what was graded.
+    Raises UserError if the user's function does not return finite advantages of this shape.
     """
     settings = config.orchestrator.advantage
     valid_PG = np.stack([valid(group) for group in scores])
@@ -236,7 +237,7 @@ def step_advantages(
 
 
 def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
-    """Return the rewards `[G]` for a group's advantages, less the penalties for the length of the last turn."""
+    """Return the rewards `[G]` float64 for a group's advantages, less the penalties for the length of the last turn."""
     orch = config.orchestrator
     if orch.truncated != "penalize":
         return rewards(scores)
@@ -267,7 +268,7 @@ def is_masked(segment: Segment, config: RLConfig) -> bool:
 def advantages_by_settings(
     rewards_PG: np.ndarray, valid_PG: np.ndarray, tokens_PG: np.ndarray, config: RLConfig, own: Advantages | None
 ) -> np.ndarray:
-    """Compute advantages by the user's function, or by `advantage`; `tokens_PG` are the loss tokens of each."""
+    """Compute advantages by the user's function or `advantage`. Invalid rewards are NaN; `tokens_PG`: loss tokens."""
     settings = config.orchestrator.advantage
     if settings.function is not None:
         own = own or find_function(settings.function)[0]
@@ -340,7 +341,8 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     """Return the completions to train on, in the order of the groups, and the counts of filtered groups.
 
     Failed samples are left out, and with `truncated` = "mask" cut-off completions. A refill replaces filtered groups,
-    so it counts none. Further segments of a rollout have numbers behind the samples of the group.
+    so it counts none. Further segments of a rollout have numbers behind the samples of the group. Every sampled token
+    carries loss, also the stop token.
     """
     orch, tasks = config.orchestrator, config.tasks()
     sequences, filtered = list[Packed](), Counts()

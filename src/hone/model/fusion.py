@@ -30,7 +30,10 @@ def is_compiled() -> bool:
 
 
 def set_compiled(on: bool, device: str | torch.device = "cpu") -> None:
-    """Turn compilation of the functions marked `fused` on or off. UserError if a `device` lacks what it needs."""
+    """Turn compilation of the functions marked `fused` on or off in this process.
+
+    Raises UserError without a C++ compiler, or without Triton for a GPU.
+    """
     global _on
     if on and not any(map(shutil.which, COMPILERS)):
         raise UserError("model.compile needs a C++ compiler: install g++, or leave model.compile out")

@@ -314,6 +314,7 @@ def rows_digest(files: Iterable[Path]) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """List the safetensors files of a model's weights. Raises UserError if the folder lacks one."""
     if (folder / WEIGHTS_INDEX).is_file():
         weight_map = read_json(folder, WEIGHTS_INDEX).get("weight_map") or {}
         names = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
@@ -335,6 +336,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def file_shapes(files: Iterable[Path]) -> dict[str, list[int]]:
+    """Return the shape of each tensor in safetensors files. Raises UserError if a file can't be read."""
     shapes: dict[str, list[int]] = {}
     for file in files:
         try:

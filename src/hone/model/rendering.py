@@ -193,6 +193,7 @@ def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opene
 
 
 def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:
+    """Raise UserError unless `full` begins with `prompt` and `turn`. White space may move."""
     begun = squeeze(prompt + turn["content"].removeprefix(opened))
     if not squeeze(full).startswith(begun):
         roles = " and ".join(dict.fromkeys(str(message.get("role")) for message in answers))

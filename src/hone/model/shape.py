@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
-    """Return the shape of a folder, a hub id (known here, cached or fetched), or `hone/tiny` with `init`."""
+    """Return the shape of a folder, hub id (known, cached or fetched), or `hone/tiny` with `init`; else UserError."""
     name, folder = str(model), Path(model)
     if name == TINY:
         from hone.model.presets import tiny_config

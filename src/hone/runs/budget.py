@@ -25,7 +25,7 @@ ENDING = ("checkpoint", "publish", "evaluate", "validate")
 
 @dataclass(frozen=True)
 class Spent:
-    """Cost of all processes of a run (dollars None without a price), and of recent steps, to predict the next."""
+    """Wall seconds, dollars (None: no price) and tokens of all processes, and of recent steps, to predict the next."""
 
     seconds: float = 0.0
     usd: float | None = None

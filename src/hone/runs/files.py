@@ -66,6 +66,7 @@ def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON, without API keys, as `write_file` does. NaN is refused."""
     write_file(path, to_json(value))
 
 
@@ -206,7 +207,7 @@ def sha256(path: Path) -> str:
 
 
 def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
-    """Open a run's file. UserError with the remedy unless it is readable and regular (reading a pipe could hang)."""
+    """Open a run's file. FileNotFoundError; UserError with the remedy unless readable and regular (a pipe may hang)."""
     if os.path.lexists(path) and not path.is_file():
         raise UserError(f"{path} cannot be read (it is no regular file): {remedy}")
     try:
@@ -282,7 +283,7 @@ def split_lines(data: bytes) -> list[bytes]:
 
 
 class JsonlLog:
-    """An append-only file of JSON lines, each written by one `write` call, from several threads.
+    """An append-only file of JSON lines, each written by one `write` call. Several threads may append.
 
     A torn last line is dropped on open. `bytes` and `sha256` are of the file as it is.
     """

@@ -39,7 +39,7 @@ def count_text(runs: int, evaluations: int, previous: int) -> str:
 
 
 def find_run(name: str, root: Path = OUTPUTS) -> Path:
-    """Return the directory of a run, given itself, or its id or a unique beginning of that under `root`."""
+    """Return the directory of a run, given itself, or its id or a unique start of its id in `root`; else UserError."""
     path = Path(name)
     if os.path.lexists(path / INFO):
         return path

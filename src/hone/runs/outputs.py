@@ -41,6 +41,7 @@ def _run_around(path: Path) -> tuple[Path, str] | None:
 
 
 def refuse_inside_run(path: Path, flag: str) -> None:
+    """Raise UserError if `path`, given by `flag`, lies among the files of a run."""
     if around := _run_around(path):
         raise UserError(f"{path} lies in the run {around[0]}, where nothing may be written: choose another {flag}")
 
@@ -93,6 +94,7 @@ def delete_unused() -> None:
 
 
 def check_output(folder: Path, protect: list[Path]) -> None:
+    """Raise UserError if a new run in `folder` would touch foreign files, or files that it reads (`protect`)."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a directory: choose another --output-dir")
     if (around := _run_around(folder)) and (name := around[1]):
@@ -123,6 +125,7 @@ def check_output(folder: Path, protect: list[Path]) -> None:
 
 
 def check_kept(folder: Path, names: Iterable[str]) -> None:
+    """Raise UserError if a file with one of these names exists that no run of hone put there."""
     own = (view.run_info(folder) or {}).get("kept", [])
     for name in names:
         if name not in own and os.path.lexists(folder / name):
@@ -155,7 +158,7 @@ def size_of_run(folder: Path) -> int:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete the files of the run in `folder`, run.json last; links are deleted, not followed."""
+    """Delete the files of the run in `folder`, run.json last; links are not followed. UserError while it is written."""
     with writable(folder):
         lock = Lock(folder)
         try:
@@ -187,6 +190,7 @@ def sweep_run(folder: Path) -> None:
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
+    """Turn an OSError while `folder` is open for writing into a UserError."""
     try:
         yield
     except OSError as error:

@@ -70,6 +70,7 @@ def other_numerics(info: Mapping[str, Any]) -> str | None:
 
 
 def refuse_other_numerics(info: Mapping[str, Any], folder: Path) -> None:
+    """Raise UserError, with the hone to use, if the run in `folder` has other numerics than this hone."""
     if (problem := other_numerics(info)) is None:
         return
     version = (info.get("versions") or {}).get("hone-rl") or "that began it"

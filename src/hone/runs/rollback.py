@@ -60,7 +60,7 @@ def roll_back(folder: Path, step: int) -> Path | None:
 def copy_history(source: Path, target: Path, step: int) -> None:
     """Copy to `target` the history of the run in `source` before its step `step`, with that checkpoint and weights.
 
-    Records of extensions in run.json stay behind, and so do damaged weights. The checkpoint comes last.
+    Records of extensions in run.json and damaged weights stay behind. The checkpoint comes last: then all is there.
     """
     for name in view.LOGS:
         pairs = zip(view.read_lines(source / name), whole_lines(source / name), strict=True)

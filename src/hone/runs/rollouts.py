@@ -101,7 +101,7 @@ def schema(
 
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
-    """Return the rows of a group: `index` within its step, `state` is its fate (`failed` if the grader failed)."""
+    """Return the rows of a group, `index` within its step, with its `state`; a sample without a grade is `failed`."""
     import numpy as np
 
     shared = {
@@ -187,7 +187,10 @@ def columns_of(row: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
-    """Write rows (keys of `schema`; a missing one is null) as Parquet, 2 to 7 bytes a token. Return its SHA-256."""
+    """Write rows (keys of `schema`, else null) as Parquet, 2 to 7 bytes a token. Return its SHA-256, in hex.
+
+    Equal rows give equal bytes.
+    """
     import pyarrow as pa
 
     optional, more = ("kept_ids", "env", "branches", "call_rewards"), gathered("COLUMNS", {})
@@ -273,7 +276,7 @@ def as_read(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_evaluation(folder: Path, version: int, rows: Sequence[dict[str, Any]]) -> str:
-    """Write the samples of a version into the run in `folder`. Returns their SHA-256."""
+    """Write the samples of a version into the run in `folder`. Equal rows give equal bytes; returns their SHA-256."""
     content = "".join(to_lines(rows)).encode()
     (folder / EVALS).mkdir(exist_ok=True)
     write_file(folder / evals_file(version), content)

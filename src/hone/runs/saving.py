@@ -30,7 +30,7 @@ class Snapshot:
     """The state that an exact resume needs: the live tensors (group `model` is the policy), and the loop's state.
 
     Another thread may call `state()` later, for the state of now. `part` is a folder of files that other processes
-    wrote, for the checkpoint.
+    wrote; they are moved into the checkpoint.
     """
 
     tensors: Tensors
@@ -108,6 +108,7 @@ class Saver:
                 pause(self.run, step, cause, lambda: self.stopping)
 
     def save_now(self, step: int) -> None:
+        """Save version `step` as weights and as a checkpoint; all files are written on return."""
         self.halted = True
         try:
             self.save(step, last=True)

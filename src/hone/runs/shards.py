@@ -38,6 +38,8 @@ def is_sharded(folder: Path) -> bool:
 
 
 class _Unpickler(pickle.Unpickler):
+    """Makes only the records, numbers and paths of an index: a pickle could run any code."""
+
     def find_class(self, module: str, name: str) -> Any:
         import torch
 

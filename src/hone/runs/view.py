@@ -95,7 +95,7 @@ class RunView:
         return read_lines(self.path / EVENTS)
 
     def hashes(self) -> list[dict[str, Any]]:
-        """Return for each step, and the final version, the hashes of `weights`, `metrics`, `rollouts` and `evals`."""
+        """Return by step, and for the last version, the fingerprint of `weights` and the SHA-256 of other files."""
         return read_lines(self.path / HASHES)
 
     def rollout_steps(self) -> list[int]:
@@ -258,7 +258,7 @@ def current_name(metric: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return a config.toml as a nested dict, without retired keys that change nothing."""
+    """Return a config.toml as a nested dict, without retired keys. Raises UserError if it is damaged."""
     data = read_file(path)
     try:
         table = tomllib.loads(data.decode())

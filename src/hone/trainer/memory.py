@@ -171,7 +171,10 @@ def activation_bytes(
     checkpointing: str = "none",
     lora: LoraConfig | None = None,
 ) -> tuple[int, int]:
-    """Return the bytes that `tokens` in `slots` of attention save for the backward pass, and what one layer's adds."""
+    """Return the bytes that `tokens` of one micro-batch, in `slots` of attention, store for the backward pass.
+
+    The second number is for one layer in its backward pass. Inputs of products are in bf16 unless precision is fp32.
+    """
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2
     by_fp32 = low == 2 and takes_products_in_fp32(device)
@@ -209,7 +212,7 @@ def activation_bytes(
 def head_bytes(
     model: DecoderConfig, precision: str, device: str, rows: int, cache_bytes: int, frozen: bool = False
 ) -> int:
-    """Return the bytes that `hone.model.head` needs for `rows` of loss tokens, with the gradient of its weight."""
+    """Return the bytes of `hone.model.head` for `rows` of loss tokens, with its weight's gradient unless `frozen`."""
     low = 4 if precision == "fp32" else 2
     logits, softmax = rows * model.vocab_size, rows * model.vocab_size * low
     made = 6 if (precision, device) == ("bf16", "cpu") else 0  # of bf16 weights, before it is in the buffer

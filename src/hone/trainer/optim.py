@@ -70,7 +70,7 @@ class Optimizer:
     def step(self, lr: float) -> float:
         """Clip the gradients, update the weights at learning rate `lr`, clear the gradients.
 
-        Returns the gradient's global L2 norm before clipping; if it is not finite, the weights stay.
+        Returns the gradient's global L2 norm before clipping; if it is not finite, no weight or state changes.
         """
         grads = {name: getattr(param, _SUM, param.grad) for name, param in self.params.items()}
         grads = {name: grad for name, grad in grads.items() if grad is not None}
@@ -128,9 +128,10 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state` returned, bit for bit after the model's weights; a rank takes its rows of whole tensors.
+        """Restore what `state` returned, bit for bit. Restore the model's weights first.
 
-        Raises UserError for the state of another `type`, or of 8 bits for fp32; the other way round it is rounded.
+        A rank takes its rows of whole tensors. Raises UserError for the state of another `type`, or of 8 bits for fp32;
+        the other way round it is rounded.
         """
         self.adamw.state.clear()
         for momentum in self.momenta.values():

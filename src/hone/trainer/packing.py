@@ -180,6 +180,7 @@ def deal(
 ) -> list[PackedBatch]:
     """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens, and return this rank's.
 
+    All ranks pass all sequences of the step. `max_tokens` None: as suits `device`. `num_loss_tokens` counts all ranks.
     A longer sequence is a micro-batch alone. Sequences that share a prompt, which counts once, stay together if they
     fit. No micro-batch has sequences of two `minibatches`. Each rank gets the same number of micro-batches, as few as
     `max_tokens` allows and of about equal size, with one without loss if there are not enough sequences.

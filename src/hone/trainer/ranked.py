@@ -60,10 +60,11 @@ def on_all_ranks(method: Method) -> Method:
 
 
 class RankedTrainer:
-    """Rank 0's trainer, which runs each call on every rank and cuts batches into micro-batches.
+    """Rank 0's trainer, which runs each call on every rank.
 
-    `start` calls `make` on all ranks, with its arguments. Leaving the context on rank 0 ends the other ranks with the
-    exit code `code`, or the error's.
+    It cuts batches into micro-batches of at most `micro_batch_tokens` tokens (None: as suits the device). `start` calls
+    `make` on all ranks, with its arguments. Leaving the context on rank 0 ends the other ranks with the exit code
+    `code`, or the error's.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class RankedTrainer:
 
     @on_all_ranks
     def score(self, token_ids: tuple[int, ...]) -> list[float]:
+        """Compute each token's log-probability except the first's, at the trainer's temperature."""
         return sequence_logprobs(self.trainer.model, token_ids, self.trainer.temperature)
 
     @on_all_ranks

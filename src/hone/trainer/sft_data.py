@@ -68,9 +68,9 @@ def tokenize(
     """Tokenize the conversation, with loss on every assistant message from index `start` on except `weight` 0.
 
     The sequence ends with the last message with loss, and its end-of-turn token. The prompt lists `tools`; `where`
-    names the example in errors. A thought, in one of `THOUGHTS`, is learned as the template writes it. If the template
-    rewrites a turn after the answers of tools (Qwen3's drops an empty thought), the turn stays as it was learned, as a
-    rollout's stays as it was sampled.
+    names the example in errors. A thought, in one of `THOUGHTS`, is learned as the template writes it; before the first
+    message with loss the template may drop it. If the template rewrites a turn after the answers of tools (Qwen3's
+    drops an empty thought), the turn stays as it was learned, as a rollout's stays as it was sampled.
     """
     learned = [_carries_loss(message, i, where) and i >= start for i, message in enumerate(messages)]
     if not any(learned):
@@ -320,7 +320,7 @@ def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) ->
 
 
 def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance: Callable[[int], None]) -> None:
-    """Tokenize every row that the run will use, to find bad rows before it starts; `advance` gets the rows done."""
+    """Tokenize each row that the run will use, before it starts. `advance` gets the number done (to `len(source)`)."""
     position = 0
     for step in range(max_steps):
         _, position = next_batch(source, step, position, data)

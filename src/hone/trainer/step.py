@@ -59,8 +59,8 @@ class Trainer:
     `reference`, if given, is the model of the KL term; with LoRA it may be `model`, with the adapter off. `temperature`
     is the sampler's, because the ratio compares the distributions that tokens were drawn from. `weigh` sets the tokens'
     weights in the loss, by default equal ones. Before each micro-batch of a step's first update, rank 0 calls
-    `interrupt`; an error there is raised on all ranks, with weights, optimiser and counter as before the step. With
-    `record_tokens`, `token_stats` describes the last step's tokens before its first update.
+    `interrupt`, and in `evaluate`; an error there is raised on all ranks, with weights, optimiser and counter as before
+    the step. With `record_tokens`, `token_stats` describes the last step's tokens before its first update.
 
     On several `ranks`, model and reference are sharded before (`parallel.shard`). All ranks call `step`, `evaluate`,
     `fingerprint` and `load_tensors` together, with equally many micro-batches, and get the same results.
@@ -217,7 +217,7 @@ class Trainer:
         self.reference.refresh()
 
     def token_stats(self) -> TokenStats | None:
-        """Return the last step's tokens of all ranks, on rank 0. None on other ranks, or without `record_tokens`."""
+        """Return the last step's tokens of all ranks on rank 0, else None. All ranks call it. Needs `record_tokens`."""
         if not self.record_tokens:
             return None
         parts = self.ranks.gather(TokenStats.joined([TokenStats.of_batch(*tokens) for tokens in self._tokens]))

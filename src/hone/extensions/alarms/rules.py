@@ -19,14 +19,14 @@ from hone.runs.progress import percent
 SOLVED = 0.9
 """From this share of correct completions on, neither sameness nor low entropy is a worry."""
 GROWN = 1.2
-"""Growth of the length of completions that counts, since the best reward."""
+"""Completions have grown if they are this many times as long as at the best reward."""
 FLAT, PATIENCE = 0.1, 3
 """Correctness is flat if it rose by less than FLAT of itself, and of a component's gain, for PATIENCE windows: partial
 credit, and the form of an answer, rise before it does."""
 RISEN = 0.2
 """Least rise of the share of identical completions: some tasks have few answers from the beginning."""
 LASTING = 3
-"""Steps of large gradients, none a new maximum, that count: single ones come and go."""
+"""Steps in a row that must have large gradients, unless one is a new maximum: single ones come and go."""
 RISING = 1.0
 """Standard errors of a rise of the reward that keeps a pool alive: a slow rise is hope, too."""
 PARKED = 0.95

@@ -189,7 +189,7 @@ def leaner(config: RLConfig | SFTConfig, device: str = "cuda") -> Iterator[tuple
 
 
 def remedies(plan: Plan) -> Iterator[str]:
-    """Yield a line for each setting that helps, the smallest result first; then the smallest card that would do."""
+    """Yield a line for each setting (or set, if no single one is enough), leanest first; then the smallest card."""
     config, device, lengths, shape = plan.evaluated, plan.device, plan.lengths, plan.shape
     assert shape is not None
 

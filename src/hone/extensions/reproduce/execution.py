@@ -97,10 +97,10 @@ class Rebuilt:
     Versions before `first` are left out: their steps were taken with other settings. `limit` is the largest relative
     distance of training values: 0, except for a run of several ranks.
 
-    `begin` sets the loop's state from a checkpoint (None: the start). `retrain` takes the update of a step from its
-    record, without evaluations. `repeat` takes the whole step anew, with the evaluation before it if one was due or
-    recorded. `evaluation` measures the current version, as at the end of a run that `evaluates`. Without `resamples`,
-    `repeat` grades the recorded completions, and measures no version; without `regrades` too, it is `retrain`.
+    `begin` sets the loop's state from a checkpoint (None: the start); set the trainer first. `retrain` takes the update
+    of a step from its record, without evaluations. `repeat` takes the whole step anew, with the evaluation before it if
+    one was due or recorded. `evaluation` measures the current version, as at the end of a run that `evaluates`. Without
+    `resamples`, `repeat` grades the recorded completions, and measures no version; without `regrades`, it is `retrain`.
     """
 
     trainer: Trainer

@@ -5,8 +5,9 @@ rollouts/, evals/, metrics.jsonl   against hashes.jsonl
 hashes.jsonl, metrics.jsonl        against what each checkpoint says they were then, and for the order of their steps
 the ledger of checkpoints          against the rollouts: all draws of the steps before it, and no other
 
-timings.jsonl, events.jsonl, logs/ and tokens/ are not covered. Only the certificate has the hashes of run.json and
-config.toml. Executing a step again exposes forged hashes.
+timings.jsonl, events.jsonl and logs/ (from clocks) and tokens/ (follows from the rest) are not covered. Only the
+certificate has the hashes of run.json (without tables of extensions) and config.toml. Executing a step again exposes
+forged hashes.
 """
 
 from __future__ import annotations

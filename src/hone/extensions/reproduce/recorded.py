@@ -20,6 +20,7 @@ class RecordedPolicy:
     """A `Policy` that repeats what was `recorded`, by sample id, as this `version`.
 
     Versions of tokens are clipped to `version` and the `lag` before it. A turn that was not recorded is an end token.
+    `sample` raises UserError for a sample that was not recorded.
     """
 
     def __init__(self, recorded: Mapping[str, Rollout], renderer: ChatRenderer, version: int = 0, lag: int = 0) -> None:

@@ -23,7 +23,7 @@ SENT_BACK = ("staleness/returned",)
 
 
 class Records:
-    """The records of a run. Each log is read once."""
+    """The records of a run. Each log is read once: a run in progress stays as it was then."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -127,7 +127,10 @@ class Launch:
         self._logs = {role.name: Log(self.scratch / f"{role.name}.log") for role in self.roles}
 
     def run(self) -> int:
-        """Start all, and return the orchestrator's exit code at the end. UserError says which role died of what."""
+        """Start all, and return the orchestrator's exit code at the end. A second Ctrl-C ends all at once.
+
+        Raises UserError, with the role that died and the cause.
+        """
         with self._stop:
             try:
                 for role in self.roles:

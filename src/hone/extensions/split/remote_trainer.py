@@ -41,7 +41,7 @@ FAREWELL = 10.0
 
 @dataclass(frozen=True)
 class Published:
-    """A version of the trainer: its result, the servers' logprobs of the canary, seconds and error of the update."""
+    """A trainer's version: result, canary logprobs by server (None: not loaded), the update's seconds and error."""
 
     result: Result
     scores: Sequence[Sequence[float]] | None = None

@@ -75,8 +75,8 @@ class SeveralProcesses:
         if (machines := machines_of(config)) is not None:
             machines.join()
         for env in rl.all_envs:
-            own = machines.use_graders(env, grading) if machines else grading
-            env.use_workers(own, deterministic=bool(config.deterministic))
+            workers = machines.use_graders(env, grading) if machines else grading
+            env.use_workers(workers, deterministic=bool(config.deterministic))
         # As the trainer, for run.json records it.
         configure(hello.threads, hello.parameters, deterministic=bool(config.deterministic))
         self.servers, self._absent = self._reach(config, rl.renderer)

@@ -199,6 +199,7 @@ class FileTransport:
         return waited
 
     def waiting(self) -> tuple[int, int]:
+        """Count the batches that the trainer has not taken yet, and their tokens."""
         there = set(names(self._folder))
         self._put = {step: tokens for step, tokens in self._put.items() if self._order_file(step).name in there}
         return len(self._put), sum(self._put.values())
@@ -282,7 +283,7 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
-        """Yield a folder for the weights of `version`, seen after the block; and if it is in memory, by `reserve`."""
+        """Yield a folder for weights, seen after the block, and True if it is in memory, where `reserve` found room."""
         name, memory = f"{NEW_PREFIX}step_{version}", self._memory
         fresh = self._disk / name
         try:
@@ -303,6 +304,7 @@ class FileTransport:
                     remove(folder)
 
     def put_result(self, result: Result) -> None:
+        """Report the result of an order. Write its weights first."""
         with self._explaining(may_be_over=True):
             self._write(self._result_file(result.version), result)
 
