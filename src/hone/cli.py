@@ -9,16 +9,13 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 from hone import __version__
 from hone.errors import RankLost, UserError, called_from
 from hone.extension import Command, gathered, lacking
-from hone.redaction import redact
 from hone.terminal import hanging, raw, safe_output
 
 COMMANDS = {
@@ -62,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
     name = group + words[0]
     if name in known:
         return call(name, words[1:], f"hone {name}")
+    from difflib import get_close_matches  # 1 ms that other commands save, as imports below do
+
     close = get_close_matches(name, listed, n=1, cutoff=0.7 if group else 0.5)
     hint = f"did you mean `hone {close[0]}`?" if close else f"there are {', '.join(listed)}"
     hint = lacking("COMMANDS", name) or hint
@@ -201,12 +200,18 @@ def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
 
 
 def _fail(sentence: str) -> int:
+    from hone.redaction import redact
+
     print(f"error: {hanging(redact(sentence))}", file=sys.stderr)
     return 2
 
 
 @safe_output()
 def _print_traceback(*error: Any) -> None:
+    import traceback
+
+    from hone.redaction import redact
+
     print(redact("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
 
 

@@ -7,12 +7,12 @@ Without the extensions in `REQUIRES` it adds nothing.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from glob import escape, iglob
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ from hone.errors import UserError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
+    from pathlib import Path
 
     from hone.config.eval import EvalConfig
     from hone.config.rl import RLConfig
@@ -235,8 +236,9 @@ def lacking(table: str, name: str) -> str:
 
 @cache
 def _found() -> Mapping[str, ModuleType]:
-    folders = sorted(path.parent.name for path in Path(__file__).parent.glob("extensions/*/extension.py"))
-    found = {name: import_module(f"hone.extensions.{name}.extension") for name in folders}
+    folder = os.path.join(os.path.dirname(__file__), "extensions")
+    names = [name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, "extension.py"))]
+    found = {name: import_module(f"hone.extensions.{name}.extension") for name in sorted(names)}
     for name, module in _installed():
         if name in found:
             raise UserError(f"{found[name].__name__} and {module.__name__} are both extensions {name!r}: uninstall one")
@@ -245,8 +247,7 @@ def _found() -> Mapping[str, ModuleType]:
 
 
 def _installed() -> Iterator[tuple[str, ModuleType]]:
-    files = (file for folder in sys.path for file in iglob(f"{escape(folder) or '.'}/*-info/entry_points.txt"))
-    if not any(f"[{GROUP}]" in Path(file).read_text(encoding="utf-8") for file in files):
+    if not any(map(_declares, sys.path)):
         return
     from importlib.metadata import entry_points  # to import it takes 30 ms
 
@@ -256,6 +257,17 @@ def _installed() -> Iterator[tuple[str, ModuleType]]:
         except Exception as error:
             package = entry.dist.name if entry.dist else entry.value
             raise _broken(f"the extension {entry.name} of hone", package, error) from error
+
+
+def _declares(folder: str) -> bool:
+    """Return True if a package that is installed in a folder of `sys.path` names an extension."""
+    found = False
+    with suppress(OSError):
+        for info in os.listdir(folder or "."):
+            if info.endswith("-info"):
+                with suppress(OSError), open(os.path.join(folder, info, "entry_points.txt"), encoding="utf-8") as file:
+                    found |= f"[{GROUP}]" in file.read()
+    return found
 
 
 def _broken(what: str, package: str, error: Exception) -> UserError:
