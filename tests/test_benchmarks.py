@@ -27,20 +27,13 @@ from gpu import measures
 from gpu import run as gpu_run
 from limits import sampling_limits
 
-from hone.model.config import DecoderConfig
+from hone.config.shared import InitConfig
 from hone.model.decoder import Decoder
+from hone.model.presets import tiny_config
 from hone.runs import Run
 
-TOY = DecoderConfig(
-    family="llama",
-    vocab_size=100,
-    hidden_size=10,
-    intermediate_size=20,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-)
+SIZE = InitConfig(hidden=10, intermediate=20, heads=2, kv_heads=1, head_dim=4)
+TOY = replace(tiny_config(SIZE, 100), family="llama", qk_norm=False)
 LAYERS, HEAD = 2 * (10 * (8 + 4 + 4) + 8 * 10 + 3 * 10 * 20 + 2 * 10), 100 * 10
 
 
@@ -101,8 +94,7 @@ def test_grading(run) -> None:
 
 
 def test_grading_compares_each_answer_once() -> None:
-    pairs = [pair for turn in range(3) for pair in grading.workload(100, turn)]
-    assert len(set(pairs)) == 300
+    assert len({pair for turn in range(3) for pair in grading.workload(100, turn)}) == 300
 
 
 def test_serving(run) -> None:

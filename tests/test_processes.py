@@ -78,21 +78,16 @@ def test_a_mark_finds_what_has_left_the_group_and_no_other() -> None:
     wait_until_gone({stays})
 
 
-def test_it_dies_with_the_process_that_started_it() -> None:
-    program = "import signal, sys, time; from hone.processes import Process; "
-    program += f"print(Process([sys.executable, '-c', {DEAF!r}], dies_with_parent=signal.SIGKILL).pid, flush=True); "
-    parent = start(program + "time.sleep(600)")
-    deaf = int(line_of(parent))
-    os.kill(parent.pid, signal.SIGKILL)
-    wait_until_gone({deaf})
-    parent.wait()
+FOLLOWS = "import os; from hone.processes import end_with; parent = os.getppid(); print(os.getpid(), flush=True); "
+STARTS = {
+    "the kernel": f"print(Process([sys.executable, '-c', {DEAF!r}], dies_with_parent=signal.SIGKILL).pid, flush=True)",
+    "a thread": f"Process([sys.executable, '-c', {FOLLOWS + 'end_with(parent)'!r}])",
+}
 
 
-def test_where_the_kernel_does_not_a_thread_ends_a_process_with_its_parent() -> None:
-    child = "import os; from hone.processes import end_with; parent = os.getppid(); print(os.getpid(), flush=True); "
-    child += "end_with(parent)"
-    program = f"import sys, time; from hone.processes import Process; Process([sys.executable, '-c', {child!r}]); "
-    parent = start(program + "time.sleep(600)")
+@pytest.mark.parametrize("what", STARTS)
+def test_the_kernel_ends_a_process_with_its_parent_and_a_thread_where_it_does_not(what: str) -> None:
+    parent = start(f"import signal, sys, time; from hone.processes import Process; {STARTS[what]}; time.sleep(600)")
     pid = int(line_of(parent))
     os.kill(parent.pid, signal.SIGKILL)
     wait_until_gone({pid})

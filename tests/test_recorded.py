@@ -260,8 +260,7 @@ def test_each_alarm_is_raised_on_a_run_made_to_raise_it_and_none_on_healthy_ones
     recorded = json.loads((RESULTS / "alarms.json").read_text())
     found = alarms.recorded(RESULTS / "alarms.parquet")
     assert found == {name: value for name, value in recorded.items() if name != "machine"}
-    healthy = {"seeds": 21, "steps": 21 * 150, "false_alarms": {}, "ill_by_themselves": {}}
-    assert found["healthy"] == healthy
+    assert found["healthy"] == {"seeds": 21, "steps": 21 * 150, "false_alarms": {}, "ill_by_themselves": {}}
     latest = {case: max(one["delays"].values()) for case, one in found["sick"].items()}
     assert len(latest) == 12 and latest.pop("one answer pays whatever is asked") <= 60
     assert max(latest.values()) <= 25

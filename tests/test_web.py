@@ -160,6 +160,12 @@ def hub(url: str, timeout: float = 5.0) -> Any:
 CLIENTS = [judge, reward, chat, tokens]
 
 
+def each_client(*errors: type[Exception]) -> pytest.MarkDecorator:
+    """Each of the clients, and what it raises."""
+    pairs = list(zip(CLIENTS, errors, strict=True))
+    return pytest.mark.parametrize(("client", "error"), pairs, ids=lambda one: getattr(one, "__name__", ""))
+
+
 @pytest.mark.parametrize("client", [*CLIENTS, hub], ids=lambda client: client.__name__)
 def test_no_client_asks_a_proxy_for_a_server_on_this_machine(
     client: Any, server: Server, monkeypatch: pytest.MonkeyPatch
@@ -174,23 +180,15 @@ def test_no_client_asks_a_proxy_for_a_server_on_this_machine(
         assert proxy.paths == [] and len(server.paths) == 2
 
 
-@pytest.mark.parametrize(
-    ("client", "errors"),
-    list(zip(CLIENTS, [ValueError, ValueError, RuntimeError, Halt], strict=True)),
-    ids=lambda one: getattr(one, "__name__", ""),
-)
-def test_no_client_reads_an_answer_without_end(client: Any, errors: Any, server: Server) -> None:
+@each_client(ValueError, ValueError, RuntimeError, Halt)
+def test_no_client_reads_an_answer_without_end(client: Any, error: Any, server: Server) -> None:
     for write, words in ((huge, "more than 1 MiB"), (compressed, "compressed")):
         server.write = write
-        with pytest.raises(errors, match=words):
+        with pytest.raises(error, match=words):
             client(server.url)
 
 
-@pytest.mark.parametrize(
-    ("client", "error"),
-    list(zip(CLIENTS, [RuntimeError, RuntimeError, RuntimeError, Late], strict=True)),
-    ids=lambda one: getattr(one, "__name__", ""),
-)
+@each_client(RuntimeError, RuntimeError, RuntimeError, Late)
 def test_an_answer_that_trickles_is_late(
     client: Any, error: Any, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,11 +198,7 @@ def test_an_answer_that_trickles_is_late(
         client(server.url, timeout=0.5)
 
 
-@pytest.mark.parametrize(
-    ("client", "error"),
-    list(zip(CLIENTS, [RuntimeError, RuntimeError, RuntimeError, Refused], strict=True)),
-    ids=lambda one: getattr(one, "__name__", ""),
-)
+@each_client(RuntimeError, RuntimeError, RuntimeError, Refused)
 def test_no_client_follows_a_redirect(client: Any, error: Any, server: Server) -> None:
     server.write = elsewhere
     with pytest.raises(error, match="307"):

@@ -30,21 +30,13 @@ def check(loss_of, losses, gradients, clipped=None):
     assert (None if active is None else active.tolist()) == clipped
 
 
-def test_clip():
+@pytest.mark.parametrize(("dual", "loss", "gradient"), [(None, 4.0, 4.0), (3.0, 3.0, 0.0)])
+def test_clip_and_dual_clip_which_bounds_what_a_token_that_should_be_unlearned_can_do(dual, loss, gradient):
     check(
-        lambda new: clip(new, OLD, ADVANTAGES, 0.2, 0.28),
-        [-1.28 * 2, -0.5 * 2, -1.1 * 2, 4.0, 0.9],
-        [0.0, -0.5 * 2, -1.1 * 2, 4.0, 0.9],
-        [True, False, False, False, False],
-    )
-
-
-def test_dual_clip_bounds_what_a_token_that_should_be_unlearned_can_do():
-    check(
-        lambda new: clip(new, OLD, ADVANTAGES, 0.2, 0.28, dual_clip=3.0),
-        [-1.28 * 2, -0.5 * 2, -1.1 * 2, 3.0, 0.9],
-        [0.0, -0.5 * 2, -1.1 * 2, 0.0, 0.9],
-        [True, False, False, True, False],
+        lambda new: clip(new, OLD, ADVANTAGES, 0.2, 0.28, dual_clip=dual),
+        [-1.28 * 2, -0.5 * 2, -1.1 * 2, loss, 0.9],
+        [0.0, -0.5 * 2, -1.1 * 2, gradient, 0.9],
+        [True, False, False, dual is not None, False],
     )
 
 

@@ -132,8 +132,7 @@ def test_show_prints_a_page(hone) -> None:
 
 
 def test_show_names_torchrun_and_the_ranks_of_the_last_resume(hone) -> None:
-    command = ["/src/hone/trainer/sft.py", "@", "a.toml"]
-    run = make_run(Path("outputs"), kind="sft", ranks=2, command=command)
+    run = make_run(Path("outputs"), kind="sft", ranks=2, command=["/src/hone/trainer/sft.py", "@", "a.toml"])
     found = page(hone("show"))
     assert found["command"] == "torchrun --nproc-per-node 2 -m hone.trainer.sft @ a.toml"
     assert found["machine"].endswith("2 ranks, 1 thread each")
@@ -241,8 +240,7 @@ def test_the_ledger_and_its_summary(drawn: Path, hone) -> None:
     ],
 )
 def test_some_of_the_draws(drawn: Path, hone, flags: str, expected: list[int]) -> None:
-    lines = hone("ledger", *flags.split(), "--jsonl").splitlines()
-    assert [json.loads(line)["draw"] for line in lines] == expected
+    assert [json.loads(line)["draw"] for line in hone("ledger", *flags.split(), "--jsonl").splitlines()] == expected
     out = hone("ledger", *flags.split())
     assert [int(line.split()[0]) for line in out.splitlines() if line[:1].isdigit()] == expected
     assert out.startswith("(5 earlier draws: --limit 7 shows all)\n") == (flags == "--limit 2")

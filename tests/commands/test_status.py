@@ -22,8 +22,7 @@ def test_what_is_being_done_is_shown_with_its_time_though_nothing_new_is_told():
         until(lambda: "loading (1 s)" in screen.getvalue(), "the words that it began with are shown")
         tell("3 of 4 done")
         until(lambda: "3 of 4 done (" in screen.getvalue(), "the new words are shown")
-    shown = screen.getvalue()
-    assert shown.endswith("\r\033[K"), "the line is gone"
+    assert screen.getvalue().endswith("\r\033[K"), "the line is gone"
 
 
 def test_json_stays_json_where_the_terminal_lacks_a_character(monkeypatch):

@@ -41,7 +41,7 @@ def assert_ended_like(run: Path, unbroken: Path, stopped: bool = False) -> None:
     assert (info["status"], info["exact"], info["inexact"]) == ("done", True, []), info
     assert config(run) == config(unbroken)
     assert steps(run / "timings.jsonl") == steps(unbroken / "timings.jsonl")
-    assert not leftovers(run)
+    assert not list(run.rglob(f"{TMP_PREFIX}*"))
 
 
 def everything(folder: Path) -> dict[str, str]:
@@ -52,10 +52,6 @@ def everything(folder: Path) -> dict[str, str]:
 
 def is_done(run: Path) -> bool:
     return (run / "run.json").exists() and read_json(run / "run.json")["status"] == "done"
-
-
-def leftovers(run: Path) -> list[str]:
-    return [str(path.relative_to(run)) for path in run.rglob(f"{TMP_PREFIX}*")]
 
 
 def contents(run: Path) -> dict[tuple[str, int, str], str]:

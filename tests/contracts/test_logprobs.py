@@ -15,28 +15,18 @@ import pytest
 import torch
 
 from hone.algorithms.gap import band_of
-from hone.config.shared import LoraConfig
+from hone.config.shared import InitConfig, LoraConfig
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams, Token
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.presets import tiny_config
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack
 from hone.types import joined, ragged
 
-QWEN3 = DecoderConfig(
-    family="qwen3",
-    vocab_size=211,
-    hidden_size=48,
-    intermediate_size=80,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rope_theta=1000.0,
-    qk_norm=True,
-    eos_token_ids=(2,),
-)
+SIZE = InitConfig(hidden=48, intermediate=80, head_dim=16)
+QWEN3 = replace(tiny_config(SIZE, 211), rope_theta=1000.0, eos_token_ids=(2,), pad_token_id=None)
 TIED = {
     "llama": replace(QWEN3, family="llama", qk_norm=False, num_kv_heads=1, mlp_bias=True),
     "qwen2": replace(QWEN3, family="qwen2", qk_norm=False, num_kv_heads=4, head_dim=12, qkv_bias=True),

@@ -64,15 +64,23 @@ def resumed(recipe: Recipe, run: Path) -> tuple[int, str]:
     return code, log.read_text()
 
 
+CHECKPOINT = ("model.safetensors", "optimizer.safetensors", "state.json", "COMPLETE")
+WEIGHTS = ("model.safetensors", "config.json", "README.md", "COMPLETE")
+FOLDERS = [("checkpoints", name, "checkpoint step_6 is", 4) for name in CHECKPOINT]
+FOLDERS += [("weights", name, "weights step_6 are", 6) for name in WEIGHTS]
+
+
 @pytest.mark.parametrize("how", DAMAGE)
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"])
-def test_the_checkpoint_before_a_damaged_one_is_used(name, how, rl, run):
-    damage(run / "checkpoints" / "step_6" / name, how)
+@pytest.mark.parametrize(("kind", "name", "what", "step"), FOLDERS)
+def test_the_checkpoint_before_a_damaged_one_is_used_and_damaged_weights_are_written_anew(
+    kind, name, what, step, how, rl, run
+):
+    damage(run / kind / "step_6" / name, how)
     code, text = resumed(rl, run)
     assert code == 0, text
-    assert "Warning: checkpoint step_6 is damaged" in text and f"Resuming {run} at step 4" in text
+    assert f"Warning: {what} damaged" in text and f"Resuming {run} at step {step}" in text
     states.assert_ended_like(run, rl.unbroken)
-    assert (run / "superseded" / "1" / "checkpoints" / "step_6").is_dir()
+    assert (run / "superseded" / "1" / kind / "step_6").is_dir()
 
 
 def test_with_every_checkpoint_damaged_it_begins_anew_only_when_told_to(rl, run):
@@ -82,17 +90,6 @@ def test_with_every_checkpoint_damaged_it_begins_anew_only_when_told_to(rl, run)
     assert code == 2 and "step_6 is damaged" in text and "--resume.step 0 begins anew" in text, text
     assert trials.run(rl.argv(run, "--resume.step", "0"), run.parent / "log") == 0
     states.assert_ended_like(run, rl.unbroken)
-
-
-@pytest.mark.parametrize("how", DAMAGE)
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "README.md", "COMPLETE"])
-def test_damaged_weights_are_written_anew(name, how, rl, run):
-    damage(run / "weights" / "step_6" / name, how)
-    code, text = resumed(rl, run)
-    assert code == 0, text
-    assert "Warning: weights step_6 are damaged" in text and f"Resuming {run} at step 6" in text
-    states.assert_ended_like(run, rl.unbroken)
-    assert (run / "superseded" / "1" / "weights" / "step_6").is_dir()
 
 
 @pytest.mark.parametrize("how", DAMAGE)

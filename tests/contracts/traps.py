@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import errno
 import io
-import json
 import os
 import resource
 import signal
@@ -317,11 +316,3 @@ def resolve(dotted: str) -> Any:
             found = getattr(found, name)
         return found
     raise ModuleNotFoundError(dotted)
-
-
-def write_ops(path: Path, ops: list[Op]) -> None:
-    path.write_text(json.dumps(ops))
-
-
-def read_ops(path: Path) -> list[Op]:
-    return [Op(*op) for op in json.loads(path.read_text())]

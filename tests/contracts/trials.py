@@ -6,6 +6,7 @@ alone. A kill is a real SIGKILL: no handler, no clean-up, no flush.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -43,8 +44,7 @@ _LIMIT = 900
 
 def run(argv: list[str], log: Path, *traps: Trap, record: Path | None = None) -> int:
     """Exit code of `hone ARGV` in a process of its own (-9: killed); it prints to `log`, its operations to `record`."""
-    process = _start(argv, str(log), traps, record)
-    return _exit_code(process, argv, log)
+    return _exit_code(_start(argv, str(log), traps, record), argv, log)
 
 
 def run_for(argv: list[str], log: Path, seconds: float, *signums: int) -> int:
@@ -65,7 +65,7 @@ def run_for(argv: list[str], log: Path, seconds: float, *signums: int) -> int:
 
 
 def operations(record: Path) -> list[Op]:
-    return traps.read_ops(record)
+    return [Op(*op) for op in json.loads(record.read_text())]
 
 
 def output_dir(argv: list[str]) -> Path:
@@ -102,5 +102,5 @@ def trial(argv: list[str], log: str, chosen: tuple[Trap, ...], record: Path | No
     code = cli.main(argv)
     sys.stdout.flush()
     if record and armed:
-        traps.write_ops(record, armed.ops)
+        record.write_text(json.dumps(armed.ops))
     os._exit(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import fake_cuda  # isort: skip  it patches torch.cuda before hone is there
@@ -11,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.inference.engine import Engine
 from hone.inference.prefill import ContinuedAttention, PrefillAttention
 from hone.inference.types import SamplingParams
 from hone.model import attention
-from hone.model.config import DecoderConfig
 from hone.model.device import has_bf16
 from hone.model.files import TINY
 from hone.model.hf import load_model
-from hone.model.presets import random_decoder
+from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack
 
@@ -29,19 +30,8 @@ BATCHES = {
     "equal": ([5, 5, 5], None),
     "shared": ([5, 2, 9, 1, 4, 1, 6], [-1, 0, 0, 0, -1, -1, 5]),
 }
-CONFIG = DecoderConfig(
-    family="qwen3",
-    vocab_size=61,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    qk_norm=True,
-    initializer_range=0.2,
-    eos_token_ids=(2,),
-)
+SIZE = InitConfig(layers=3, hidden=32, intermediate=48, head_dim=8)
+CONFIG = replace(tiny_config(SIZE, 61), initializer_range=0.2, eos_token_ids=(2,), pad_token_id=None)
 CALLS: list[tuple[str, int, int]] = []
 """(kernel, query heads, key/value heads) of each call of attention on the fake GPU."""
 

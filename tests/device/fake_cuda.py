@@ -349,8 +349,7 @@ def _varlen_backward(grad_out, q, k, v, out, logsumexp, ends_q, ends_k, max_q, m
 
 
 def _segments(ends: torch.Tensor) -> list[slice]:
-    bounds = ends.tolist()
-    return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends.tolist())]
 
 
 def _wide(product: Callable) -> Callable:

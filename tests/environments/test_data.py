@@ -155,8 +155,7 @@ def test_a_generated_row_depends_on_seed_id_split_and_index_alone():
 
     rows = generated_rows(make, 100, seed=0, env_id="x", split="train")
     assert rows[7] == rows[7] == row(7, n=8) == rows[-93]
-    others = [row(7, seed=1), row(7, env_id="y"), row(7, split="eval"), row(8)]
-    assert rows[7] not in others
+    assert rows[7] not in [row(7, seed=1), row(7, env_id="y"), row(7, split="eval"), row(8)]
 
 
 def test_each_epoch_is_a_permutation_and_differs_from_the_next_and_from_other_seeds():

@@ -165,8 +165,7 @@ def test_sampled_tokens_are_offered_and_texts_without_them_are_refused():
     example = env.split("train")[0]
     messages = [*example.prompt, {"role": "assistant", "content": "6"}]
     mask, zeros = np.array([False, True, True]), np.zeros(3, np.float32)
-    versions = np.array([-1, 0, 0], np.int32)
-    sampled = rollout_of(np.array([7, 8, 9]), mask, zeros, versions, messages, "stop", "0")
+    sampled = rollout_of(np.array([7, 8, 9]), mask, zeros, np.array([-1, 0, 0], np.int32), messages, "stop", "0")
     recorded = Rollout("1", messages, "stop", completion_ids=[8, 9, 10])
     scores = env.grade_many([(example, sampled), (example, recorded)], 0, [0, 0])
     assert [score.components for score in scores] == [{"by_ids": 2.0, "perhaps": 0.0}, {"by_ids": 3.0, "perhaps": 0.0}]

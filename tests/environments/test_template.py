@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,8 @@ def test_what_is_no_placeholder_is_refused(text):
     ],
 )
 def test_a_row_that_lacks_something_is_named(text, why):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"^data.jsonl, line 3: .*{re.escape(why)}"):
         Template({"answer": text}).row(ROW, "data.jsonl, line 3")
-    assert str(error.value).startswith("data.jsonl, line 3: ") and why in str(error.value)
 
 
 TURNS = {
@@ -104,9 +104,8 @@ def test_turns_become_messages_also_between_others():
     ],
 )
 def test_bad_turns_are_named(row, why):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"^{re.escape(why)}"):
         Template({"messages": TURNS}).row(row, "row")
-    assert str(error.value).startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -120,23 +119,17 @@ def test_bad_turns_are_named(row, why):
     ],
 )
 def test_a_table_of_turns_that_can_make_no_messages_is_refused(value, why):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"^{re.escape(why)}"):
         Template({"x": value}).row({"conversations": []}, "row")
-    assert str(error.value).startswith(why)
-
-
-@pytest.fixture
-def odd(tmp_path: Path) -> Path:
-    path = tmp_path / "odd.jsonl"
-    rows = [{"task": {"text": f"What is {i} + 1?"}, "steps": f"{i} and 1", "gold": i + 1} for i in range(20)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 GSM8K = {"question": "{task.text}", "answer": "{steps}\n#### {gold}"}
 
 
-def test_a_task_reads_a_data_set_of_other_columns(odd: Path):
+def test_a_task_reads_a_data_set_of_other_columns(tmp_path: Path):
+    odd = tmp_path / "odd.jsonl"
+    rows = [{"task": {"text": f"What is {i} + 1?"}, "steps": f"{i} and 1", "gold": i + 1} for i in range(20)]
+    odd.write_text("".join(json.dumps(row) + "\n" for row in rows))
     env = load_environment("gsm8k", dataset=str(odd))
     env.use_template(GSM8K)
     train, held_out = env.split("train"), env.split("eval")

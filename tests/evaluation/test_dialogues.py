@@ -133,8 +133,7 @@ def test_a_conversation_that_outgrows_the_context_is_truncated_there():
 def test_an_environment_that_fails_costs_its_own_sample():
     with FakeOpenAI(lambda body: Say("3" if body["messages"][0]["content"] == "Guess r" else "4")) as server:
         result = evaluated(server, guessing.load_environment(broken="3"), examples=3)
-    outcomes = [s.score.outcome for s in result.samples]
-    assert outcomes == [Outcome.WRONG, Outcome.GRADER_ERROR, Outcome.WRONG]
+    assert [s.score.outcome for s in result.samples] == [Outcome.WRONG, Outcome.GRADER_ERROR, Outcome.WRONG]
     assert "ValueError: no guess of 3 is wanted" in result.samples[1].score.detail
 
 

@@ -108,8 +108,7 @@ def test_metrics_of_a_known_set_of_completions():
     metrics = run(scripted)[0].metrics()
     rewards = [1.0, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0]  # without the one whose grading failed
     lengths = [len(text) for text, _ in SCRIPT.values()]
-    means = [np.array(v) for v in ([1.0, 0.5], [1.0, 1.0], [0.0], [0.0, 0.0])]
-    interval = bounded_interval(means, 0.0, 1.5)
+    interval = bounded_interval([np.array(v) for v in ([1.0, 0.5], [1.0, 1.0], [0.0], [0.0, 0.0])], 0.0, 1.5)
     expected = {
         "reward/mean": np.mean(rewards),
         "reward/std": np.std(rewards),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -22,14 +21,6 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until it holds; AssertionError after two minutes."""
-    until = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def left() -> list[int]:

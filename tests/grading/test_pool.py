@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from graders import children, gone, wait_for
+from graders import children, gone
+from processes import until
 
 from hone.errors import UserError
 from hone.grading import GraderFailure
@@ -215,7 +216,7 @@ def test_a_forked_process_has_processes_of_its_own(pool):
 def test_questions_are_asked_while_others_are_still_to_come(pool, pids):
     with pool.open_round(5.0, 60.0) as round:
         round.put("fork and answer twice")
-        wait_for(pids.read_text)
+        until(pids.read_text)
         round.put(1, "exit at once")
         round.put([2])
         first, second, failure, last = round.answers()
@@ -225,7 +226,7 @@ def test_questions_are_asked_while_others_are_still_to_come(pool, pids):
 def test_an_error_between_the_questions_of_a_round_ends_what_is_at_work(pool, pids):
     with pytest.raises(ZeroDivisionError), pool.open_round(600.0, 600.0) as round:
         round.put("tell and sleep", "tell and sleep", 1)
-        wait_for(lambda: len(pids.read_text().split()) == 2)
+        until(lambda: len(pids.read_text().split()) == 2)
         keepers = pool.pids
         1 / 0  # noqa: B018
     assert pool.pids == [] and all(map(gone, [*keepers, *map(int, pids.read_text().split())]))

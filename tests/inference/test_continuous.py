@@ -158,8 +158,7 @@ def test_requests_that_begin_alike_share_what_was_computed(model, monkeypatch):
 
 def test_new_weights_forget_old_prefixes_and_tokens_tell_their_version(model):
     engine = Engine(model, prefix_bytes=2**20)
-    job = Job(tuple(range(10, 60)), 1, 8, FREE)
-    engine.add(job)
+    engine.add(Job(tuple(range(10, 60)), 1, 8, FREE))
     versions = [token.version for _ in range(3) for token in engine.step()]
     assert engine.prefill.prefixes.bytes > 0
     engine.weights_changed(5)

@@ -57,8 +57,7 @@ def test_a_conversation_is_the_prompt_the_sampled_turns_and_what_the_template_wr
 
 def test_the_environment_hears_the_last_message_however_the_conversation_ends():
     """Ended by the environment, by max_turns, by the length limit, and by an answer that left no room."""
-    script = Script(["1", "5"], ["3", "9", "6"], ["x", "2~"], ["1", "2" * 36, "5"])
-    _, made = rolled(script, game(), 4, seq_len=90)
+    _, made = rolled(Script(["1", "5"], ["3", "9", "6"], ["x", "2~"], ["1", "2" * 36, "5"]), game(), 4, seq_len=90)
     assert [(t.turns, t.stop_reason) for t in made] == [(2, "stop"), (3, "stop"), (2, "length"), (2, "length")]
     assert [t.state and t.state["guesses"] for t in made] == [[1, 5], [3, 9, 6], [None, 2], [1, 2]]
     assert [t.messages[-1]["role"] for t in made] == ["assistant"] * 4, "its answer is not shown"
@@ -86,8 +85,7 @@ def test_calls_of_a_last_message_are_run_only_if_a_tool_or_its_environment_keeps
             return super().env_response(messages, state)
 
     def said(tool: str, at: str) -> str:
-        call = {"name": tool, "arguments": {"at": at}}
-        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': {'at': at}})}\n</tool_call>"
 
     rows, rubric = [{"prompt": "x", "answer": "5"}], Rubric([guessing.correctness])
     kwargs = {"max_turns": 2, "rubric": rubric, "dataset": rows, "id": "tooled"}

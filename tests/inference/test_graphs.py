@@ -206,7 +206,6 @@ def test_graphs_not_used_for_longest_are_dropped(monkeypatch):
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
     engine = slots_engine(peaked())
     for temperature in (1.0, 2.0, 3.0, 1.0, 4.0):
-        jobs = [Job((5, i), i, 3) for i in range(2)]
-        engine.run(jobs, SamplingParams(temperature=temperature, ignore_eos=True))
+        engine.run([Job((5, i), i, 3) for i in range(2)], SamplingParams(temperature=temperature, ignore_eos=True))
     (state,) = engine.runner.states
     assert [key[2][0] for key in state.graphs] == [3.0, 1.0, 4.0]

@@ -45,8 +45,7 @@ def trainer_of(model: Decoder) -> Trainer:
 def update(trainer: Trainer) -> None:
     """A real update, on tokens of the prompts."""
     ids = np.array([token for example in EXAMPLES for token in RENDERER.prompt_ids(example.prompt)])
-    mask = np.arange(len(ids)) > 0
-    trainer.step([pack([Packed(ids, mask, np.full(len(ids), -3.0, np.float32), advantage=1.0)])])
+    trainer.step([pack([Packed(ids, np.arange(len(ids)) > 0, np.full(len(ids), -3.0, np.float32), advantage=1.0)])])
 
 
 def canary_of(policy: EnginePolicy, trainer: Trainer, seed: int = 5, seq_len: int = 96) -> Canary:

@@ -130,8 +130,7 @@ def test_the_ledger_says_all_that_a_resume_needs(order, pool):
         again.restore(Ledger(json.loads(json.dumps(ledger.state()()["ledger"]))).entries)
         assert again.draw(9) == curriculum.draw(9)
         assert again.metrics() == curriculum.metrics()
-    states = [entry.state for entry in ledger.entries]
-    assert ("retired" in states) == bool(pool)
+    assert ("retired" in [entry.state for entry in ledger.entries]) == bool(pool)
 
 
 def test_a_ledger_of_other_settings_is_refused():

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from graders import gone, wait_for
+from graders import gone
 from present import NO_AUDIT
+from processes import until
 
-from hone.cli import main
 from hone.errors import UserError
 from hone.extension import Column
 from hone.loops.rl import RL
@@ -21,6 +21,7 @@ from hone.runs import Run
 from hone.runs.observer import Observer
 from hone.runs.settings import about
 
+COMMAND = ["rl", *NO_AUDIT]
 SETTINGS = {
     "max_steps": 4,
     "seq_len": 64,
@@ -31,19 +32,6 @@ SETTINGS = {
     "orchestrator.eval.num_examples": 4,
     "trainer.optim.lr": 1e-3,
 }
-
-
-@pytest.fixture(scope="module")
-def settings(tiny_model_dir: Path) -> dict:
-    return SETTINGS | {"model.name": str(tiny_model_dir)}
-
-
-@pytest.fixture(scope="module")
-def by_command(settings: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("command") / "out"
-    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    assert main(["rl", *flags, "--output-dir", str(out), "--display", "none", *NO_AUDIT]) == 0
-    return out
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -145,8 +133,7 @@ def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_p
                 fail_while_grading(rl)
             rl.train()
     assert contents(Path("while")) == contents(Path("after"))
-    rewards = [row["reward"] for step in range(4) for row in Run("while").rollouts(step).to_pylist()]
-    assert len(set(rewards)) > 16
+    assert len({row["reward"] for step in range(4) for row in Run("while").rollouts(step).to_pylist()}) > 16
 
 
 def fail_while_grading(rl: RL) -> None:
@@ -161,7 +148,7 @@ def fail_while_grading(rl: RL) -> None:
         if finished is None:
             return turns
         # A turn that is given again changes nothing, and lets this thread hear which rollouts have ended.
-        wait_for(lambda: finished(0, turns[0]) or len(list(Path().glob("grading-*"))) == 2)
+        until(lambda: finished(0, turns[0]) or len(list(Path().glob("grading-*"))) == 2)
         raise ZeroDivisionError
 
     rl.policy.sample = fail
@@ -234,8 +221,7 @@ def test_observers_see_the_run_and_change_nothing(settings, by_command, tmp_path
 
     with RL(**settings, output_dir=tmp_path / "out", observers=[Watch()]) as rl:
         rl.train()
-    steps = [("step", step) for step in range(5)]
-    assert seen == [("check", False), ("start", 0), *steps, ("end", "done")]
+    assert seen == [("check", False), ("start", 0), *[("step", step) for step in range(5)], ("end", "done")]
     assert contents(tmp_path / "out") == contents(by_command)
 
 

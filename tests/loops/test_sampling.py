@@ -36,8 +36,7 @@ def test_a_section_and_flags_of_an_evaluation_become_the_engines_parameters() ->
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
 def test_rollouts_by_a_vllm_that_is_up_are_not_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def config(**settings) -> RLConfig:
-        url = "http://localhost:8000/v1"
-        return RLConfig(orchestrator={"client": {"base_url": url}, "sampling": settings})
+        return RLConfig(orchestrator={"client": {"base_url": "http://localhost:8000/v1"}, "sampling": settings})
 
     def up(backend) -> None:
         server = Server(Endpoint("http://localhost:8000/v1"), backend, "m")

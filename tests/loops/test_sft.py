@@ -5,12 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
-
-from hone.cli import main
 from hone.loops.sft import SFT
 from hone.runs import Run
 
+COMMAND = ["sft"]
 SETTINGS = {
     "max_steps": 4,
     "data.env.id": "reverse-text",
@@ -21,19 +19,6 @@ SETTINGS = {
     "val.max_examples": 4,
     "optim.lr": 1e-3,
 }
-
-
-@pytest.fixture(scope="module")
-def settings(tiny_model_dir: Path) -> dict:
-    return SETTINGS | {"model.name": str(tiny_model_dir)}
-
-
-@pytest.fixture(scope="module")
-def by_command(settings: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("command") / "out"
-    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    assert main(["sft", *flags, "--output-dir", str(out), "--display", "none"]) == 0
-    return out
 
 
 def contents(out: Path) -> dict[str, bytes]:

@@ -116,8 +116,7 @@ def test_what_the_generation_prompt_opens(tmp_path: Path) -> None:
     assert load_renderer(make_folder(tmp_path, QWEN3)).opened_by_template == ""
     renderer = load_renderer(make_folder(tmp_path, QWEN3_THINKING))
     assert renderer.opened_by_template == "<think>\n"
-    ids = renderer.completion_ids([USER], "<think>\nhm\n</think>\n\n7")
-    assert renderer.decode(ids) == "hm\n</think>\n\n7"
+    assert renderer.decode(renderer.completion_ids([USER], "<think>\nhm\n</think>\n\n7")) == "hm\n</think>\n\n7"
     with pytest.raises(UserError, match="rewrites the conversation once the assistant has answered"):
         load_renderer(make_folder(tmp_path, thinking))
 
@@ -233,8 +232,7 @@ def test_a_tokenizer_may_compose_what_it_reads(tmp_path: Path) -> None:
 
 
 def test_templates_are_sandboxed_and_see_no_clock(tmp_path: Path) -> None:
-    dated = "{{ strftime_now('%d %b %Y') }}" + CHAT_TEMPLATE
-    renderer = load_renderer("hone/tiny", dated)
+    renderer = load_renderer("hone/tiny", "{{ strftime_now('%d %b %Y') }}" + CHAT_TEMPLATE)
     assert renderer.tokenizer.decode(renderer.prompt_ids([USER])).startswith("26 Jul 2024")
     with pytest.raises(UserError, match="refuses"):
         load_renderer("hone/tiny", "{{ messages.__class__.__mro__ }}" + CHAT_TEMPLATE)

@@ -9,27 +9,17 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model import fusion, ops
-from hone.model.config import DecoderConfig
-from hone.model.presets import random_decoder
+from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack
 
-CONFIG = DecoderConfig(
-    family="qwen3",
-    vocab_size=50,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    qk_norm=True,
-    max_position_embeddings=128,
-)
+SIZE = InitConfig(hidden=32, intermediate=48, head_dim=8, max_positions=128)
+CONFIG = replace(tiny_config(SIZE, 50), eos_token_ids=(), pad_token_id=None)
 
 
 @pytest.fixture
@@ -44,8 +34,7 @@ def compiled():
 def gradients(model, lengths):
     """Return logprobs, and gradients by name, of sequences of these lengths."""
     rng = np.random.default_rng(0)
-    sequences = [Sequence(rng.integers(0, 50, n), np.arange(n) > 0) for n in lengths]
-    batch = pack(sequences)
+    batch = pack([Sequence(rng.integers(0, 50, n), np.arange(n) > 0) for n in lengths])
     model.zero_grad()
     logprobs, entropies = token_logprobs(model, batch, batch.loss_indices)
     (logprobs.sum() + entropies.sum()).backward()

@@ -53,8 +53,7 @@ def pieces(model: models.Model, trainer: trainers.Trainer) -> Tokenizer:
 
 
 def bpe() -> Tokenizer:
-    special = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
     return pieces(models.BPE(unk_token="<unk>"), trainer)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
 from hone.model.tokenizer import (
     BYTES,
     ENDOFTEXT_ID,
@@ -30,17 +28,11 @@ def random_texts(count: int) -> list[str]:
     return ["".join(rng.choice(rng.choice([pieces, planes, ascii])) for _ in range(12)) for _ in range(count)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(folder)
-    return folder
-
-
-def test_any_text_round_trips_and_transformers_agrees(folder: Path) -> None:
+def test_any_text_round_trips_and_transformers_agrees(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    ours, theirs = build_tiny_tokenizer(), AutoTokenizer.from_pretrained(folder)
+    save_tokenizer(tmp_path)
+    ours, theirs = build_tiny_tokenizer(), AutoTokenizer.from_pretrained(tmp_path)
     for text in random_texts(400):
         ids = ours.encode(text, add_special_tokens=False).ids
         assert ours.decode(ids, skip_special_tokens=True) == text

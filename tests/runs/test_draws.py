@@ -17,8 +17,7 @@ def run(tmp_path: Path) -> Path:
     checkpoint(run, 1, FIRST)
     checkpoint(run, 2, [*FIRST, entry(2, 1, "c"), entry(3, 1, "d")])
     for step, names in enumerate(["ab", "cd", "ef", "gh"]):
-        groups = [(2 * step + i, name, ["trained", "trained"]) for i, name in enumerate(names)]
-        rollouts(run, step, *groups)
+        rollouts(run, step, *[(2 * step + i, name, ["trained", "trained"]) for i, name in enumerate(names)])
     return run
 
 

@@ -41,8 +41,7 @@ def test_the_command_that_evaluates_names_a_file_where_that_has_one_task(tmp_pat
     settings += 'args = {mode = "sparse"}\n'
     (run / "config.toml").write_text(settings)
     weights = Path("w")
-    by_file = f"hone eval @ {run}/config.toml -m w -n 100 -r 4"
-    assert evaluating(summarize(run), weights).startswith(by_file)
+    assert evaluating(summarize(run), weights).startswith(f"hone eval @ {run}/config.toml -m w -n 100 -r 4")
     several = "".join(f"[[orchestrator.envs]]\n{task.replace('NAME', name)}\n" for name in "ab")
     (run / "config.toml").write_text(settings + several)
     by_words = """hone eval gsm8k -m w -n 100 -r 4 -a '{"mode": "sparse"}' -t 96 --seed 7 -S '{"seq_len": 96}'"""

@@ -60,15 +60,12 @@ def test_loss_is_on_the_completion_and_its_end_of_turn_token(renderer):
     assert text(renderer, sequence, False).endswith("assistant\n")
 
 
+def turns(*texts: str) -> list[dict]:
+    return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+
+
 def test_a_multi_turn_conversation_has_loss_on_every_assistant_message(renderer):
-    messages = [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "1"},
-        {"role": "user", "content": "two"},
-        {"role": "assistant", "content": "22"},
-        {"role": "user", "content": "not answered"},
-    ]
+    messages = [{"role": "system", "content": "be brief"}, *turns("one", "1", "two", "22", "not answered")]
     sequence = tokenize(renderer, *row_messages({"messages": messages}, "row 0"), "row 0")
     assert text(renderer, sequence, True) == "1<|im_end|>22<|im_end|>"
     whole = renderer.tokenizer.decode(sequence.token_ids.tolist(), skip_special_tokens=False)
@@ -185,12 +182,7 @@ class RewritingRenderer:
 
 
 def test_a_template_that_rewrites_history_is_refused(renderer):
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "think A"},
-        {"role": "user", "content": "b"},
-        {"role": "assistant", "content": "think B"},
-    ]
+    messages = turns("a", "think A", "b", "think B")
     with pytest.raises(UserError, match=r"row 7.*rewrites earlier assistant messages.*message 3"):
         tokenize(RewritingRenderer(), messages, 0, "row 7")
     assert tokenize(RewritingRenderer(), messages, 2, "row 7").loss_mask.sum() == len("think B")
@@ -310,6 +302,5 @@ def test_the_validation_split_is_seeded_and_disjoint_in_content(renderer):
     assert {row["prompt"] for row in hold_out_rows(rows, 0.2, seed=1)[1]} != contents[1]
     assert held_out.where(0) == rows.where([row["prompt"] for row in rows].index(held_out[0]["prompt"]))
 
-    config = SFTDataConfig(path="data.jsonl")
-    sequences = validation_set(held_out, renderer, Limit(config, 1024), max_examples=4)
+    sequences = validation_set(held_out, renderer, Limit(SFTDataConfig(path="data.jsonl"), 1024), max_examples=4)
     assert [text(renderer, s, True)[:2] for s in sequences] == [held_out[i]["completion"][:2] for i in range(4)]

@@ -58,8 +58,7 @@ def test_the_host_waits_for_a_gpu_twice_a_step_however_many_micro_batches_it_has
 
     for name in ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__"):
         monkeypatch.setattr(torch.Tensor, name, counted(name, getattr(torch.Tensor, name)))
-    objective = policy_objective(LossConfig(kl_coef=0.1))
-    trainer = make_trainer(objective, reference=random_decoder(CONFIG, seed=2))
+    trainer = make_trainer(policy_objective(LossConfig(kl_coef=0.1)), reference=random_decoder(CONFIG, seed=2))
     trainer.record_tokens = True
     for max_tokens in (10_000, 40, 20):
         batches = deal(sequences(), max_tokens, share_prompts=True)
@@ -79,8 +78,7 @@ def test_no_micro_batches_skips_the_update_but_counts_the_step():
 def test_a_gradient_that_is_not_finite_skips_the_update():
     trainer = make_trainer(lambda logprobs, entropies, batch, indices: (logprobs.sum() * float("inf"), {}))
     before = weights(trainer)
-    metrics = trainer.step([pack(sequences())])
-    assert metrics["optimizer/skipped"] == 1.0 and torch.equal(weights(trainer), before)
+    assert trainer.step([pack(sequences())])["optimizer/skipped"] == 1.0 and torch.equal(weights(trainer), before)
     assert all(p.grad is None for p in trainer.model.parameters())
 
 

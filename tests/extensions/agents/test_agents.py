@@ -434,8 +434,7 @@ def test_the_calls_of_one_program_begin_in_the_order_in_which_they_came(monkeypa
 
     (sample,) = played(task_of(agent), rollouts=1, examples=1, seq_len=2048)
     assert sample.failure is None
-    asked = [len(one.messages[-2]["content"]) for one in sample.segments]
-    assert asked == [600, 5, 700, 11]
+    assert [len(one.messages[-2]["content"]) for one in sample.segments] == [600, 5, 700, 11]
 
 
 def test_calls_that_are_refused_count() -> None:
@@ -745,8 +744,7 @@ def test_all_trajectories_of_a_sample_are_trained_with_its_advantage() -> None:
     samples = played(task, rollouts=2, examples=1)
     example = task.split("train")[0]
     scores = [Score(reward, {}, {}, Outcome.WRONG) for reward in (0.0, 1.0)]
-    group = Group(example, 5, samples, scores, np.array([-0.5, 0.5], np.float32))
-    batch = trainable([group], config)
+    batch = trainable([Group(example, 5, samples, scores, np.array([-0.5, 0.5], np.float32))], config)
     assert [(one.sample, one.advantage) for one in batch.sequences] == [(0, -0.5), (2, -0.5), (1, 0.5), (3, 0.5)]
     lines = [line for sample in samples for line in sample.segments]
     for sequence, line in zip(batch.sequences, lines, strict=True):

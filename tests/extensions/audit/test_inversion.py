@@ -103,8 +103,7 @@ def test_declared_ranges_count_as_reachable_together() -> None:
         return 0.0
 
     ranges = {"right": EITHER, "form": Range((1.0, 1.0), (0.0, 1.0)), "style": Range((0.0, 1.0), (0.0, 1.0))}
-    rubric = Rubric([right, form, style], [1.0, 0.4, 0.6], ranges=ranges)
-    check = check_inversion(prober(sums(rubric)))
+    check = check_inversion(prober(sums(Rubric([right, form, style], [1.0, 0.4, 0.6], ranges=ranges))))
     assert "inversion" not in found(check)
     assert check.figures["best_wrong"]["reward"] == 1.0 and check.figures["best_wrong"]["source"] == "declared"
     assert check.figures["worst_right"]["reward"] == 1.4
@@ -146,8 +145,7 @@ def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
         raise UserError("there is no sandbox")
 
     env.check_rollouts = refuse  # type: ignore[method-assign]
-    check = check_inversion(prober(env))
-    assert [(f.name, f.verdict) for f in check.findings] == [("not-played", Verdict.NOTE)]
+    assert [(f.name, f.verdict) for f in check_inversion(prober(env)).findings] == [("not-played", Verdict.NOTE)]
 
 
 LEAF = {"required": ["x"], "properties": {"x": {"type": "string"}}}
@@ -210,8 +208,7 @@ def test_components_that_add_up_to_more_than_the_answer_are_all_named() -> None:
     check = check_inversion(prober(sums(Rubric([right, tags, lines, answered]))))
     assert "inversion" not in found(check)  # 1.2 for a wrong answer, 1.4 for a right one, whose tags are paid too
     check = check_inversion(prober(sums(Rubric([right, tags, lines, answered], [0.7, 1, 1, 1]))))
-    title = "a wrong answer (tags and lines: 0.8 of 1.2) can beat a right answer (1.1)"
-    assert found(check)["inversion"] == title
+    assert found(check)["inversion"] == "a wrong answer (tags and lines: 0.8 of 1.2) can beat a right answer (1.1)"
     assert check.findings[0].remedy.endswith("tags and lines must add less than 0.7 together")
 
 

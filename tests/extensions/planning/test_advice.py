@@ -70,8 +70,7 @@ def test_several_tasks_are_looked_at_each(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def plan(*argv: str, facts: Facts = FACTS, shape: DecoderConfig = LARGE, device: Device = DEVICES["h200"]) -> Plan:
-    config = parse(RLConfig, list(argv), "rl")
-    return plan_of(config, device, facts, here=False, shape=shape)
+    return plan_of(parse(RLConfig, list(argv), "rl"), device, facts, here=False, shape=shape)
 
 
 def found(*argv: str, facts: Facts = FACTS) -> list[str]:

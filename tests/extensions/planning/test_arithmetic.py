@@ -38,8 +38,7 @@ def test_the_first_run_on_gsm8k(monkeypatch: pytest.MonkeyPatch) -> None:
     ("steps", "interval", "evaluations"), [(100, 50, 3), (100, 30, 5), (100, 100, 2), (100, 500, 2), (1, 1, 2)]
 )
 def test_evaluations_are_at_step_0_at_intervals_and_at_the_end(steps: int, interval: int, evaluations: int) -> None:
-    config = rl(f"--max-steps {steps} --orchestrator.eval.interval {interval}")
-    assert Steps.of(config).evaluations == evaluations
+    assert Steps.of(rl(f"--max-steps {steps} --orchestrator.eval.interval {interval}")).evaluations == evaluations
 
 
 @pytest.mark.parametrize(("turns", "sampled"), [(1, 1600), (2, 3200), (9, 16 * 255)])

@@ -41,5 +41,4 @@ def test_positional_words(words: list[str], message: str) -> None:
 
 def test_help_says_how_a_section_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    line = "env: The task that grades. [--env ID: that env.id]"
-    assert line in render(RegradeConfig, "prog", "all").splitlines()
+    assert "env: The task that grades. [--env ID: that env.id]" in render(RegradeConfig, "prog", "all").splitlines()

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from graders import wait_for
 from monitored import config, failures, start, steps
+from processes import until
 
 from hone.extensions.trackers import monitors as background
 from hone.runs import Run
@@ -51,7 +51,7 @@ def run_with(tmp_path, monkeypatch):
         monkeypatch.setenv("FAULT", fault)
         with start(config(tmp_path / name, {"project": "P"})) as run:
             steps(run)
-            wait_for(lambda: fault != "hangs" or (tmp_path / "reached").exists() or failures(tmp_path / name))
+            until(lambda: fault != "hangs" or (tmp_path / "reached").exists() or failures(tmp_path / name))
         return tmp_path / name
 
     return run_with
@@ -74,7 +74,7 @@ def test_one_that_hangs_is_killed_at_the_end_and_the_bytes_of_the_run_are_the_sa
     hanging = run_with("log", "hangs")
     assert time.monotonic() - began < 300, "the client sleeps for 600 s"
     pid = (hanging.parent / "reached").read_text()
-    wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: not Path(f"/proc/{pid}").exists())
     assert failures(hanging) == [("wandb", "not done 0 s after the end of the run")]
     for file in ("metrics.jsonl", "hashes.jsonl", *(f"rollouts/step_{step:06d}.parquet" for step in range(3))):
         assert (good / file).read_bytes() == (hanging / file).read_bytes(), file

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from graders import wait_for
 from monitored import config, failures, raise_alarm, start, steps
+from processes import until
 from tracker_files import WandbFile
 
 from hone.config.shared import ResumeConfig
@@ -116,6 +116,6 @@ def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
         assert process.poll() is None
     process.kill()
     process.wait()
-    wait_for(lambda: [*out.glob("wandb/offline-run-*/run-*.wandb")] and WandbFile(out).exit_code is not None)
+    until(lambda: [*out.glob("wandb/offline-run-*/run-*.wandb")] and WandbFile(out).exit_code is not None)
     file = WandbFile(out)
     assert file.exit_code == 1 and file.values("reward/mean") == [(0, 0.0), (1, 0.125)]

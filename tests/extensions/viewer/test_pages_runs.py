@@ -42,8 +42,7 @@ def clock(number: int, **more: float) -> dict[str, Any]:
 
 
 def rl_run(folder: Path, **facts: Any) -> Path:
-    weights = {"exact": 1.0, "form": 0.5}
-    run = make_run(folder, **({"reward_weights": weights, "steps": 0, "max_steps": 3} | facts))
+    run = make_run(folder, **({"reward_weights": {"exact": 1.0, "form": 0.5}, "steps": 0, "max_steps": 3} | facts))
     lines = [step(0, **evaluation(0.25)), step(1), step(2), {"step": 3, **evaluation(0.75)}]
     write_lines(run / "metrics.jsonl", lines)
     write_lines(
@@ -146,8 +145,7 @@ def test_evaluations_and_earlier_runs_are_folded_and_damage_is_told(tmp_path: Pa
     rl_run(tmp_path / "a")
     rl_run(tmp_path / "a" / ".previous" / "old")
     make_run(tmp_path / "evals" / "one", kind="eval", steps=0)
-    broken = make_run(tmp_path / "broken")
-    (broken / "config.toml").write_text("= nothing")
+    (make_run(tmp_path / "broken") / "config.toml").write_text("= nothing")
     text = client(tmp_path).get("/").text
     folded = text[text.index("<details id") :]
     assert 'data-slug="a"' in text[: text.index("<details id")]

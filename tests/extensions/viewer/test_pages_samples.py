@@ -184,13 +184,11 @@ def spelled(parts: list[tuple[str, bool]]) -> tuple[list[list[int]], list[bool],
     """Ids of each text, and of all in a row, with a mask of those that were sampled."""
     ids = [encode(text) for text, _ in parts]
     mask = [sampled for (_, sampled), some in zip(parts, ids, strict=True) for _ in some]
-    flat = [token for some in ids for token in some]
-    return ids, mask, flat
+    return ids, mask, [token for some in ids for token in some]
 
 
 def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
-    parts = [("system\nTools: <b>multiply(a, b)\nuser\n", False), ("4", True)]
-    ids, mask, flat = spelled(parts)
+    ids, mask, flat = spelled([("system\nTools: <b>multiply(a, b)\nuser\n", False), ("4", True)])
     one = row("4", token_ids=flat, sampled_mask=mask, logprobs=[0.0] * len(flat), versions=[0] * len(flat))
     write_run(tmp_path / "runs" / "a", {0: [one]})
     output = text_of(client(tmp_path / "runs").get("/run/a/sample/0/0/").text)
@@ -205,8 +203,7 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
         {"role": "tool", "name": "multiply", "content": "2760 <script>"},
         {"role": "assistant", "content": "2760"},
     ]
-    parts = [("user\n", False), ("let me see", True), ("TOOL", False), ("2760", True)]
-    ids, mask, flat = spelled(parts)
+    ids, mask, flat = spelled([("user\n", False), ("let me see", True), ("TOOL", False), ("2760", True)])
     one = row("let me see\n\n2760", completion=json.dumps(messages), token_ids=flat, sampled_mask=mask)
     one |= {"logprobs": [-1.5 if m else 0.0 for m in mask], "versions": [3 if m else -1 for m in mask]}
     write_run(tmp_path / "runs" / "a", {0: [one, row("plain")]})

@@ -139,8 +139,7 @@ def test_damaged_tokens_cost_a_sentence(tmp_path: Path, tiny: Vocabulary) -> Non
 
 
 def test_turns_of_the_policy_are_told_from_the_environment(tmp_path: Path, tiny: Vocabulary) -> None:
-    ids = encode("xyab")
-    one = {"token_ids": ids, "sampled_mask": [False, True, False, True], "logprobs": [0, -1, 0, -2.0]}
+    one = {"token_ids": encode("xyab"), "sampled_mask": [False, True, False, True], "logprobs": [0, -1, 0, -2.0]}
     run, _ = sampled(tmp_path, "a")
     found = read_tokens(run, one | {"step": 0, "row": 0, "sample_id": "", "state": "trained", "advantage": 1}, tiny)
     assert found.first == 1 and found.turns() == [range(0, 1), range(2, 3)]

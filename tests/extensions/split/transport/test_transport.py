@@ -148,8 +148,7 @@ def test_a_new_session_takes_the_trainer_back_and_the_old_one_away(ends, tmp_pat
     assert trainer.order(0) is None  # whatever order waits for it in the old one
     publish(trainer, 1)  # the step that it was at, when nobody wants it any more
     assert trainer.session(other_than="s1").id == "s2"
-    left = {"session.npz", "hello.npz", "session-s2", "weights", "weights/session-s2"}
-    assert everything(tmp_path / "t") == left
+    assert everything(tmp_path / "t") == {"session.npz", "hello.npz", "session-s2", "weights", "weights/session-s2"}
     with pytest.raises(UserError, match=r"another run has begun to use .*/t: .* --transport.path"):
         first.result(1)
     with pytest.raises(UserError, match="another run"):

@@ -94,8 +94,7 @@ def test_a_run_without_a_difference_with_few_that_changed_and_worse(tmp_path):
 
 
 def test_evaluations_without_a_common_example_are_not_compared(tmp_path):
-    failed = ("", "grader_error", None)
-    rows = {0: evaluation([failed] * 5 + [WRONG]), 4: evaluation([RIGHT] * 5)}
+    rows = {0: evaluation([("", "grader_error", None)] * 5 + [WRONG]), 4: evaluation([RIGHT] * 5)}
     card = facts_of(make_run(tmp_path / "run", rows), leniently)
     assert not card.compared and [one.step for one in card.evaluated] == [4]
     assert card.verdict[0].startswith("Mean reward 1.000, 100.0 % (") and "on 5 held-out examples." in card.verdict[0]
@@ -224,8 +223,7 @@ def test_a_certificate_is_shown_while_it_fits(run):
 
 
 def test_how_to_repeat_it(tmp_path):
-    git = {"revision": "0" * 40, "dirty": False}
-    one = make_run(tmp_path / "run", {}, sources={"environment": "abc"}, git=git)
+    one = make_run(tmp_path / "run", {}, sources={"environment": "abc"}, git={"revision": "0" * 40, "dirty": False})
     tables = facts_of(one).tables
     facts = tables["To repeat it"] | tables["Digests"]
     assert list(tables)[-1] == "Digests"

@@ -105,8 +105,7 @@ def test_references_in_the_styles_of_the_audit_are_found(env):
     subject = subjects(env, 1)[0]
     styled = {style.name: style.apply(subject, env) for style in RESTYLINGS if style.sort != "growth"}
     texts = {name: [text] for name, text in styled.items() if text is not None}
-    found = read_texts(env, texts)
-    missed = {name: texts[name] for name, results in found.items() if not results[0]}
+    missed = {name: texts[name] for name, results in read_texts(env, texts).items() if not results[0]}
     assert len(texts) > 20 and len(missed) <= 0.1 * len(texts), missed
 
 
