@@ -110,7 +110,7 @@ def load_environment(
     system_prompt: str = "",
     demo_noise: Noise = 0.0,
 ) -> SingleTurnEnv:
-    """Return gsm8k on made-up problems, or on `dataset` and `eval_dataset`: files, folders or hub ids.
+    """Return gsm8k on made-up problems, or those of `dataset` and `eval_dataset`: files, folders or hub ids.
 
     `openai/gsm8k` brings its test split; of another `dataset` alone a tenth is held out. `easy` makes up
     problems of one step, sums and differences of numbers below 100. `format_hint` adds to each question how to answer.

@@ -1,8 +1,8 @@
 r"""math-problems: mathematics from files or from sets on the hub, such as MATH-500; 1 if the answer is right, else 0.
 
 Answers are compared as mathematics, by math-verify: `\frac{1}{2}`, `0.5` and `1/2` are one answer. Read is the last
-`\boxed{…}`, `<answer>` pair or `ANSWER:` outside of `<think>`; prose after `answer:` replaces none of them. An equal
-answer is right, even if it is not worked out: `\frac{3}{4} - \frac{1}{3}` for `\frac{5}{12}`.
+`\boxed{…}`, `<answer>` pair or `ANSWER:` outside of `<think>`; prose after `answer:` replaces none of them. What is
+equal is right, also if it was not worked out: `\frac{3}{4} - \frac{1}{3}` for `\frac{5}{12}`.
 
     vf-eval math-problems -a '{"eval_dataset": "HuggingFaceH4/MATH-500"}' -m MODEL -b http://localhost:8000/v1
 
@@ -22,7 +22,7 @@ PARSER = MathParser()
 
 
 class MathProblems(SingleTurnEnv):
-    """Rows have `problem`, `question` or `prompt`, and `answer`, or a `solution` with the answer in its last box."""
+    """Rows have `problem`, `question` or `prompt`, and `answer`, or a `solution` whose last box is the answer."""
 
     def __init__(self, *, hint: str, **kwargs: Any) -> None:
         rubric = Rubric([correctness], ranges={"correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0))})
@@ -46,7 +46,7 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Problems from `dataset` and `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id and its split.
 
-    A tenth of `dataset` alone is held out; `eval_dataset` alone is for evaluation. `format_hint` adds to each
+    Of `dataset` alone a tenth is held out; `eval_dataset` alone is for evaluation. `format_hint` adds to each
     question how to answer.
     """
     return MathProblems(

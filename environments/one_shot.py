@@ -1,6 +1,6 @@
 """one-shot: any task, cut to a few of its training examples, which are repeated to fill the batches.
 
-One well-chosen problem, sampled a hundred times a step, teaches part of a whole data set's lesson (one-shot RLVR).
+One well-chosen problem, sampled a hundred times a step, teaches a part of what a whole data set does (one-shot RLVR).
 The examples keep the prompt, answer, id and grading of their task, and the held-out split is the task's own. Repeated
 examples sample differently: a rollout's randomness depends on the draw.
 

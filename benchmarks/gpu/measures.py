@@ -57,7 +57,9 @@ OPTIM: Any = SimpleNamespace(
 )
 OPTIM.check_ranks = lambda ranks: None
 SCHEDULER: Any = SimpleNamespace(type="constant", warmup_steps=0, min_ratio=0.0)
-LOSS: Any = SimpleNamespace(type="clip", range=(0.2, 0.28), dual_clip=None, old_policy="sampler", entropy_coef=0.0)
+LOSS: Any = SimpleNamespace(
+    type="clip", range=(0.2, 0.28), dual_clip=None, old_policy="sampler", entropy_coef=0.0, ratio_penalty=0.0
+)
 """Settings that the trainer reads, with hone's defaults: hone.config needs pydantic. Weights hardly move."""
 
 

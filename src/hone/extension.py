@@ -234,7 +234,6 @@ def lacking(table: str, name: str) -> str:
     return ""
 
 
-@cache
 def _found() -> Mapping[str, ModuleType]:
     folder = os.path.join(os.path.dirname(__file__), "extensions")
     names = [name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, "extension.py"))]

@@ -9,6 +9,7 @@ rollouts. So the time that an answer takes does not change which turns are sampl
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import queue
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hone.environments.environment import Environment
     from hone.environments.multi_turn import Answer
 
+START_SECONDS = 30.0
 CLEANUP_SECONDS = 5.0
 """Time for cancelled leftovers of rollouts to end."""
 TAIL = 4096
@@ -134,7 +136,7 @@ class Driver:
         self._busy = self._checking = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="rollouts", daemon=True)
+        self._started, self._closed = threading.Event(), threading.Event()
         self.stack = contextlib.AsyncExitStack()
         """Resources that are closed on the loop, once all rollouts have ended."""
         self.endpoint: Any = None
@@ -155,7 +157,10 @@ class Driver:
         """
         self._make = make or (lambda model: rolled_out(self.env, model))
         self._left, self._finished = deque(enumerate(models)), finished
-        self._thread.start()
+        # Not by a Thread: its start waits forever if the new thread has no memory left to say that it runs.
+        _thread.start_new_thread(self._run_loop, ())
+        if not self._started.wait(START_SECONDS):
+            raise MemoryError("the thread that runs the rollouts did not start")
         try:
             while len(self._told) < len(models):
                 self._next()()
@@ -171,7 +176,7 @@ class Driver:
     def _close(self) -> None:
         """End the loop. If a rollout blocks it, it ends with the process."""
         self._soon(lambda: self._main.cancel())
-        self._thread.join(3 * CLEANUP_SECONDS)
+        self._closed.wait(3 * CLEANUP_SECONDS)
 
     def _next(self) -> Callable[[], None]:
         while True:
@@ -230,6 +235,7 @@ class Driver:
 
     def _run_loop(self) -> None:
         words = "the thread that runs the rollouts has ended"
+        self._started.set()
         try:
             asyncio.set_event_loop(self._loop)
             self._main = self._loop.create_task(self._all())
@@ -242,6 +248,7 @@ class Driver:
             with contextlib.suppress(Exception):  # what rollouts began and forgot
                 self._loop.run_until_complete(end_tasks(asyncio.all_tasks(self._loop)))
             self._loop.close()
+            self._closed.set()
 
     async def _all(self) -> None:
         async with self.stack:
