@@ -132,6 +132,7 @@ def key(kind: str, default: Any) -> Key:
     return Key(kind, default, "A key.", "hone.extensions.alarms.extension")
 
 
+@pytest.mark.needs("alarms")
 def test_a_run_from_before_an_extension_was_installed_goes_on_with_the_keys_default(added: Callable[..., Any]):
     kinds = {"words": ("bool", False), "depth": ("int", 3), "rate": ("float", 0.5), "text": ("str", "a")}
     keys = {f"run.{name}": key(*kind) for name, kind in kinds.items()}
@@ -144,6 +145,7 @@ def test_a_run_from_before_an_extension_was_installed_goes_on_with_the_keys_defa
     ]  # fmt: skip
 
 
+@pytest.mark.needs("alarms")
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
