@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from loaded import loaded
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "hone"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -36,3 +38,9 @@ def test_the_page_names_each_extension_and_each_optional_file() -> None:
     there = {path.parent.name for path in SOURCE.glob("extensions/*/extension.py")}
     assert {name for name in there if f"`{name}`" in extensions} == there
     assert all((SOURCE / file).exists() for file in re.findall(r"`(\w+/\w+\.py)", optional))
+
+
+def test_a_run_loads_no_optional_file_that_its_config_does_not_ask_for() -> None:
+    optional = set(re.findall(r"`(\w+/\w+\.py)`", PAGE.split("Optional files")[1].split("## One step")[0]))
+    used = {str(file.relative_to(SOURCE)) for file in loaded()}
+    assert len(optional) == 10 and optional & used == {"trainer/optim.py", "trainer/parallel.py"}

@@ -151,7 +151,8 @@ def test_a_run_from_before_an_extension_was_installed_goes_on_with_the_keys_defa
     [
         ({"KEYS": {"run.seed": key("int", 7)}}, "adds the key run.seed, which is there already"),
         ({"KEYS": {"sft.depth": key("int", 7)}}, "adds the key sft.depth: write it below one of run, rl, eval, engine"),
-        ({"CHOICES": {"run.sead.two": "2"}}, "adds values to run.sead, which is no key of hone"),
+        ({"CHOICES": {"run.sead.two": "2"}}, "adds run.sead.two to CHOICES: write PLACE.KEY.VALUE"),
+        ({"CHOICES": {"run.display": "loud"}}, "adds run.display to CHOICES: write PLACE.KEY.VALUE"),
         (
             {"KEYS": {"run.x": Fields("AlarmsConfig", "hone.extensions.alarms.extension")}},
             "_check_thresholds is there already",

@@ -260,13 +260,13 @@ def _installed() -> Iterator[tuple[str, ModuleType]]:
 
 def _declares(folder: str) -> bool:
     """Return True if a package that is installed in a folder of `sys.path` names an extension."""
-    found = False
     with suppress(OSError):
         for info in os.listdir(folder or "."):
             if info.endswith("-info"):
-                with suppress(OSError), open(os.path.join(folder, info, "entry_points.txt"), encoding="utf-8") as file:
-                    found |= f"[{GROUP}]" in file.read()
-    return found
+                with suppress(OSError), open(os.path.join(folder, info, "entry_points.txt"), "rb") as file:
+                    if f"[{GROUP}]".encode() in file.read():
+                        return True
+    return False
 
 
 def _broken(what: str, package: str, error: Exception) -> UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import signal
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import until
 
 from hone.environments import driver as driving
 from hone.environments.driver import Driver
@@ -54,11 +56,11 @@ async def two_turns(driver: Driver, index: int) -> Any:
 
 
 def test_all_that_have_begun_are_waited_for_and_answers_come_before_turns():
-    batches = Batches()
+    threads, batches = _thread._count(), Batches()
     assert run(batches, *[two_turns] * 3) == ["0a0b", "1a1b", "2a2b"]
     assert batches.sampled == [["0a", "1a", "2a"], ["0b", "1b", "2b"]], "however long an answer takes"
     assert [one for batch in batches.asked for one in batch] == ["1?", "2?"]
-    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    until(lambda: _thread._count() <= threads, "the thread of the rollouts has ended")
 
 
 def test_turns_are_sampled_in_the_order_of_their_stops_rollouts_and_numbers():
@@ -144,7 +146,7 @@ def test_results_are_handed_over_as_they_come_on_the_callers_thread():
 
 
 def test_what_a_rollout_raises_is_raised_here_and_ends_all():
-    ended: list[int] = []
+    threads, ended = _thread._count(), list[int]()
 
     async def waits(driver: Driver, index: int) -> None:
         try:
@@ -166,7 +168,8 @@ def test_what_a_rollout_raises_is_raised_here_and_ends_all():
     batches.sample = lambda *_: (_ for _ in ()).throw(RuntimeError("the engine failed"))
     with pytest.raises(RuntimeError, match="the engine failed"):
         run(batches, two_turns, waits, patience=0.02)
-    assert ended == [0, 0, 1] and not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    assert ended == [0, 0, 1]
+    until(lambda: _thread._count() <= threads, "the thread of the rollouts has ended")
 
 
 def test_a_rollout_that_keeps_the_loop_from_running_ends_the_batch(monkeypatch):
@@ -220,7 +223,7 @@ def test_ctrl_c_hands_over_what_has_ended_and_begins_nothing():
 
 
 def test_ctrl_c_ends_all_rollouts():
-    ended: list[int] = []
+    threads, ended = _thread._count(), list[int]()
 
     async def waits(driver: Driver, index: int) -> None:
         threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
@@ -232,4 +235,12 @@ def test_ctrl_c_ends_all_rollouts():
     main = threading.main_thread().ident
     with pytest.raises(KeyboardInterrupt):
         run(Batches(), waits)
-    assert ended == [0] and not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    assert ended == [0]
+    until(lambda: _thread._count() <= threads, "the thread of the rollouts has ended")
+
+
+def test_a_thread_that_can_not_start_is_a_lack_of_memory(monkeypatch) -> None:
+    monkeypatch.setattr(driving, "_thread", SimpleNamespace(start_new_thread=lambda *_: None))
+    monkeypatch.setattr(driving, "START_SECONDS", 0.01)
+    with pytest.raises(MemoryError, match="the thread that runs the rollouts did not start"):
+        run(Batches(), two_turns)

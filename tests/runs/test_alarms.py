@@ -99,5 +99,9 @@ def test_an_observer_asks_for_a_checkpoint(tmp_path, action):
 def test_what_an_observer_may_not_return_is_said(tmp_path):
     run = RunWriter.start(config(tmp_path), "rl", [], observers=[AtStepOne()])
     wrong = mock.patch.object(AtStepOne, "after_step", lambda *_: "halt")
-    with wrong, pytest.raises(UserError, match=r"AtStepOne\.after_step returned 'halt': return None or one of"), run:
+    with (
+        wrong,
+        pytest.raises(UserError, match=r"AtStepOne\.after_step returned 'halt': return None, or checkpoint"),
+        run,
+    ):
         run.log_step(0, {"reward/mean": 0.5})

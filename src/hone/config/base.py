@@ -109,15 +109,13 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
             fields[own] = (Annotated[kind, Meta(**key.meta)], Field(default=default, description=key.docstring))
         choices: dict[str, dict[str, str]] = {}
         for name, words in gathered("CHOICES", {}).items():
-            where, own, value = name.split(".")
+            where, _, rest = name.partition(".")
+            own, _, value = rest.partition(".")
+            if where not in PLACES or not value or (where == place and own not in cls.model_fields):
+                raise UserError(f"an extension adds {name} to CHOICES: write PLACE.KEY.VALUE, with a key that hone has")
             if where == place:
                 choices.setdefault(own, {})[value] = words
-        for own, values in choices.items():
-            if own not in cls.model_fields:
-                raise UserError(
-                    f"an extension adds values to {place}.{own}, which is no key of hone: correct its CHOICES"
-                )
-            fields[own] = _with_choices(cls.model_fields[own], values)
+        fields |= {own: _with_choices(cls.model_fields[own], values) for own, values in choices.items()}
         about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
         return create_model(cls.__name__, __base__=tuple(parents), **about, **fields)
 

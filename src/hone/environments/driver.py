@@ -247,8 +247,10 @@ class Driver:
             self.fail(Halt(words))
             with contextlib.suppress(Exception):  # what rollouts began and forgot
                 self._loop.run_until_complete(end_tasks(asyncio.all_tasks(self._loop)))
-            self._loop.close()
-            self._closed.set()
+            try:
+                self._loop.close()
+            finally:
+                self._closed.set()
 
     async def _all(self) -> None:
         async with self.stack:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,11 @@ from hone.model.ops import (
     to_bf16,
 )
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
-from hone.model.quantized import Quantized
 from hone.model.rope import RotaryTable
 
 if TYPE_CHECKING:
     from hone.config.shared import LoraConfig
+    from hone.model.quantized import Quantized
 
 PRECISIONS = ("fp32", "bf16_linear", "bf16")
 
@@ -140,6 +141,8 @@ class LoraLinear(Linear):
             self.weight = nn.Parameter(torch.empty(sum(parts), in_size, dtype=low))
         else:
             del self.weight
+            from hone.model.quantized import Quantized
+
             made = Quantized.empty(sum(parts), in_size, lora.base)
             self.codes = nn.Parameter(made.codes, requires_grad=False)
             self.scales = nn.Parameter(made.scales, requires_grad=False)
@@ -149,7 +152,11 @@ class LoraLinear(Linear):
 
     @property
     def frozen(self) -> Tensor | Quantized:
-        return self.weight if hasattr(self, "weight") else Quantized(self.codes, self.scales)
+        if hasattr(self, "weight"):
+            return self.weight
+        from hone.model.quantized import Quantized
+
+        return Quantized(self.codes, self.scales)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bf16(to_bf16(x))[: x.shape[0]].float() if self.bf16_product else self._adapted(x)
@@ -159,7 +166,7 @@ class LoraLinear(Linear):
         return self._adapted(x_bf16)
 
     def _adapted(self, x: Tensor) -> Tensor:
-        if isinstance(weight := self.frozen, Quantized):
+        if not isinstance(weight := self.frozen, Tensor):
             y = weight.product(x)
         else:
             y = linear(x, weight) if torch.is_grad_enabled() else self.packed.product(x, weight)
@@ -176,10 +183,10 @@ class LoraLinear(Linear):
         Copies of A and B on the host give the bits that those on W's device give.
         """
         weight = self.frozen
-        if isinstance(weight, Quantized):
-            base = Quantized(whole(weight.codes), whole(weight.scales)).dequantize(torch.float32)
-        else:
+        if isinstance(weight, Tensor):
             base = whole(weight.detach()).float()
+        else:
+            base = replace(weight, codes=whole(weight.codes), scales=whole(weight.scales)).dequantize(torch.float32)
         pairs = zip(lora_B.to(base.device).split(self.parts), lora_A.to(base.device).split(self.rank), strict=True)
         return torch.add(base, torch.cat([B @ A for B, A in pairs]), alpha=self.scale)
 

@@ -193,11 +193,12 @@ class RunWriter:
             self.look_for_target(step, lines[0])
         if lines:  # after all is written: what an observer raises ends the run, and loses nothing of it
             for observer in self.observers:
-                name, action = type(observer).__name__, observer.after_step(step, *lines)
-                if action not in (None, *get_args(Action)):
-                    raise UserError(f"{name}.after_step returned {action!r}: return None or one of {get_args(Action)}")
-                if action:
-                    self.alarms.ask(action, name)
+                if (action := observer.after_step(step, *lines)) is None:
+                    continue
+                name, actions = type(observer).__name__, get_args(Action)
+                if action not in actions:
+                    raise UserError(f"{name}.after_step returned {action!r}: return None, or {', '.join(actions)}")
+                self.alarms.ask(action, name)
         if self.alarms.asked == "stop" and took_step(metrics):
             cause = self.alarms.cause
             self.alarms.done()

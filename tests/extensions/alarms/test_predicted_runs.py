@@ -40,10 +40,11 @@ def test_a_real_run_is_scored_from_its_metrics_and_is_the_same_bytes(bench, rl_r
     assert "run.json: its predictions are not those that were made before step 0" in capsys.readouterr().out
 
 
-def test_a_run_in_a_programs_hands_is_scored_too(tmp_path) -> None:
+def test_a_run_in_a_programs_hands_is_watched_and_scored_too(tmp_path) -> None:
     settings = {"max_steps": 2, "output_dir": tmp_path / "run", "display": "none", "predict": ["loss@1 < 99 p=0.8"]}
     with SFT("examples/reverse_text/tiny_sft.toml", **settings) as sft:
         sft.train()
+    assert [type(one).__name__ for one in sft.observers] == ["AlarmWatch", "Predictions"]
     info = Run(tmp_path / "run").info
     assert [one["brier"] for one in info["predictions"]["outcomes"]] == pytest.approx([0.04])
     made = [event for event in Run(tmp_path / "run").events() if event["kind"] == "predicted"]

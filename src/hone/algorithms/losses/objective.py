@@ -47,12 +47,11 @@ def token_loss(config: LossConfig, stale: bool = False) -> TokenLoss:
     low, high = config.range
     dual_clip = config.dual_clip or (STALE_DUAL_CLIP if stale else None)
     settings = {"eps_low": low, "eps_high": high, "dual_clip": dual_clip, "penalty": config.ratio_penalty}
-
-    def of_tokens(new: Tensor, old: Tensor, advantages: Tensor, lengths: Tensor) -> Any:
-        tensors = {"logprobs_M": new, "old_logprobs_M": old, "advantages_M": advantages, "lengths_S": lengths}
-        return loss(**{name: value for name, value in (tensors | settings).items() if name in names})
-
-    return of_tokens
+    settings = {name: value for name, value in settings.items() if name in names}
+    taken = "logprobs_M", "old_logprobs_M", "advantages_M", "lengths_S"
+    return lambda *tensors: loss(
+        **{name: x for name, x in zip(taken, tensors, strict=True) if name in names}, **settings
+    )
 
 
 def correction(config: CorrectionConfig) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
