@@ -107,6 +107,22 @@ def gone_with(name: str) -> set[str]:
 
 
 @pytest.mark.deletable
+def test_the_tests_of_the_core_pass_without_any_extension(tmp_path: Path) -> None:
+    """First, as it takes as long as all others here. Left out: the contracts, and SLOW; what a plain `pytest` leaves out by its marks; and of tests/conftest.py WHOLE
+    and what is marked with an extension that it needs.
+    """
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "extensions")
+    tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored, ignore_dangling_symlinks=True)
+    (tree / "src/hone/extensions").mkdir()
+    shutil.copy(SOURCE / "extensions" / "__init__.py", tree / "src/hone/extensions")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree / "environments")])}
+    words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "tests"]
+    words += [f"--ignore-glob=tests/{path}*" for path in SLOW.split()]
+    done = subprocess.run([sys.executable, "-m", "pytest", *words], env=env, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+
+
+@pytest.mark.deletable
 @pytest.mark.parametrize("name", [*EXTENSIONS, "all"])
 def test_hone_trains_the_same_without(
     name: str, whole: tuple[list[str], dict[str, list[str]], Path], tmp_path: Path
@@ -154,22 +170,6 @@ def test_a_file_may_hold_the_defaults_of_keys_whose_extension_is_gone(
     words = [sys.executable, "-m", "hone.cli", "rl", "@", "rl/config.toml", "--resume", "--max-steps", "3"]
     subprocess.run(words, env=env, cwd=tmp_path, check=True)
     assert len((run / "hashes.jsonl").read_text().splitlines()) == 4
-
-
-@pytest.mark.deletable
-def test_the_tests_of_the_core_pass_without_any_extension(tmp_path: Path) -> None:
-    """Left out: the contracts, and SLOW; what a plain `pytest` leaves out by its marks; and of tests/conftest.py WHOLE
-    and what is marked with an extension that it needs.
-    """
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "extensions")
-    tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored, ignore_dangling_symlinks=True)
-    (tree / "src/hone/extensions").mkdir()
-    shutil.copy(SOURCE / "extensions" / "__init__.py", tree / "src/hone/extensions")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree / "environments")])}
-    words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "tests"]
-    words += [f"--ignore-glob=tests/{path}*" for path in SLOW.split()]
-    done = subprocess.run([sys.executable, "-m", "pytest", *words], env=env, cwd=tree, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
 
 
 def allowed(table: Mapping[str, tuple[str, str]], names: set[str]) -> dict[str, set[str]]:
