@@ -108,9 +108,7 @@ def gone_with(name: str) -> set[str]:
 
 @pytest.mark.deletable
 def test_the_tests_of_the_core_pass_without_any_extension(tmp_path: Path) -> None:
-    """First, as it takes as long as all others here. Left out: the contracts, and SLOW; what a plain `pytest` leaves out by its marks; and of tests/conftest.py WHOLE
-    and what is marked with an extension that it needs.
-    """
+    """First, as it takes long. Left out: the contracts, SLOW, what a mark leaves out, and what needs an extension."""
     ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "extensions")
     tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored, ignore_dangling_symlinks=True)
     (tree / "src/hone/extensions").mkdir()
