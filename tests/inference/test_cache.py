@@ -104,7 +104,7 @@ def test_keys_and_values_take_the_bytes_that_are_planned(options):
             stored = sum(layer.nbytes for layer in holder.layers)
         else:
             stored = sum(keys.nbytes + values.nbytes for keys, values in batch.cache.prompts)
-            stored += sum(block.nbytes for blocks in batch.cache.decoded for block in blocks)
+            stored += sum(block.stored.nbytes for blocks in batch.cache.decoded for block in blocks)
         sizes[precision] = stored
         token = kv_bytes_per_token(CONFIG, precision, "cpu")
         assert stored == (64 if options else 31 + 32) * token, "31 tokens of a prompt, then blocks of 32"

@@ -76,7 +76,7 @@ class KVCache:
     Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and what each row has decoded, in
     blocks `[2, K, B, BLOCK, Dh]`. `column` is where the next token goes, the same for all rows: a row that began later
     has its first token further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on the padding behind a
-    short one; `began` `[B, T]` is -inf on the columns before a row's first.
+    short one; `began` `[B, T]` is -inf on the columns before a row's first. Both are added where they are not all 0.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class KVCache:
         real = np.arange(self.width) < np.array(lengths)[:, None]  # [P, width]
         places = upload(np.flatnonzero(real), k.device)
         self.prompts: list[tuple[Tensor, Tensor]] = []
-        self.decoded: list[list[Tensor]] = [[] for _ in prompts[0]]
+        self.decoded: list[list[_Block]] = [[] for _ in prompts[0]]
         for parts in zip(*prompts, strict=True):
             padded = k.new_zeros(2, len(lengths), self.width, *k.shape[1:])
             for stored, flat in zip(padded.flatten(1, 2), zip(*parts, strict=True), strict=True):
@@ -104,30 +104,32 @@ class KVCache:
             keys, values = padded[0].permute(2, 0, 3, 1), padded[1].permute(2, 0, 1, 3)
             self.prompts.append((keys.contiguous(), values.contiguous()))
         self.mask = upload(np.where(real, np.float32(0), np.float32(-np.inf)), k.device)[:, None]
+        self.padded = not real.all()
         self._lay_out(prompt_of_row)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend from one new token per row (q `[B, H, Dh]`, k and v `[B, K, Dh]`) to all so far; store k and v."""
+        # Beside the products of a small model each call of torch counts, views too.
         blocks, used = self.decoded[layer], self.column % BLOCK + 1
         prompt_keys, prompt_values = self.prompts[layer]
         kv_heads, rows = k.shape[1], k.shape[0]
         if len(blocks) == self.column // BLOCK:  # a step that failed may be repeated, and has its block already
-            blocks.append(k.new_empty(2, kv_heads, rows, BLOCK, k.shape[2]))
-        for stored, new in zip(blocks[-1], (k, v), strict=True):
-            stored.select(2, used - 1).copy_(new.transpose(0, 1))
-        decoded = [*blocks[:-1], blocks[-1][:, :, :, :used]]
-        keys, values = ([block[i].flatten(0, 1) for block in decoded] for i in (0, 1))  # each [K·B, BLOCK, Dh]
+            blocks.append(_Block(k.new_empty(2, kv_heads, rows, BLOCK, k.shape[2])))
+        blocks[-1].columns[0][used - 1].copy_(k.transpose(0, 1))
+        blocks[-1].columns[1][used - 1].copy_(v.transpose(0, 1))
+        keys, values = [block.keys for block in blocks], [block.values for block in blocks]
+        keys[-1], values[-1] = keys[-1][:, :used], values[-1][:, :used]
 
-        queries, scale = scaled(q)
-        queries = (
-            queries.view(rows, kv_heads, -1, q.shape[-1]).transpose(0, 1).reshape(kv_heads * rows, -1, q.shape[-1])
-        )
+        queries, scale = scaled(q.view(rows, kv_heads, -1, q.shape[-1]).transpose(0, 1))
+        queries = queries.view(kv_heads * rows, -1, q.shape[-1])
         to_prompt = product(self.layout.to_groups(queries, kv_heads), prompt_keys.flatten(0, 1))
-        to_prompt.view(kv_heads, -1, *to_prompt.shape[1:]).add_(self.mask)
+        if self.padded:
+            to_prompt.view(kv_heads, -1, *to_prompt.shape[1:]).add_(self.mask)
         to_prompt = self.layout.to_rows(to_prompt, kv_heads)
         # [K·B, G, width + T]
-        scores = torch.cat([to_prompt, *(product(queries, block.mT) for block in keys)], dim=-1)
-        scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
+        scores = torch.cat([to_prompt, *[product(queries, block.mT) for block in keys]], dim=-1)
+        if self.joined:
+            scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
         sizes = [self.width, *[BLOCK] * (len(blocks) - 1), used]
         weights, total = (scores.softmax(-1), None) if scale == 1 else unnormalised(scores.mul_(scale))
         prompt_weights, *block_weights = weights.split(sizes, dim=-1)
@@ -156,7 +158,7 @@ class KVCache:
         first = int(self.starts[rows].min()) // BLOCK
         index = upload(rows, self.mask.device)
         for layer, blocks in enumerate(self.decoded):
-            self.decoded[layer] = [block.index_select(2, index) for block in blocks[first:]]
+            self.decoded[layer] = [_Block(block.stored.index_select(2, index)) for block in blocks[first:]]
         self.starts = self.starts[rows] - first * BLOCK
         self.column -= first * BLOCK
         self.room -= first * BLOCK
@@ -173,13 +175,14 @@ class KVCache:
         width, column = max(self.width, other.width), max(self.column, other.column)
         both = (self, other)
         self.mask = torch.cat([F.pad(cache.mask, (0, width - cache.width), value=-torch.inf) for cache in both])
+        self.padded |= other.padded or self.width != other.width
         self.starts = np.concatenate([cache.starts + column - cache.column for cache in both])
         for layer in range(len(self.prompts)):
             keys = [F.pad(cache.prompts[layer][0], (0, width - cache.width)) for cache in both]
             values = [F.pad(cache.prompts[layer][1], (0, 0, 0, width - cache.width)) for cache in both]
             self.prompts[layer] = torch.cat(keys, dim=1), torch.cat(values, dim=1)
             parts = [_shifted(cache, layer, column) for cache in both]
-            self.decoded[layer] = [torch.cat(blocks, dim=2) for blocks in zip(*parts, strict=True)]
+            self.decoded[layer] = [_Block(torch.cat(blocks, dim=2)) for blocks in zip(*parts, strict=True)]
         groups = len(self.layout.prompt_of_group)
         prompt_of_row = np.concatenate([self.layout.group_of_row, other.layout.group_of_row + groups])
         self.width, self.column, self.room = width, column, column + max_new
@@ -188,6 +191,7 @@ class KVCache:
     def _lay_out(self, prompt_of_row: np.ndarray) -> None:
         """Group the rows, and store a prompt for each group: `prompt_of_row` counts the prompts as now stored."""
         before = np.arange(self.room) < self.starts[:, None]
+        self.joined = before.any()
         self.began = upload(np.where(before, np.float32(-np.inf), np.float32(0)), self.mask.device)
         device, stored = self.prompts[0][0].device, self.prompts[0][0].shape[1]
         self.layout = GroupLayout(prompt_of_row, device)
@@ -199,12 +203,21 @@ class KVCache:
         self.mask = self.mask.index_select(0, groups)
 
 
+class _Block:
+    """`BLOCK` columns of what each row has decoded, `stored` `[2, K, B, BLOCK, Dh]`, and views that a step takes."""
+
+    def __init__(self, stored: Tensor) -> None:
+        self.stored = stored
+        self.columns = [half.unbind(2) for half in stored]
+        self.keys, self.values = (half.flatten(0, 1) for half in stored)
+
+
 def scaled(q: Tensor) -> tuple[Tensor, float]:
-    """Return queries as `product` takes them, and what their products with keys are still to be multiplied by."""
+    """Return queries, dense, as `product` takes them, and by what their products with keys are yet to be multiplied."""
     scale = q.shape[-1] ** -0.5
     if q.dtype == torch.float32 or q.device.type == "cpu":
-        return q.float() * scale, 1.0
-    return q, scale  # scaled in bf16 they would be rounded
+        return torch.mul(q.float(), scale, out=q.new_empty(q.shape, dtype=torch.float32)), 1.0
+    return q.contiguous(), scale  # scaled in bf16 they would be rounded
 
 
 def unnormalised(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,7 +237,7 @@ def product(x: Tensor, stored: Tensor, plus: Tensor | None = None) -> Tensor:
 
 def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
     """Return the blocks of a layer moved right so that the next column is `column`; zeros come before them."""
-    blocks = cache.decoded[layer]
+    blocks = [block.stored for block in cache.decoded[layer]]
     if cache.column == column:
         return blocks
     values = cache.prompts[layer][1]

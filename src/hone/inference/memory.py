@@ -19,7 +19,7 @@ GRANULE = 64
 aligned."""
 GRAPHS_GIB = 0.5
 """Memory of CUDA graphs themselves. A guess."""
-MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
+MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**18
 """As `hone.model.packed`."""
 
 

@@ -4,10 +4,9 @@ On a CPU (and for fp32 on a GPU) segments become right-padded rows, attended to 
 never sees the padding behind it, so no mask is needed. (A block-diagonal mask is 6 to 18 times slower on a CPU.) bf16
 on a GPU takes the kernel for segments of any length; fp32 has none.
 
-A segment may continue another, its parent: a completion continues the prompt that its group shares. Its row holds both,
-so the parent's tokens are copied into several rows. Outputs are read from a token's first row, and the gradients of
-keys and values are summed over all rows. Attention costs what it did without sharing; the rest of the decoder computes
-a shared token once.
+A segment may continue another, its parent: a completion continues the prompt that its group shares. Its queries see
+the keys of both: those of a parent are copied into each of its children's rows, and the gradients of keys and values
+are summed over the copies. The rest of the decoder computes a shared token once.
 """
 
 from __future__ import annotations
@@ -38,10 +37,13 @@ class PackedAttention:
 
     def __init__(self, segment_lengths: Sequence[int], parents: Sequence[int] | None = None) -> None:
         assert segment_lengths and min(segment_lengths) > 0, "a segment has at least one token"
-        self.rows, self.shared = _rows(segment_lengths, parents or [-1] * len(segment_lengths))
-        self.row_lengths = [len(row) for row in self.rows]
-        self.max_length = max(self.row_lengths)
-        self.equal = min(self.row_lengths) == self.max_length
+        self.parents = parents or [-1] * len(segment_lengths)
+        assert len(self.parents) == len(segment_lengths)
+        assert all(self.parents[p] < 0 for p in self.parents if p >= 0), "a parent has no parent itself"
+        starts = accumulate(segment_lengths, initial=0)
+        self.tokens = [np.arange(start, end) for start, end in pairwise(starts)]
+        self.shared, self.longest = max(self.parents) >= 0, max(segment_lengths)
+        self.equal = min(segment_lengths) == self.longest
         self._layout: _SlotLayout | None = None
         self._cumulative: Tensor | None = None
 
@@ -50,21 +52,49 @@ class PackedAttention:
         if q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] % 8 == 0:  # the kernel takes no other head size
             return self._varlen(q, k, v)
         if self.equal and not self.shared:
-            return _attend(q, k, v, len(self.rows), self.max_length)
+            return _attend(q, k, v, (len(self.tokens), self.longest, 0))
         if self._layout is None:
-            self._layout = _SlotLayout(self.rows, _bucket_by_length(self.row_lengths), self.shared, q.device)
+            self._layout = _SlotLayout(*self._buckets(), self.shared, q.device)
         return self._layout.from_slots(self._layout.attend(*self._layout.to_slots(q, k, v)))
+
+    def _buckets(self) -> tuple[list[np.ndarray], list[np.ndarray], list[tuple[int, int, int]]]:
+        """Return the tokens of each row of queries and of keys, and (rows, queries, parent's tokens) of each bucket.
+
+        A bucket holds segments of one parent and about one length; the last token of a shorter one is repeated.
+        """
+        queries: list[np.ndarray] = []
+        keys: list[np.ndarray] = []
+        buckets: list[list[int]] = []
+        lengths = [len(tokens) for tokens in self.tokens]
+        for i in sorted(range(len(lengths)), key=lambda i: (self.parents[i], -lengths[i])):
+            first = buckets[-1][0] if buckets else None
+            if first is None or self.parents[i] != self.parents[first] or lengths[i] < MIN_FILL * lengths[first]:
+                buckets.append([])
+            buckets[-1].append(i)
+        sizes = []
+        for bucket in buckets:
+            parent, longest = self.parents[bucket[0]], lengths[bucket[0]]
+            before = self.tokens[parent] if parent >= 0 else np.arange(0)
+            padded = [self.tokens[i][np.minimum(np.arange(longest), lengths[i] - 1)] for i in bucket]
+            queries += padded
+            keys += [np.concatenate([before, row]) for row in padded]
+            sizes.append((len(bucket), longest, len(before)))
+        return queries, keys, sizes
 
     def _varlen(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self._cumulative is None:
-            starts = list(accumulate(self.row_lengths, initial=0))
-            self._cumulative = upload(np.array(starts, dtype=np.int32), q.device)
+            # A segment that is nobody's parent makes a row, behind its own.
+            leaves = sorted(set(range(len(self.tokens))) - {*self.parents})
+            rows = [self.tokens[i] for i in leaves]
             if self.shared:
-                each = [[i] for i in range(len(self.rows))]
-                self._layout = _SlotLayout(self.rows, each, self.shared, q.device)
+                before = [self.tokens[self.parents[i]] if self.parents[i] >= 0 else rows[0][:0] for i in leaves]
+                rows = [np.concatenate(pair) for pair in zip(before, rows, strict=True)]
+                self._layout = _SlotLayout(rows, rows, [], self.shared, q.device)
+            starts = list(accumulate(map(len, rows), initial=0))
+            self._cumulative, self.longest = upload(np.array(starts, dtype=np.int32), q.device), max(map(len, rows))
         if self._layout is None:
-            return varlen(q, k, v, self._cumulative, self.max_length)
-        return self._layout.from_slots(varlen(*self._layout.to_slots(q, k, v), self._cumulative, self.max_length))
+            return varlen(q, k, v, self._cumulative, self.longest)
+        return self._layout.from_slots(varlen(*self._layout.to_slots(q, k, v), self._cumulative, self.longest))
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
@@ -105,77 +135,57 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
-def _rows(segment_lengths: Sequence[int], parents: Sequence[int]) -> tuple[list[np.ndarray], bool]:
-    """Return the tokens of each row (a segment that is nobody's parent, behind its own) and if any is shared."""
-    assert len(parents) == len(segment_lengths)
-    starts = list(accumulate(segment_lengths, initial=0))
-    tokens = [np.arange(start, end) for start, end in pairwise(starts)]
-    shared = {parent for parent in parents if parent >= 0}
-    assert all(parents[parent] < 0 for parent in shared), "a parent has no parent itself"
-    rows = [
-        tokens[i] if parent < 0 else np.concatenate([tokens[parent], tokens[i]])
-        for i, parent in enumerate(parents)
-        if i not in shared
-    ]
-    return rows, bool(shared)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, length: int) -> Tensor:
-    """Attend causally in `rows` rows of `length` tokens, given and returned flat: [rows · length, heads, Dh]."""
-    dtype = q.dtype
+def _attend(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int, int]) -> Tensor:
+    """Attend causally in rows, given and returned flat; `size`: rows, queries and keys before the first query."""
+    (rows, length, before), dtype = size, q.dtype
     if q.device.type == "cpu":
         # The CPU's bf16 backward is 9 times slower than fp32's.
         q, k, v = q.float(), k.float(), v.float()
-    q, k, v = (x.unflatten(0, (rows, length)).transpose(1, 2) for x in (q, k, v))
-    return sdpa(q, k, v).transpose(1, 2).flatten(0, 1).to(dtype)
+    q, k, v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (q, k, v))
+    sees = torch.ones(length, before + length, dtype=torch.bool, device=q.device).tril(before) if before else None
+    return sdpa(q, k, v, sees).transpose(1, 2).flatten(0, 1).to(dtype)
 
 
 class _SlotLayout:
-    """Place of each token of a batch in the rows of a few buckets, each row right-padded to its bucket's longest.
+    """Place of each token of a batch in rows of queries and rows of keys, laid end to end.
 
-    `token_of_slot` [slots]: the token copied into each slot, a padding slot repeating the last token of its row.
-    `slot_of_token` [N]: the first slot that a token lies in. `copies`: where a token may lie in several rows, the slots
-    sorted by their token, and where in that list each token's slots begin. `buckets`: (rows, length) of each bucket.
+    `query_of_slot`, `key_of_slot`: the token copied into each slot. `slot_of_query`, `slot_of_key` `[N]`: the first
+    slot that a token lies in. `copies`: where a key may lie in several rows, the slots sorted by their token, and
+    where in that list each token's slots begin. `buckets`: the `size` of each, for `_attend`.
     """
 
-    def __init__(self, rows: list[np.ndarray], buckets: list[list[int]], shared: bool, device: torch.device) -> None:
-        slots: list[np.ndarray] = []
-        self.buckets: list[tuple[int, int]] = []
-        for bucket in buckets:
-            length = max(len(rows[i]) for i in bucket)
-            self.buckets.append((len(bucket), length))
-            slots += [rows[i][np.minimum(np.arange(length), len(rows[i]) - 1)] for i in bucket]
-        token_of_slot = np.concatenate(slots)
-        by_token = np.argsort(token_of_slot, kind="stable")
-        counts = np.bincount(token_of_slot)
+    def __init__(
+        self,
+        queries: list[np.ndarray],
+        keys: list[np.ndarray],
+        buckets: list[tuple[int, int, int]],
+        shared: bool,
+        device: torch.device,
+    ) -> None:
+        self.buckets = buckets
+        query_of_slot, key_of_slot = np.concatenate(queries), np.concatenate(keys)
+        by_key = np.argsort(key_of_slot, kind="stable")
+        counts = np.bincount(key_of_slot)
         begins = np.cumsum(counts) - counts
-        self.token_of_slot = upload(token_of_slot, device)
-        self.slot_of_token = upload(by_token[begins], device)
-        self.copies = (upload(by_token, device), upload(begins, device)) if shared else None
+        self.query_of_slot, self.key_of_slot = upload(query_of_slot, device), upload(key_of_slot, device)
+        self.slot_of_query = upload(np.unique(query_of_slot, return_index=True)[1], device)
+        self.slot_of_key = upload(by_key[begins], device)
+        self.copies = (upload(by_key, device), upload(begins, device)) if shared else None
 
     def to_slots(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q_slots = _ToSlots.apply(q, self.token_of_slot, self.slot_of_token, None)
-        k_slots, v_slots = (_ToSlots.apply(x, self.token_of_slot, self.slot_of_token, self.copies) for x in (k, v))
+        q_slots = _ToSlots.apply(q, self.query_of_slot, self.slot_of_query, None)
+        k_slots, v_slots = (_ToSlots.apply(x, self.key_of_slot, self.slot_of_key, self.copies) for x in (k, v))
         return q_slots, k_slots, v_slots  # pyright: ignore[reportReturnType]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sizes = [rows * length for rows, length in self.buckets]
-        split = zip(q.split(sizes), k.split(sizes), v.split(sizes), self.buckets, strict=True)
-        outs = [_attend(q, k, v, *bucket) for q, k, v, bucket in split]
+        queries = [rows * length for rows, length, _ in self.buckets]
+        keys = [rows * (before + length) for rows, length, before in self.buckets]
+        split = zip(q.split(queries), k.split(keys), v.split(keys), self.buckets, strict=True)
+        outs = [_attend(q, k, v, bucket) for q, k, v, bucket in split]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def from_slots(self, out: Tensor) -> Tensor:
-        return _FromSlots.apply(out, self.slot_of_token)  # pyright: ignore[reportReturnType]
-
-
-def _bucket_by_length(segment_lengths: list[int]) -> list[list[int]]:
-    order = sorted(range(len(segment_lengths)), key=lambda i: -segment_lengths[i])
-    buckets: list[list[int]] = []
-    for i in order:
-        if not buckets or segment_lengths[i] < MIN_FILL * segment_lengths[buckets[-1][0]]:
-            buckets.append([])
-        buckets[-1].append(i)
-    return buckets
+        return _FromSlots.apply(out, self.slot_of_query)  # pyright: ignore[reportReturnType]
 
 
 class _ToSlots(torch.autograd.Function):

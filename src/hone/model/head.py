@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hone.model.device import upload
-from hone.model.packed import linear, multiplies_bf16_fast
+from hone.model.packed import PackedWeight, linear, multiplies_bf16_fast
 from hone.types import Ragged
 
 MAX_LOGITS = 2**25
@@ -40,8 +40,19 @@ def chunk_rows(vocab_size: int, logits: int = MAX_LOGITS) -> int:
     return max(1, logits // vocab_size)
 
 
-def head_logits(hidden_MD: Tensor, weight_VD: Tensor, precision: str, out: Tensor | None = None) -> Tensor:
-    """Compute the logits `[M, V]` in fp32, without a gradient; into `out` if it is given."""
+def head_logits(
+    hidden_MD: Tensor,
+    weight_VD: Tensor,
+    precision: str,
+    out: Tensor | None = None,
+    packed: PackedWeight | None = None,
+) -> Tensor:
+    """Compute the logits `[M, V]` in fp32, without a gradient; into `out` if it is given and no packed weight used.
+
+    oneDNN's product with a packed weight takes 0.6 times as long for 170 rows (measured, V = 49,152, two threads).
+    """
+    if packed is not None and packed.prepare(weight_VD):
+        return packed.product(hidden_MD, weight_VD).float()
     if weight_VD.is_cuda:
         if weight_VD.dtype == torch.bfloat16:
             return torch.mm(hidden_MD, weight_VD.T, out_dtype=torch.float32, out=out)  # pyright: ignore
@@ -72,17 +83,19 @@ def head_logprobs(
     precision: str = "fp32",
     cache_bytes: int = HEAD_CACHE_BYTES,
     kept: Ragged | None = None,
+    packed: PackedWeight | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute logprob and entropy `[M]` of `targets_M` under softmax(hidden Wᵀ / temperature), in nats, fp32.
 
-    With `kept` the softmax of each token is over the ids that it was sampled among; others have the probability 0. Both
-    results carry gradients to `hidden_MD` and `weight_VD`. The softmax is stored for the backward pass if it takes at
-    most `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j, with target y, probabilities p and
-    entropy H: [j = y] - p_j of the logprob, -p_j (log p_j + H) of the entropy, both divided by the temperature.
+    With `kept` the softmax of each token is over the ids that it was sampled among; others have the probability 0.
+    `packed` is of the weight. Both results carry gradients to `hidden_MD` and `weight_VD`. The softmax is stored for
+    the backward pass if it takes at most `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j,
+    with target y, probabilities p and entropy H: [j = y] - p_j of the logprob, -p_j (log p_j + H) of the entropy, both
+    divided by the temperature.
     """
     kept_dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     keeps = torch.is_grad_enabled() and len(targets_M) * weight_VD.shape[0] * kept_dtype.itemsize <= cache_bytes
-    setup = temperature, precision, kept_dtype if keeps else None, kept and _Cut(kept, weight_VD)
+    setup = temperature, precision, kept_dtype if keeps else None, kept and _Cut(kept, weight_VD), packed
     return _HeadLogprobs.apply(hidden_MD, weight_VD, targets_M, setup)  # pyright: ignore[reportReturnType]
 
 
@@ -93,9 +106,9 @@ class _HeadLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        setup: tuple[float, str, torch.dtype | None, _Cut | None],
+        setup: tuple[float, str, torch.dtype | None, _Cut | None, PackedWeight | None],
     ) -> tuple[Tensor, Tensor]:
-        temperature, precision, kept_dtype, cut = setup
+        temperature, precision, kept_dtype, cut, packed = setup
         count, vocab = len(targets), weight.shape[0]
         rows = chunk_rows(vocab, MAX_LOGITS if weight.is_cuda else CPU_LOGITS)
         buffer, scratch = (hidden.new_empty(min(rows, count), vocab, dtype=torch.float32) for _ in range(2))
@@ -103,7 +116,7 @@ class _HeadLogprobs(torch.autograd.Function):
         logprobs, entropies, log_sums = (hidden.new_empty(count, dtype=torch.float32) for _ in range(3))
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
-            logits = head_logits(hidden[here], weight, precision, out=buffer[: here.stop - start])
+            logits = head_logits(hidden[here], weight, precision, buffer[: here.stop - start], packed)
             if temperature != 1:
                 logits.div_(temperature)
             if cut is not None:
@@ -120,7 +133,7 @@ class _HeadLogprobs(torch.autograd.Function):
             if softmax is not None:
                 softmax[here] = probs
         ctx.save_for_backward(hidden, weight, targets, softmax, logprobs, entropies, log_sums)
-        ctx.setup = temperature, precision, cut
+        ctx.setup = temperature, precision, cut, packed
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
@@ -128,7 +141,7 @@ class _HeadLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, softmax, logprobs, entropies, log_sums = ctx.saved_tensors
-        temperature, precision, cut = ctx.setup
+        temperature, precision, cut, packed = ctx.setup
         # The gradient of a logprob is p - [j = y], times a factor of the row, which is multiplied outside, in fp32:
         # rounded together to bf16, all rows of the same factor would be off by the same share.
         by_row = torch.zeros_like(logprobs) if grad_logprobs is None else -grad_logprobs / temperature
@@ -149,7 +162,7 @@ class _HeadLogprobs(torch.autograd.Function):
             here = slice(start, min(start + rows, count))
             grads = buffer[: here.stop - start] if all_grads is None else all_grads[here]
             if softmax is None:
-                head_logits(hidden[here], weight, precision, out=grads)
+                grads = head_logits(hidden[here], weight, precision, grads, packed)
                 if temperature != 1:
                     grads.div_(temperature)
                 grads.sub_(log_sums[here, None]).exp_()

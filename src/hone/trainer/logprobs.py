@@ -37,7 +37,7 @@ def token_logprobs(
     hidden_MD = token_hidden(model, batch, indices_M)
     return head_logprobs(
         *(hidden_MD, model.head_weight, batch.token_ids[indices_M]),
-        *(temperature, model.precision, cache_bytes, ragged(batch.columns, "candidates")),
+        *(temperature, model.precision, cache_bytes, ragged(batch.columns, "candidates"), model.packed_head),
     )
 
 
