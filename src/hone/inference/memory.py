@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hone.hardware import takes_products_in_fp32
 from hone.model.config import DecoderConfig
 
 if TYPE_CHECKING:
@@ -32,17 +33,19 @@ def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int
     return 2 * model.num_layers * model.kv_size * (2 if half else 4)
 
 
-def packed_bytes(model: DecoderConfig, precision: str, device: str) -> int:
-    """Return the bytes of the layers' matrices and the head in the layout that a CPU's kernels read."""
+def packed_bytes(model: DecoderConfig, precision: str, device: str) -> tuple[int, int]:
+    """Return the bytes of the layers' matrices, and of the head, in the layout that a CPU's kernels read."""
     if device != "cpu" or model.parameters * (2 if precision == "bf16" else 4) > MAX_PACKED_BYTES:
-        return 0
-    packed = 2 * model.matrices
+        return 0, 0
+    low = not takes_products_in_fp32(device)
+    packed = 2 * model.matrices * low
     if precision == "fp32":
         sizes = [model.hidden_size * (model.q_size + 2 * model.kv_size), model.q_size * model.hidden_size]
         sizes += [2 * model.hidden_size * model.intermediate_size, model.hidden_size * model.intermediate_size]
         packed = 4 * model.num_layers * sum(size for size in sizes if size >= MIN_FP32_PACKED)
-    head = model.embedding * (2 if precision == "bf16" else 4)
-    return packed + (head if precision == "bf16" or model.embedding >= MIN_FP32_PACKED else 0)
+    if precision == "bf16":
+        return packed, 2 * model.embedding * low
+    return packed, 4 * model.embedding * (model.embedding >= MIN_FP32_PACKED)
 
 
 def sampling_bytes(

@@ -219,7 +219,7 @@ def kept_settings() -> Iterator[None]:
     try:
         yield
     finally:
-        fusion.set_compiled(compiled)
+        fusion.set_compiled(compiled, "cuda")
         torch.set_num_threads(threads)
         now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
         if now != (pinned, warn_only):  # the call imports much, which Ctrl-C may have left half imported

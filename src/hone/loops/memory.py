@@ -87,7 +87,7 @@ def memory(
     parts |= training_bytes(config, model, device, prompt, completion, ranks)
     if isinstance(config, RLConfig) and ranks == 1:
         parts |= sampling_bytes(config, model, device, prompt, completion, turns)
-        parts["packed weights"] = packed_bytes(model, config.precision, device)
+        parts["packed weights"] = packed_bytes(model, config.precision, device)[0]
     if isinstance(config, RLConfig) and device == "cpu":
         parts["weights for the server"] = shared_weight_bytes(config, model) // ranks
     if config.ckpt is not None and config.ckpt.background and device == "cpu":

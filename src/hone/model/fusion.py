@@ -8,8 +8,6 @@ run may have others, so runs with compiled functions are marked inexact.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
@@ -20,8 +18,6 @@ from torch.utils._triton import has_triton
 from hone.errors import UserError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-COMPILERS = (os.environ.get("CXX", "g++"), "g++", "clang++")
-"""One of these is needed."""
 _on = False
 
 
@@ -29,16 +25,17 @@ def is_compiled() -> bool:
     return _on
 
 
-def set_compiled(on: bool, device: str | torch.device = "cpu") -> None:
+def set_compiled(on: bool, device: str | torch.device) -> None:
     """Turn compilation of the functions marked `fused` on or off in this process.
 
-    Raises UserError without a C++ compiler, or without Triton for a GPU.
+    Raises UserError for a CPU, and without Triton. On two cores (Zen 4, Inductor with g++) a step of RL of
+    SmolLM2-135M took 1.1 times as long with compiled functions.
     """
     global _on
-    if on and not any(map(shutil.which, COMPILERS)):
-        raise UserError("model.compile needs a C++ compiler: install g++, or leave model.compile out")
-    if on and torch.device(device).type == "cuda" and not has_triton():
-        raise UserError("model.compile needs Triton for a GPU: pip install triton, or leave model.compile out")
+    if on and torch.device(device).type == "cpu":
+        raise UserError("model.compile is for a GPU, and makes nothing faster on a CPU: leave it out")
+    if on and not has_triton():
+        raise UserError("model.compile needs Triton: pip install triton, or leave model.compile out")
     _on = on
 
 

@@ -111,12 +111,14 @@ class _HeadLogprobs(torch.autograd.Function):
         temperature, precision, kept_dtype, cut, packed = setup
         count, vocab = len(targets), weight.shape[0]
         rows = chunk_rows(vocab, MAX_LOGITS if weight.is_cuda else CPU_LOGITS)
-        buffer, scratch = (hidden.new_empty(min(rows, count), vocab, dtype=torch.float32) for _ in range(2))
+        scratch = hidden.new_empty(min(rows, count), vocab, dtype=torch.float32)
+        buffer = None if packed is not None and packed.prepare(weight) else torch.empty_like(scratch)
         softmax = None if kept_dtype is None else hidden.new_empty(count, vocab, dtype=kept_dtype)
         logprobs, entropies, log_sums = (hidden.new_empty(count, dtype=torch.float32) for _ in range(3))
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
-            logits = head_logits(hidden[here], weight, precision, buffer[: here.stop - start], packed)
+            out = None if buffer is None else buffer[: here.stop - start]
+            logits = head_logits(hidden[here], weight, precision, out, packed)
             if temperature != 1:
                 logits.div_(temperature)
             if cut is not None:
@@ -132,6 +134,7 @@ class _HeadLogprobs(torch.autograd.Function):
             entropies[here] = -all_logprobs.mul_(probs).sum(1)
             if softmax is not None:
                 softmax[here] = probs
+            del logits, probs  # before the next are made
         ctx.save_for_backward(hidden, weight, targets, softmax, logprobs, entropies, log_sums)
         ctx.setup = temperature, precision, cut, packed
         ctx.set_materialize_grads(False)
@@ -157,12 +160,14 @@ class _HeadLogprobs(torch.autograd.Function):
         count, vocab = len(targets), weight.shape[0]
         rows = chunk_rows(vocab, CPU_LOGITS if softmax is not None and not weight.is_cuda else MAX_LOGITS)
         all_grads = softmax if softmax is not None and softmax.dtype == low else None
-        buffer = hidden.new_empty(min(rows, count) if all_grads is None else 0, vocab, dtype=torch.float32)
+        by_packed = softmax is None and packed is not None and packed.prepare(weight)
+        buffered = 0 if by_packed or all_grads is not None else min(rows, count)
+        buffer = hidden.new_empty(buffered, vocab, dtype=torch.float32)
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
             grads = buffer[: here.stop - start] if all_grads is None else all_grads[here]
             if softmax is None:
-                grads = head_logits(hidden[here], weight, precision, grads, packed)
+                grads = head_logits(hidden[here], weight, precision, None if by_packed else grads, packed)
                 if temperature != 1:
                     grads.div_(temperature)
                 grads.sub_(log_sums[here, None]).exp_()
@@ -176,6 +181,7 @@ class _HeadLogprobs(torch.autograd.Function):
             grads.scatter_(1, targets[here, None], 0.0)
             if all_grads is None:
                 products.add(here, grads.to(low))
+                del grads
         if all_grads is not None:  # one product each, instead of many
             products.add(slice(0, count), all_grads)
         return products.hidden, products.weight, None, None

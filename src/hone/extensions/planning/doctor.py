@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import hone
 from hone.extensions.planning.devices import size
+from hone.hardware import has_gpu_driver
 from hone.web import is_local, shown_url
 
 if TYPE_CHECKING:
@@ -200,12 +201,7 @@ def check_device(subject: Subject) -> Iterator[Row]:
     if not has_gpu_driver():
         yield judge("GPU", f"none that hone uses: it runs on the CPU ({platform.machine()})")
         if not bf16:
-            yield (
-                "bf16",
-                "ok",
-                "this CPU has no products in bf16, and takes those of bf16_linear in fp32",
-                "--precision fp32",
-            )
+            yield judge("bf16", "this CPU has no products in bf16: the default precision is fp32")
     elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
     else:
@@ -213,10 +209,6 @@ def check_device(subject: Subject) -> Iterator[Row]:
         fix = "nvidia-smi   # does the driver answer, and is it new enough? In a container: docker run --gpus all"
         fix = fix if build else install_command("--force-reinstall", "torch>=2.11")
         yield judge("GPU", "there is one", problem, fix, "error")
-
-
-def has_gpu_driver() -> bool:
-    return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/nvidiactl"))
 
 
 def check_threads(subject: Subject) -> Iterator[Row]:
