@@ -195,7 +195,7 @@ def test_the_check_of_a_load_leaves_no_packed_copy(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(PackedWeight, "prepare", lambda self, weight: packed.append(self) or prepare(self, weight))
     for lora in (None, LoraConfig(base="8bit")):
         load_model(tmp_path, lora=lora)
-        assert packed and all(one._packed == [] for one in packed)
+        assert packed and all(one._packed is None for one in packed)
 
 
 def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:

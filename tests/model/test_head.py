@@ -11,6 +11,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from hone.model import head
 from hone.model import packed as packed_module
 from hone.model.head import head_logprobs
+from hone.model.packed import PackedWeight
 from hone.types import Ragged
 
 TOKENS, HIDDEN, VOCAB = 50, 64, 700
@@ -63,6 +64,7 @@ def kept_ids(targets: Tensor, uncut: int = 3) -> tuple[Ragged, Tensor]:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("packed", [None, PackedWeight()])
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
@@ -73,10 +75,12 @@ def test_values_and_gradients_are_those_of_float64(
     precision: str,
     cut: bool,
     cache_bytes: int,
+    packed: PackedWeight | None,
     chunked: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the whole vocabulary, or of the ids alone that were kept."""
+    monkeypatch.setattr(packed_module, "MIN_FP32_SIZE", 0)
     if chunked:  # 7 rows at a time, the last one shorter
         monkeypatch.setattr(head, "MAX_LOGITS", 7 * VOCAB)
         monkeypatch.setattr(head, "CPU_LOGITS", 7 * VOCAB)
@@ -86,8 +90,9 @@ def test_values_and_gradients_are_those_of_float64(
     expected = in_float64(*exact, targets, temperature, away)
     backward(expected, entropy)
     given = hidden.requires_grad_(), weight.requires_grad_()
-    found = head_logprobs(*given, targets, temperature, precision, cache_bytes, kept)
+    found = head_logprobs(*given, targets, temperature, precision, cache_bytes, kept, packed)
     backward(found, entropy)
+    assert packed is None or packed._source is given[1]
     for values, right in zip(found, expected, strict=True):
         assert values.dtype == torch.float32
         assert (values.detach() - right.detach()).abs().max() < VALUE_ERROR[precision]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hone.model import attention
 from hone.model.attention import PackedAttention
 
 
@@ -76,3 +77,17 @@ def test_a_segment_sees_its_parent_as_if_it_were_copied_before_it(
     torch.testing.assert_close(
         torch.autograd.grad(actual, inputs, upstream), torch.autograd.grad(expected, exact, upstream), **tolerance
     )
+
+
+def test_the_queries_of_a_parent_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[int] = []
+    attend = attention.sdpa
+
+    def counted(q: Tensor, *args: Tensor) -> Tensor:
+        queries.append(q.shape[0] * q.shape[2])
+        return attend(q, *args)
+
+    monkeypatch.setattr(attention, "sdpa", counted)
+    lengths, parents = [40, *[3] * 16, 25, *[3] * 16], [-1, *[0] * 16, -1, *[17] * 16]
+    PackedAttention(lengths, parents)(0, *(torch.randn(sum(lengths), heads, 8) for heads in (4, 2, 2)))
+    assert sum(queries) == sum(lengths)

@@ -75,11 +75,6 @@ class Linear(nn.Module):
         """Return the product in bf16 without bias and gradient."""
         return self.packed.product(x_bf16, self.weight_bf16)
 
-    def swiglu(self, x_bf16: Tensor) -> Tensor:
-        """Return silu(gate) · up of padded rows `[N, F]` in bf16, without biases and gradient."""
-        weight = self.weight_bf16
-        return self.packed.swiglu(x_bf16, weight) if self.packed.prepare(weight, 2) else swiglu(linear(x_bf16, weight))
-
     @property
     def weight_bf16(self) -> Tensor:
         """The bf16 copy of the weight: the stored one, or a new one."""
@@ -169,9 +164,6 @@ class LoraLinear(Linear):
 
     def bf16(self, x_bf16: Tensor) -> Tensor:
         return self._adapted(x_bf16)
-
-    def swiglu(self, x_bf16: Tensor) -> Tensor:
-        return swiglu(self._adapted(x_bf16))
 
     def _adapted(self, x: Tensor) -> Tensor:
         if not isinstance(weight := self.frozen, Tensor):
@@ -269,7 +261,7 @@ class DecoderLayer(nn.Module):
         up, down = self.gate_up_proj, self.down_proj
         if up.bf16_product and up.bias is None:
             if isinstance(up, LoraLinear) or not torch.is_grad_enabled():
-                return down.bf16(up.swiglu(to_bf16(x_ND)))[: x_ND.shape[0]].float()
+                return down.bf16(swiglu(up.bf16(to_bf16(x_ND))))[: x_ND.shape[0]].float()
             return bf16_mlp(x_ND, up.weight, down.weight, up.kept_bf16, down.kept_bf16)
         return down(swiglu(up(x_ND)))
 

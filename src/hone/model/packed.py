@@ -2,7 +2,8 @@
 
 The plain product brings the weight into that layout at each call; with few rows that is most of its time (measured on
 one core, [16, 1024] x [1024, 3072]: bf16 0.65 ms plain and 0.47 packed, fp32 1.7 and 0.95). In bf16 the bits are the
-same; in fp32 the plain product is another library's.
+same; in fp32 the plain product is another library's. SwiGLU as post-operations of the products would round elsewhere
+than the trainer: logprobs of four layers are then 7e-3 apart on average, and contract 3 allows 2e-3.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MIN_FP32_SIZE = 2**18
-"""Scalars of the smallest fp32 weight that is packed: for smaller ones the plain product is as fast (measured, Zen 4:
-[64, 576] x [576, 576] 325 µs plain and 225 packed, [64, 128] x [128, 768] 90 and 72, on one thread the same)."""
+"""Scalars of the smallest fp32 weight that is packed: for smaller ones the plain product is as fast on one thread."""
 MAX_PACKED_BYTES = 8 * 2**30
 """The weights of larger models are not packed: it takes as much memory as the weights once more."""
 
@@ -76,8 +76,8 @@ class PackedWeight:
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         self._source: Tensor | None = None
-        self._key: tuple[int, int, int] | None = None
-        self._packed: list[Tensor] = []
+        self._key: tuple[int, int] | None = None
+        self._packed: Tensor | None = None
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Compute x Wᵀ + b, `[rows, out]`, without a gradient; the plain product where packing doesn't pay."""
@@ -85,33 +85,22 @@ class PackedWeight:
             return linear(x, weight, bias)
         rows = padded_rows(x.shape[0])
         padded = x if rows == x.shape[0] else F.pad(x, (0, 0, 0, rows - x.shape[0]))
-        return torch.ops.mkldnn._linear_pointwise(padded, self._packed[0], bias, "none", [], "")[: x.shape[0]]
+        return torch.ops.mkldnn._linear_pointwise(padded, self._packed, bias, "none", [], "")[: x.shape[0]]
 
-    def swiglu(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Compute silu(x Gᵀ) · (x Uᵀ), `[rows, out / 2]`, of padded rows and a weight [G; U], without a gradient.
-
-        oneDNN takes both steps in fp32 inside of the products. Raises AssertionError where packing doesn't pay.
-        """
-        assert self.prepare(weight, parts=2)
-        gate, up = self._packed
-        silu = torch.ops.mkldnn._linear_pointwise(x, gate, None, "swish", [], "")
-        return torch.ops.mkldnn._linear_pointwise.binary(x, silu, up, None, "mul")
-
-    def prepare(self, weight: Tensor, parts: int = 1) -> bool:
-        """Pack the weight, as so many matrices, if it isn't packed so already; False where packing doesn't pay."""
+    def prepare(self, weight: Tensor) -> bool:
+        """Pack the weight, if it isn't packed already; False where packing doesn't pay."""
         if not self.enabled or weight.device.type != "cpu" or not _packs(weight.dtype):
             return False
         if weight.dtype == torch.float32 and weight.numel() < MIN_FP32_SIZE:
             return False
-        key = weight.data_ptr(), weight._version, parts  # another one if the weight was replaced or written to
+        key = weight.data_ptr(), weight._version  # another one if the weight was replaced or written to
         if self._key != key or self._source is not weight:
-            matrices = weight.detach().chunk(parts)
-            self._packed = [torch.ops.mkldnn._reorder_linear_weight(matrix, 16) for matrix in matrices]
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
             self._key, self._source = key, weight
         return True
 
     def forget(self) -> None:
-        self._packed, self._source, self._key = [], None, None
+        self._packed = self._source = self._key = None
 
     def __deepcopy__(self, memo: dict) -> PackedWeight:
         return PackedWeight(self.enabled)

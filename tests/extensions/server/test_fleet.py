@@ -205,7 +205,7 @@ def test_a_server_that_was_started_anew_between_two_calls_is_given_the_weights(f
             expected = policy.sample(requests(), LONG)
         with serving(weights_root=tmp_path, port=port) as again:
             same(policy.sample(requests(), LONG), expected)
-            assert again.service.steps > 0
+            assert again.service.steps > 0 and policy.fleet.changes == [], "it had the weights before it was asked"
 
 
 def test_a_request_that_comes_to_a_server_started_anew_is_asked_of_another(
