@@ -108,7 +108,7 @@ def _logits_apart(bench: Bench, folder: Path, name: str, more: dict[str, Any], f
 def _gap(bench: Bench, config: DecoderConfig, precision: str, variant: str, found: dict[str, Any]) -> None:
     """Mean and largest |Δ| between the engine's logprobs of its samples and the trainer's, in nats; and the bounds."""
     compiled, options = ENGINES[variant]
-    fusion.set_compiled(compiled, bench.device)
+    fusion.set_compiled(compiled)
     model = bench.random_model(config, precision)
     with torch.no_grad():
         model.embed.mul_(4)  # peaked, as a trained model is: different tokens have clearly different logprobs
@@ -182,7 +182,7 @@ def _rate(
 
     A first call, of `warm` tokens, does not count: there graphs are recorded, and kernels chosen or compiled.
     """
-    fusion.set_compiled(compiled, bench.device)
+    fusion.set_compiled(compiled)
     turn = iter(range(10**6))
     config = engine.model.config
 
@@ -268,7 +268,7 @@ def _train_rate(
 ) -> None:
     """Rates of steps, with the first kind of checkpointing that fits the memory."""
     precision, compiled, options = TRAINERS[variant]
-    fusion.set_compiled(compiled, bench.device)
+    fusion.set_compiled(compiled)
     sequences = []
     for i, length in enumerate(lengths):
         ids = rng.stream(0, "bench", i).integers(3, config.vocab_size, length)

@@ -44,8 +44,8 @@ def has_gpu_driver() -> bool:
 def takes_products_in_fp32(device: str) -> bool:
     """Return True for a CPU that is slow in bf16, so that `hone.model.packed` multiplies in fp32."""
     cpuinfo = Path("/proc/cpuinfo")
-    has_kernels = {"avx512bw", "avx512vl", "avx512dq"}
-    return device == "cpu" and cpuinfo.exists() and not has_kernels <= set(cpuinfo.read_text().split())
+    words = set(cpuinfo.read_text().split()) if device == "cpu" and cpuinfo.exists() else {"bf16"}
+    return not ({"avx512bw", "avx512vl", "avx512dq"} <= words or "bf16" in words)  # of x86, or of ARM
 
 
 def share_of_cores(processes: int) -> int:

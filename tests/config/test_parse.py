@@ -12,6 +12,7 @@ from hone.config.init import InitModelConfig
 from hone.config.parse import CONFIG_OF, parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.config.shared import DEFAULT_PRECISION
 from hone.errors import UserError
 
 
@@ -190,7 +191,7 @@ def test_an_evaluation_takes_the_task_of_a_runs_config(tmp_path):
     for file in (rl, sft):
         config = parse(EvalConfig, ["@", str(file), "-m", "weights", "-n", "7"], "hone eval")
         assert (config.env, config.model, config.num_examples) == ("functions", "weights", 7)
-        assert config.env_args == {"rewards": ["rw:even"], "data": "p.jsonl"} and config.precision == "bf16_linear"
+        assert config.env_args == {"rewards": ["rw:even"], "data": "p.jsonl"} and config.precision == DEFAULT_PRECISION
     config = parse(EvalConfig, ["@", str(rl)], "hone eval")
     assert config.sampling() == {
         "temperature": 1.0,

@@ -44,15 +44,18 @@ def forge():
     frame.f_globals["_answers"] = lambda *_: next(answers)
 
 
-def graded(completion, answer, info, state, rng):
-    """A number of all that it is given."""
-    text = completion[-1]["content"]
+def harmed(text):
     if text == "exit":
         os._exit(0)
     if text.startswith("die "):
         die_first(int(text[4:]))
     if text == "forge":
         forge()
+
+
+def graded(completion, answer, info, state, rng):
+    """A number of all that it is given."""
+    harmed(text := completion[-1]["content"])
     if text == "spin":
         while True:
             pass
@@ -71,9 +74,7 @@ def where(state):
 
 
 async def judged(completion):
-    text = completion[-1]["content"]
-    if text.startswith("die "):
-        die_first(int(text[4:]))
+    harmed(text := completion[-1]["content"])
     if text == "wait":
         await asyncio.sleep(600)
     if text == "block":
@@ -89,13 +90,7 @@ def place(completion):
 
 class Chat(MultiTurnEnv):
     def env_response(self, messages, state):
-        text = messages[-1]["content"]
-        if text == "exit":
-            os._exit(0)
-        if text.startswith("die "):
-            die_first(int(text[4:]))
-        if text == "forge":
-            forge()
+        harmed(text := messages[-1]["content"])
         if text == "raise":
             raise RuntimeError("no answer")
         if text == "odd":

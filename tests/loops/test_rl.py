@@ -160,7 +160,7 @@ def fail_while_grading(rl: RL) -> None:
 
 
 def test_compiled_kernels_make_no_run_exact(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("hone.model.fusion.set_compiled", lambda *_: None)
+    monkeypatch.setattr("hone.model.fusion.check_compiler", lambda _: None)
     with RL(**settings, output_dir=tmp_path, **{"model.compile": True}):
         pass
     info = Run(tmp_path).info

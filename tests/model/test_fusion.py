@@ -23,11 +23,12 @@ CONFIG = replace(tiny_config(SIZE, 50), eos_token_ids=(), pad_token_id=None)
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-    """Return a switch, for a CPU too, that is off again after the test."""
+def compiled():
+    """Return a switch that is off again after the test."""
     torch._dynamo.reset()
     counters.clear()
-    return lambda on: monkeypatch.setattr(fusion, "_on", on)
+    yield fusion.set_compiled
+    fusion.set_compiled(False)
 
 
 def gradients(model, lengths):
@@ -82,8 +83,7 @@ def test_a_cpu_and_a_gpu_without_triton_are_refused(monkeypatch):
     monkeypatch.setattr(fusion, "has_triton", lambda: False)
     for device, why in (("cpu", "is for a GPU"), ("cuda:1", "needs Triton")):
         with pytest.raises(UserError, match=why):
-            fusion.set_compiled(True, device)
-    assert not fusion.is_compiled()
+            fusion.check_compiler(device)
 
 
 def test_the_gradient_of_swiglu_has_the_same_bits_in_place():

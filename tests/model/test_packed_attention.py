@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import Tensor
@@ -80,14 +82,9 @@ def test_a_segment_sees_its_parent_as_if_it_were_copied_before_it(
 
 
 def test_the_queries_of_a_parent_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    queries: list[int] = []
-    attend = attention.sdpa
-
-    def counted(q: Tensor, *args: Tensor) -> Tensor:
-        queries.append(q.shape[0] * q.shape[2])
-        return attend(q, *args)
-
-    monkeypatch.setattr(attention, "sdpa", counted)
-    lengths, parents = [40, *[3] * 16, 25, *[3] * 16], [-1, *[0] * 16, -1, *[17] * 16]
+    watched = Mock(wraps=attention.sdpa)
+    monkeypatch.setattr(attention, "sdpa", watched)
+    lengths, parents = [40, *[3] * 16, 40, *[3] * 16], [-1, *[0] * 16, -1, *[17] * 16]
     PackedAttention(lengths, parents)(0, *(torch.randn(sum(lengths), heads, 8) for heads in (4, 2, 2)))
-    assert sum(queries) == sum(lengths)
+    queries = [q.shape[0] * q.shape[2] for (q, *_), _ in watched.call_args_list]
+    assert queries == [80, 96], "all prompts, and all completions"

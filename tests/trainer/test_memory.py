@@ -35,23 +35,17 @@ def test_what_a_cpu_multiplies_in_is_known_without_torch() -> None:
     assert not takes_products_in_fp32("cuda")
 
 
-@pytest.mark.parametrize(
-    ("gpu", "flags", "default"),
-    [(False, "", "fp32"), (True, "", "bf16_linear"), (False, "avx512bw avx512vl avx512dq", "bf16_linear")],
-)
-def test_a_cpu_that_is_slow_in_bf16_has_another_default(gpu: bool, flags: str, default: str) -> None:
+def test_a_cpu_that_is_slow_in_bf16_has_another_default() -> None:
     """Found before a config is made, so in a process of its own."""
-    program = f"""
+    program = """
 from hone import hardware
-read, hardware.Path.read_text = hardware.Path.read_text, lambda self: "flags: avx2 {flags}"
-hardware.has_gpu_driver = lambda: {gpu}
-print(hardware.takes_products_in_fp32("cpu"))
-hardware.Path.read_text = read
-from hone.config.shared import PRECISION
-print(PRECISION)
+read, hardware.Path.read_text = hardware.Path.read_text, lambda self: "flags: avx2"
+assert hardware.takes_products_in_fp32("cpu")
+hardware.Path.read_text, hardware.has_gpu_driver = read, lambda: False
+from hone.config.shared import DEFAULT_PRECISION
+assert DEFAULT_PRECISION == "fp32"
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(not flags), default]
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_hosts_part_of_an_offloaded_optimiser() -> None:

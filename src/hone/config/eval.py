@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig, Meta, flag, with_keys
 from hone.config.hoist import task_of_run
-from hone.config.shared import PRECISION, GradingConfig, KeyVariable, Precision, server_url
+from hone.config.shared import DEFAULT_PRECISION, GradingConfig, KeyVariable, Precision, server_url
 from hone.errors import UserError
 from hone.extension import machines_of
 
@@ -74,7 +74,7 @@ class EvalConfig(BaseConfig):
     """Tries after a first one, for statuses 429 and 5xx and lost connections; 6 take about a minute."""
     output_dir: Path | None = None
     """Folder to save in; by default `outputs/evals/<env>--<model>/<id>`."""
-    precision: Precision = PRECISION
+    precision: Precision = DEFAULT_PRECISION
     """As in training."""
     threads: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""

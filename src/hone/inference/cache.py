@@ -109,7 +109,7 @@ class KVCache:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend from one new token per row (q `[B, H, Dh]`, k and v `[B, K, Dh]`) to all so far; store k and v."""
-        # Beside the products of a small model each call of torch counts, views too.
+        # Each call of torch takes time beside the products of a small model, views included.
         blocks, used = self.decoded[layer], self.column % BLOCK + 1
         prompt_keys, prompt_values = self.prompts[layer]
         kv_heads, rows = k.shape[1], k.shape[0]
@@ -209,11 +209,11 @@ class _Block:
     def __init__(self, stored: Tensor) -> None:
         self.stored = stored
         self.columns = [half.unbind(2) for half in stored]
-        self.keys, self.values = (half.flatten(0, 1) for half in stored)
+        self.keys, self.values = (half.view(-1, *half.shape[2:]) for half in stored)
 
 
 def scaled(q: Tensor) -> tuple[Tensor, float]:
-    """Return queries, dense, as `product` takes them, and by what their products with keys are yet to be multiplied."""
+    """Return queries, dense, as `product` takes them, and the factor still to apply to their products with keys."""
     scale = q.shape[-1] ** -0.5
     if q.dtype == torch.float32 or q.device.type == "cpu":
         return torch.mul(q.float(), scale, out=q.new_empty(q.shape, dtype=torch.float32)), 1.0

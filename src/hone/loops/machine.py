@@ -185,7 +185,9 @@ def configure(
 ) -> int:
     """Set CPU threads, and deterministic kernels or compiled ones for `device`; return the number of threads."""
     heap.tune(ranks.alone)
-    fusion.set_compiled(compiled, device)
+    if compiled:
+        fusion.check_compiler(device)
+    fusion.set_compiled(compiled)
     count = threads or default_threads(parameters, ranks)
     torch.set_num_threads(count)
     if deterministic:
@@ -219,7 +221,7 @@ def kept_settings() -> Iterator[None]:
     try:
         yield
     finally:
-        fusion.set_compiled(compiled, "cuda")
+        fusion.set_compiled(compiled)
         torch.set_num_threads(threads)
         now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
         if now != (pinned, warn_only):  # the call imports much, which Ctrl-C may have left half imported

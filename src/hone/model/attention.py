@@ -1,8 +1,8 @@
 """Causal attention within each segment of a packed batch, behind one callable that the decoder takes.
 
-On a CPU (and for fp32 on a GPU) segments become right-padded rows, attended to by SDPA with `is_causal`: a real token
-never sees the padding behind it, so no mask is needed. (A block-diagonal mask is 6 to 18 times slower on a CPU.) bf16
-on a GPU takes the kernel for segments of any length; fp32 has none.
+On a CPU (and for fp32 on a GPU) segments become right-padded rows for SDPA: no real token sees the padding behind it.
+(A block-diagonal mask is 6 to 18 times slower on a CPU.) bf16 on a GPU takes the kernel for segments of any length;
+fp32 has none.
 
 A segment may continue another, its parent: a completion continues the prompt that its group shares. Its queries see
 the keys of both: those of a parent are copied into each of its children's rows, and the gradients of keys and values
@@ -42,59 +42,63 @@ class PackedAttention:
         assert all(self.parents[p] < 0 for p in self.parents if p >= 0), "a parent has no parent itself"
         starts = accumulate(segment_lengths, initial=0)
         self.tokens = [np.arange(start, end) for start, end in pairwise(starts)]
-        self.shared, self.longest = max(self.parents) >= 0, max(segment_lengths)
-        self.equal = min(segment_lengths) == self.longest
+        self.before = [self.tokens[parent] if parent >= 0 else self.tokens[0][:0] for parent in self.parents]
+        self.shared = max(self.parents) >= 0
+        self.equal = min(segment_lengths) == max(segment_lengths)
         self._layout: _SlotLayout | None = None
         self._cumulative: Tensor | None = None
+        self._longest_row = 0
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend: q [N, H, Dh], k and v [N, K, Dh] → like q; query head h reads key/value head h // (H / K)."""
         if q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] % 8 == 0:  # the kernel takes no other head size
             return self._varlen(q, k, v)
         if self.equal and not self.shared:
-            return _attend(q, k, v, (len(self.tokens), self.longest, 0))
+            return _attend(q, k, v, len(self.tokens))
         if self._layout is None:
             self._layout = _SlotLayout(*self._buckets(), self.shared, q.device)
         return self._layout.from_slots(self._layout.attend(*self._layout.to_slots(q, k, v)))
 
     def _buckets(self) -> tuple[list[np.ndarray], list[np.ndarray], list[tuple[int, int, int]]]:
-        """Return the tokens of each row of queries and of keys, and (rows, queries, parent's tokens) of each bucket.
+        """Return the tokens of each row of queries and of keys, and (rows, queries, keys before) of each bucket.
 
-        A bucket holds segments of one parent and about one length; the last token of a shorter one is repeated.
+        A bucket has segments of about one length, whose parents have one length; a shorter one's last token is
+        repeated. Behind a parent of less than a third of their length its queries come along: SDPA skips keys that no
+        query sees only where all are causal.
         """
         queries: list[np.ndarray] = []
         keys: list[np.ndarray] = []
         buckets: list[list[int]] = []
-        lengths = [len(tokens) for tokens in self.tokens]
-        for i in sorted(range(len(lengths)), key=lambda i: (self.parents[i], -lengths[i])):
-            first = buckets[-1][0] if buckets else None
-            if first is None or self.parents[i] != self.parents[first] or lengths[i] < MIN_FILL * lengths[first]:
+        sizes = [(len(before), len(tokens)) for before, tokens in zip(self.before, self.tokens, strict=True)]
+        for i in sorted(range(len(sizes)), key=lambda i: (sizes[i][0], -sizes[i][1])):
+            known, longest = sizes[buckets[-1][0]] if buckets else (-1, 0)
+            if sizes[i][0] != known or sizes[i][1] < MIN_FILL * longest:
                 buckets.append([])
             buckets[-1].append(i)
-        sizes = []
+        found = []
         for bucket in buckets:
-            parent, longest = self.parents[bucket[0]], lengths[bucket[0]]
-            before = self.tokens[parent] if parent >= 0 else np.arange(0)
-            padded = [self.tokens[i][np.minimum(np.arange(longest), lengths[i] - 1)] for i in bucket]
-            queries += padded
-            keys += [np.concatenate([before, row]) for row in padded]
-            sizes.append((len(bucket), longest, len(before)))
-        return queries, keys, sizes
+            known, longest = sizes[bucket[0]]
+            own = [self.tokens[i][np.minimum(np.arange(longest), sizes[i][1] - 1)] for i in bucket]
+            rows = [np.concatenate([self.before[i], row]) for i, row in zip(bucket, own, strict=True)]
+            causal = longest > 3 * known
+            keys += rows
+            queries += rows if causal else own
+            found.append((len(bucket), known + longest, 0) if causal else (len(bucket), longest, known))
+        return queries, keys, found
 
     def _varlen(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self._cumulative is None:
             # A segment that is nobody's parent makes a row, behind its own.
             leaves = sorted(set(range(len(self.tokens))) - {*self.parents})
-            rows = [self.tokens[i] for i in leaves]
+            rows = [np.concatenate([self.before[i], self.tokens[i]]) for i in leaves]
             if self.shared:
-                before = [self.tokens[self.parents[i]] if self.parents[i] >= 0 else rows[0][:0] for i in leaves]
-                rows = [np.concatenate(pair) for pair in zip(before, rows, strict=True)]
                 self._layout = _SlotLayout(rows, rows, [], self.shared, q.device)
             starts = list(accumulate(map(len, rows), initial=0))
-            self._cumulative, self.longest = upload(np.array(starts, dtype=np.int32), q.device), max(map(len, rows))
+            self._cumulative = upload(np.array(starts, dtype=np.int32), q.device)
+            self._longest_row = max(map(len, rows))
         if self._layout is None:
-            return varlen(q, k, v, self._cumulative, self.longest)
-        return self._layout.from_slots(varlen(*self._layout.to_slots(q, k, v), self._cumulative, self.longest))
+            return varlen(q, k, v, self._cumulative, self._longest_row)
+        return self._layout.from_slots(varlen(*self._layout.to_slots(q, k, v), self._cumulative, self._longest_row))
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
@@ -124,7 +128,7 @@ def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attend: q [B, H, L, Dh], k and v [B, K, S, Dh] → like q. Causally, or to what `mask` [L, S] (bool) lets see.
+    """Attend: q [B, H, L, Dh], k and v [B, K, S, Dh] → like q. Causally, or by `mask` [L, S] (bool: sees, or added).
 
     A CPU groups query heads a fifth faster than it repeats keys and values. On a GPU fp32 has no memory-efficient
     kernel that groups them (torch 2.13), and the plain one keeps L · S scores of each layer for the gradient.
@@ -135,15 +139,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int, int]) -> Tensor:
-    """Attend causally in rows, given and returned flat; `size`: rows, queries and keys before the first query."""
-    (rows, length, before), dtype = size, q.dtype
+def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, mask: Tensor | None = None) -> Tensor:
+    """Attend in so many rows, given and returned flat: causally, or with scores to which `mask` is added."""
+    dtype = q.dtype
     if q.device.type == "cpu":
         # The CPU's bf16 backward is 9 times slower than fp32's.
         q, k, v = q.float(), k.float(), v.float()
     q, k, v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (q, k, v))
-    sees = torch.ones(length, before + length, dtype=torch.bool, device=q.device).tril(before) if before else None
-    return sdpa(q, k, v, sees).transpose(1, 2).flatten(0, 1).to(dtype)
+    return sdpa(q, k, v, mask).transpose(1, 2).flatten(0, 1).to(dtype)
 
 
 class _SlotLayout:
@@ -151,7 +154,7 @@ class _SlotLayout:
 
     `query_of_slot`, `key_of_slot`: the token copied into each slot. `slot_of_query`, `slot_of_key` `[N]`: the first
     slot that a token lies in. `copies`: where a key may lie in several rows, the slots sorted by their token, and
-    where in that list each token's slots begin. `buckets`: the `size` of each, for `_attend`.
+    where in that list each token's slots begin. `buckets`: (rows, queries, keys before) of each; `masks` of the layers.
     """
 
     def __init__(
@@ -163,6 +166,10 @@ class _SlotLayout:
         device: torch.device,
     ) -> None:
         self.buckets = buckets
+        self.masks: dict[tuple[int, int], Tensor] = {}
+        for _, length, before in buckets:
+            future = torch.full((length, before + length), -torch.inf, device=device).triu_(before + 1)
+            self.masks |= {(length, before): future} if before else {}
         query_of_slot, key_of_slot = np.concatenate(queries), np.concatenate(keys)
         by_key = np.argsort(key_of_slot, kind="stable")
         counts = np.bincount(key_of_slot)
@@ -181,7 +188,7 @@ class _SlotLayout:
         queries = [rows * length for rows, length, _ in self.buckets]
         keys = [rows * (before + length) for rows, length, before in self.buckets]
         split = zip(q.split(queries), k.split(keys), v.split(keys), self.buckets, strict=True)
-        outs = [_attend(q, k, v, bucket) for q, k, v, bucket in split]
+        outs = [_attend(q, k, v, rows, self.masks.get((length, n))) for q, k, v, (rows, length, n) in split]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def from_slots(self, out: Tensor) -> Tensor:

@@ -415,14 +415,15 @@ class Decoder(nn.Module):
 
     def refresh(self) -> None:
         """Call after parameters changed in place: renews what is derived from them."""
-        self.packed_head.forget()
+        if self.lora is None:
+            self.packed_head.forget()
         for module in self.modules():
             if isinstance(module, Linear):
                 module.refresh()
 
 
 def pack_unless_large(model: Decoder) -> None:
-    """Let a model sample from packed weights on a CPU only if they are small enough to be held twice."""
+    """Let a model use packed weights on a CPU only if they are small enough to be held twice."""
     if model.num_parameters * model.embed.itemsize > MAX_PACKED_BYTES:
         for packed in (model.packed_head, *(m.packed for m in model.modules() if isinstance(m, Linear))):
             packed.enabled = False

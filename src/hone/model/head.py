@@ -1,7 +1,7 @@
 """The vocabulary head: hidden states to logits, and to the logprob and entropy of given tokens, in one function.
 
 With a vocabulary of 150,000, the logits of one micro-batch are the largest tensor of a step and the head its longest
-product. So they are made in chunks, into one buffer. The backward pass needs a chunk's softmax, which is stored if it
+product. So they are made in chunks. The backward pass needs a chunk's softmax, which is stored if it
 fits into the cache, or computed again, and becomes the gradient of the logits in place.
 
 The products of the forward pass are in fp32 (on a GPU: TF32 with precision "bf16_linear", bf16 with a result in fp32
@@ -36,8 +36,9 @@ HEAD_CACHE_BYTES = 512 * 2**20
 
 
 def chunk_rows(vocab_size: int, logits: int = MAX_LOGITS) -> int:
-    """Return how many tokens have at most that many logits together."""
-    return max(1, logits // vocab_size)
+    """Return how many tokens have at most that many logits together: packed products take multiples of 16."""
+    rows = max(1, logits // vocab_size)
+    return rows - rows % 16 if rows > 16 else rows
 
 
 def head_logits(
@@ -111,21 +112,18 @@ class _HeadLogprobs(torch.autograd.Function):
         temperature, precision, kept_dtype, cut, packed = setup
         count, vocab = len(targets), weight.shape[0]
         rows = chunk_rows(vocab, MAX_LOGITS if weight.is_cuda else CPU_LOGITS)
-        scratch = hidden.new_empty(min(rows, count), vocab, dtype=torch.float32)
-        buffer = None if packed is not None and packed.prepare(weight) else torch.empty_like(scratch)
         softmax = None if kept_dtype is None else hidden.new_empty(count, vocab, dtype=kept_dtype)
         logprobs, entropies, log_sums = (hidden.new_empty(count, dtype=torch.float32) for _ in range(3))
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
-            out = None if buffer is None else buffer[: here.stop - start]
-            logits = head_logits(hidden[here], weight, precision, out, packed)
+            logits = head_logits(hidden[here], weight, precision, packed=packed)
             if temperature != 1:
                 logits.div_(temperature)
             if cut is not None:
                 logits.masked_fill_(cut.away(here), float("-inf"))
             chosen = logits.gather(1, targets[here, None]).squeeze(1)
             # As the sampler does it, row by row: a logprob must not depend on what else is in the batch.
-            all_logprobs = torch.log_softmax(logits, dim=-1, out=scratch[: here.stop - start])
+            all_logprobs = torch.log_softmax(logits, dim=-1)
             logprobs[here] = all_logprobs.gather(1, targets[here, None]).squeeze(1)
             log_sums[here] = chosen - logprobs[here]
             probs = torch.exp(all_logprobs, out=logits)
@@ -134,7 +132,7 @@ class _HeadLogprobs(torch.autograd.Function):
             entropies[here] = -all_logprobs.mul_(probs).sum(1)
             if softmax is not None:
                 softmax[here] = probs
-            del logits, probs  # before the next are made
+            del logits, probs, all_logprobs  # before the next are made, in the same memory
         ctx.save_for_backward(hidden, weight, targets, softmax, logprobs, entropies, log_sums)
         ctx.setup = temperature, precision, cut, packed
         ctx.set_materialize_grads(False)
@@ -160,21 +158,17 @@ class _HeadLogprobs(torch.autograd.Function):
         count, vocab = len(targets), weight.shape[0]
         rows = chunk_rows(vocab, CPU_LOGITS if softmax is not None and not weight.is_cuda else MAX_LOGITS)
         all_grads = softmax if softmax is not None and softmax.dtype == low else None
-        by_packed = softmax is None and packed is not None and packed.prepare(weight)
-        buffered = 0 if by_packed or all_grads is not None else min(rows, count)
-        buffer = hidden.new_empty(buffered, vocab, dtype=torch.float32)
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
-            grads = buffer[: here.stop - start] if all_grads is None else all_grads[here]
-            if softmax is None:
-                grads = head_logits(hidden[here], weight, precision, None if by_packed else grads, packed)
+            if softmax is not None:
+                grads = softmax[here] if all_grads is not None else softmax[here].float()
+            else:
+                grads = head_logits(hidden[here], weight, precision, packed=packed)
                 if temperature != 1:
                     grads.div_(temperature)
                 grads.sub_(log_sums[here, None]).exp_()
                 if cut is not None:
                     grads.masked_fill_(cut.away(here), 0.0)
-            elif all_grads is None:
-                grads.copy_(softmax[here])
             if by_entropy is not None:  # p log p is 0 at p = 0
                 log_probs = grads.log().clamp_(min=LOWEST)
                 grads.mul_(all_by_row[here, None] - by_entropy[here, None] * (log_probs + entropies[here, None]))

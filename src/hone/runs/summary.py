@@ -15,7 +15,7 @@ from typing import Any
 
 from hone.config.dump import non_defaults
 from hone.config.hoist import task_label
-from hone.config.shared import PRECISION, StopConfig
+from hone.config.shared import DEFAULT_PRECISION, StopConfig
 from hone.errors import UserError
 from hone.extension import gathered
 from hone.runs import provenance
@@ -232,7 +232,8 @@ def evaluating(run: Summary, weights: Path) -> str:
         command += ["--chat-template", template]
     if run.kind == "rl" and run.config.get("model", {}).get("special_tokens"):
         command += ["--special-tokens"]
-    if (precision := run.config.get("precision", "bf16_linear")) != PRECISION:
+    precision = run.config.get("precision", "bf16_linear")
+    if {precision, DEFAULT_PRECISION} != {"bf16_linear"}:  # said in all that may differ on another machine
         command += ["--precision", precision]
     return shlex.join(command)
 

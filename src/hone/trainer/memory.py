@@ -43,6 +43,7 @@ def training_bytes(
     of_head = head_bytes(model, precision, device, loss_tokens, settings.head_cache_bytes, frozen=lora is not None)
     of_head += tokens * 3 * 4 * model.hidden_size  # the last norm, and the states that it gives
     casts = cast_bytes(model, precision) if ranks == 1 and not lora else 0
+    packed = packed_bytes(model, precision, device) if ranks == 1 else (0, 0)
     gradients = 4 * trained(model, lora)  # in fp32
     summed_once = ranks > 1 and gradients <= WHOLE_GRADIENT_BYTES
     reference = isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0 and not lora
@@ -52,10 +53,10 @@ def training_bytes(
     return {
         "weights": weights // ranks,
         "bf16 casts": casts,
-        "packed head": packed_bytes(model, precision, device)[1] if ranks == 1 else 0,
+        "packed head": packed[1],
         "gathered weights": (model.layer_matrices + model.embedding) * item if ranks > 1 else 0,
         "optimiser": optimiser // ranks,
-        "reference model": (weights // ranks + casts) * reference,
+        "reference model": (weights // ranks + casts + sum(packed)) * reference,
         "gradients": gradients // ranks + gradients * summed_once,
         "activations": kept,
         "logits or a layer": max(of_head, of_layer),  # whichever the backward pass takes more for
@@ -140,7 +141,7 @@ def micro_batch_limit(config: RLConfig | SFTConfig, device: str) -> int:
 def micro_batch(config: RLConfig | SFTConfig, device: str, prompt: int, completion: int) -> tuple[int, int, int]:
     """Return (tokens, attention slots, tokens with loss) of the largest micro-batch.
 
-    Completions of one prompt share it as long as they are in one micro-batch; attention sees it once for each.
+    Completions of one prompt share it as long as they are in one micro-batch; attention sees its keys once for each.
     """
     most, completion = micro_batch_limit(config, device), max(1, completion)
     if isinstance(config, SFTConfig):
@@ -183,7 +184,7 @@ def activation_bytes(
     attention = wide * (2 * q + 2 * (q if precision == "fp32" and device == "cuda" else kv))
     rows = tokens
     if device == "cpu" and precision == "bf16_linear":  # rows of zeros are appended, as in `hone.model.packed`
-        granule = max(16, (1 << (max(1, tokens) - 1).bit_length()) // 16)
+        granule = max(16, (1 << (max(1, tokens) - 1).bit_length()) // 32)
         rows = -(-tokens // granule) * granule
     layer = tokens * norms + rows * (inputs + mlp) + slots * attention
     # The gradients of gate_up, of the activation, which is dropped unless one function computes the MLP, and of the
@@ -208,18 +209,15 @@ def head_bytes(
     """Return the bytes of `hone.model.head` for `rows` of loss tokens, with its weight's gradient unless `frozen`."""
     low = 4 if precision == "fp32" else 2
     logits, softmax = rows * model.vocab_size, rows * model.vocab_size * low
-    made = 0  # of bf16 weights, before it is in the buffer
-    if (precision, device) == ("bf16", "cpu"):
-        made = 2 if packed_bytes(model, precision, device)[1] else 6
 
     def chunk(limit: int) -> int:
         return min(logits, max(model.vocab_size, limit))
 
     # Logits and their exponentials.
-    forward, backward = (2 * 4 + made) * chunk(LOGITS[device]), 0 if frozen else 4 * model.embedding
+    forward, backward = 2 * 4 * chunk(LOGITS[device]), 0 if frozen else 4 * model.embedding
     casts = precision != "fp32" and not (precision == "bf16_linear" and takes_products_in_fp32(device))
     if softmax > cache_bytes:
-        softmax, backward = 0, backward + (4 + max(made, 2 * casts)) * chunk(LOGITS["cuda"])
+        softmax, backward = 0, backward + (4 + 2 * casts) * chunk(LOGITS["cuda"])
     if casts:  # a part of the product that is added to the gradient, and the cast of the weight
         backward += 0 if frozen else min(model.embedding, LOGITS["cuda"]) * (4 if device == "cuda" else 2)
         backward += 2 * model.embedding * (precision == "bf16_linear")

@@ -14,6 +14,7 @@ import pytest
 from hone.cli import main
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
+from hone.config.shared import DEFAULT_PRECISION
 from hone.extensions.planning import doctor
 from hone.extensions.planning.doctor import Finding, Subject, diagnose, lines, verdict
 from hone.extensions.sandbox import sandbox
@@ -78,7 +79,7 @@ GPU = ["A100", 80 * 2**30, 80 * 2**30]
     ],
 )
 def test_gpus(build, gpus, hidden, name, status, words, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "run_apart", lambda program: (json.dumps(["2.13", build, gpus, True]), ""))
+    monkeypatch.setattr(doctor, "run_apart", lambda program: (json.dumps(["2.13", build, gpus]), ""))
     monkeypatch.setattr(doctor, "has_gpu_driver", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
@@ -192,16 +193,6 @@ def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert examined("wandb", rl("--wandb.mode", "offline"))["login"].text == "not needed: mode offline"
 
 
-def test_a_cpu_without_bf16_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "has_gpu_driver", lambda: False)
-    found = {}
-    for bf16 in (True, False):
-        monkeypatch.setattr(doctor, "run_apart", lambda program, bf16=bf16: (json.dumps(["2.13", None, [], bf16]), ""))
-        found[bf16] = {name: fix for name, _, _, fix in doctor.check_device(doctor.Subject())}
-    assert "bf16" not in found[True]
-    assert "bf16" in found[False]
-
-
 def test_a_model_that_the_run_fetches_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("HONE_CACHE", str(tmp_path))
     flags = ["--model.name", "smollm2-135m", "--orchestrator.env.id", "reverse-text"]
@@ -209,4 +200,4 @@ def test_a_model_that_the_run_fetches_is_known_before(tmp_path: Path, monkeypatc
     texts = [text for name, _, text, _ in doctor.check_run(rl(*flags)) if name == "model"]
     assert texts[0] == "smollm2-135m is not in hone's cache: the run fetches it"
     assert main(["plan", *flags]) == 0
-    assert "(135M parameters, bf16_linear)" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert f"(135M parameters, {DEFAULT_PRECISION})" in capsys.readouterr().out and not list(tmp_path.iterdir())

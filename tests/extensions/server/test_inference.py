@@ -15,6 +15,7 @@ import pytest
 
 from hone import cli
 from hone.config.parse import parse
+from hone.config.shared import DEFAULT_PRECISION
 from hone.extensions.server.config import ServeConfig
 from hone.processes import free_port
 
@@ -73,10 +74,7 @@ def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> Non
             lines.append(server.stdout.readline())
             assert lines[-1], server.stderr.read()
         shown = "".join(lines)
-        assert (
-            f"Serving {tiny_model_dir} (0.43M parameters, bf16_linear, cpu, 1 thread, 4 GiB for keys and values)"
-            in shown
-        )
+        assert f"(0.43M parameters, {DEFAULT_PRECISION}, cpu, 1 thread, 4 GiB for keys and values)" in shown
         assert "sesame" not in shown and b"sesame" not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
 
         assert f"vf-eval reverse-text -m {tiny_model_dir} -b http://localhost:{port}/v1 -k KEY" in shown

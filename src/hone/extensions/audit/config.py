@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field, model_validator
 
 from hone.config.base import BaseConfig, flag
 from hone.config.hoist import task_of_run
-from hone.config.shared import PRECISION, Precision
+from hone.config.shared import DEFAULT_PRECISION, Precision
 from hone.errors import UserError
 
 TASK_FIELDS = {"env_args", "env_template", "num_examples", "split", "model", "max_tokens", "rollouts_per_example"}
@@ -59,7 +59,7 @@ class AuditConfig(BaseConfig):
     """Print the report as JSON instead of tables."""
     html: Path | None = None
     """Write the report as a page, in one file."""
-    precision: Precision = PRECISION
+    precision: Precision = DEFAULT_PRECISION
     """Precision of the model, as in training."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from hone.config.base import BaseConfig
-from hone.config.shared import PRECISION, Precision
+from hone.config.shared import DEFAULT_PRECISION, Precision
 
 
 class ChatConfig(BaseConfig):
@@ -26,5 +26,5 @@ class ChatConfig(BaseConfig):
     """System prompt."""
     seed: int = Field(default=0, ge=0)
     """Seed of sampling."""
-    precision: Precision = PRECISION
+    precision: Precision = DEFAULT_PRECISION
     """As in training."""

@@ -48,8 +48,7 @@ TORCH = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 gpus = [[torch.cuda.get_device_name(i), *torch.cuda.mem_get_info(i)] for i in range(count)]
-bf16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-print(json.dumps([torch.__version__, torch.version.cuda or torch.version.hip, gpus, bf16]))
+print(json.dumps([torch.__version__, torch.version.cuda or torch.version.hip, gpus]))
 """
 GIB = 2**30
 
@@ -190,7 +189,7 @@ def check_device(subject: Subject) -> Iterator[Row]:
     if problem:
         yield judge("torch", "can't be imported", problem, install_command("torch>=2.11"), "error")
         return
-    version, build, gpus, bf16 = json.loads(out.splitlines()[-1])
+    version, build, gpus = json.loads(out.splitlines()[-1])
     yield judge("torch", f"{version}, a build for {f'CUDA {build}' if build else 'CPUs'}")
     for index, (name, free, total) in enumerate(gpus):
         taken = f"{size(total - free)} are taken by others" if total - free > GIB else ""
@@ -200,8 +199,6 @@ def check_device(subject: Subject) -> Iterator[Row]:
         return
     if not has_gpu_driver():
         yield judge("GPU", f"none that hone uses: it runs on the CPU ({platform.machine()})")
-        if not bf16:
-            yield judge("bf16", "this CPU has no products in bf16: the default precision is fp32")
     elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from hone.config.shared import (
-    PRECISION,
+    DEFAULT_PRECISION,
     TRANSPORT,
     CkptConfig,
     EngineConfig,
@@ -37,7 +37,7 @@ class ServeConfig(EngineConfig):
     """That of the run to sample for: its weights are taken, unless `weights_root` says otherwise."""
     seed: int = Field(default=0, ge=0)
     """Seed of requests that bring none, and of the weights of `hone/tiny`."""
-    precision: Precision = PRECISION
+    precision: Precision = DEFAULT_PRECISION
     """As in training; of no effect on vLLM, see `dtype`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig, Meta
-from hone.config.shared import PRECISION, EnvConfig, GradingConfig, Precision
+from hone.config.shared import DEFAULT_PRECISION, EnvConfig, GradingConfig, Precision
 from hone.errors import UserError
 
 
@@ -69,7 +69,7 @@ class StudyEvalConfig(BaseConfig):
     """Measure to compare cells by."""
     lenient: bool = False
     """Also read what is not right leniently, as `hone report` does: how much of each difference is format."""
-    precision: Precision = PRECISION
+    precision: Precision = DEFAULT_PRECISION
     """As in training; the same for all cells, whatever they were trained in."""
     grading: GradingConfig = GradingConfig()
     """Execution of reward functions."""
