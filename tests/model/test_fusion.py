@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import setuptools  # noqa: F401  Inductor takes its distutils, so no test may import another before
 import torch
 from torch._dynamo.utils import counters
 
@@ -24,7 +25,6 @@ CONFIG = replace(tiny_config(SIZE, 50), eos_token_ids=(), pad_token_id=None)
 
 @pytest.fixture
 def compiled():
-    """Return a switch that is off again after the test."""
     torch._dynamo.reset()
     counters.clear()
     yield fusion.set_compiled
@@ -71,12 +71,6 @@ def test_compiled_steps_train_and_sample_as_eager_ones(precision, qk_norm, check
     # another mode; no layer, shape or step has kernels of its own.
     assert 8 <= counters["stats"]["unique_graphs"] <= (20 if checkpointing == "none" else 28)
     assert not counters["graph_break"] and not counters["recompile_limit"]
-
-
-def test_nothing_is_compiled_unless_asked(compiled):
-    compiled(False)
-    gradients(random_decoder(CONFIG, seed=1), [5, 4])
-    assert not counters["stats"]
 
 
 def test_a_cpu_and_a_gpu_without_triton_are_refused(monkeypatch):

@@ -36,7 +36,6 @@ def test_what_a_cpu_multiplies_in_is_known_without_torch() -> None:
 
 
 def test_a_cpu_that_is_slow_in_bf16_has_another_default() -> None:
-    """Found before a config is made, so in a process of its own."""
     program = """
 from hone import hardware
 read, hardware.Path.read_text = hardware.Path.read_text, lambda self: "flags: avx2"
