@@ -386,13 +386,13 @@ def test_two_servers_sample_a_real_model_nearly_twice_as_fast_as_one():
 
 
 def test_speed_on_a_real_size():
-    """Aimed at: 1.3 and 1.6 times vLLM's sampling, a fifth of TRL's step. Measured, and held: 1.1, 0.8, a third."""
+    """Aimed at, on two threads: 1.4 times vLLM's sampling, a sixth of TRL's step. Measured, and held: 0.98, 0.22."""
     result = json.loads((RESULTS / "real_model.json").read_text())
     one, two = result["threads_1"], result["threads_2"]
     assert two["sampling"]["workload"] == {"prompts": 64, "prompt_tokens": 32, "new_tokens": 64}
     assert (two["rl"]["workload"]["prompts"], two["rl"]["workload"]["rollouts"]) == (8, 16)
     assert one["sampling"]["faster"]["vllm"]["bf16_linear"] >= 1.0
-    assert two["sampling"]["faster"]["vllm"]["bf16_linear"] >= 0.75
+    assert two["sampling"]["faster"]["vllm"]["bf16_linear"] >= 0.95 and two["rl"]["faster"]["trl"]["bf16_linear"] >= 4.5
     for threads in (one, two):
         assert threads["rl"]["faster"]["trl"]["bf16_linear"] >= 2.5
         assert threads["sampling"]["faster"]["transformers"]["bf16_linear"] >= 1.6
