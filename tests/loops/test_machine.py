@@ -179,6 +179,17 @@ def test_a_resume_takes_what_its_run_began_with(branch: bool, free: Any, tmp_pat
     assert decided(resolved(rl("--output-dir", run), MODEL, "cuda")) == (12, False, 16384, "layer"), "a fresh start"
 
 
+def test_a_cpu_that_is_slow_in_bf16_trains_in_fp32_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("hone.loops.memory.takes_products_in_fp32", lambda device: device == "cpu")
+    monkeypatch.setattr(machine, "free_memory", lambda device: 500 * GIB)
+    assert resolved(rl("--precision", "bf16"), MODEL, "cpu").precision == "bf16"
+    assert resolved(rl(), MODEL, "cuda").precision == "bf16_linear"
+    run = run_of(tmp_path / "run", config := resolved(rl(), MODEL, "cpu"), "rl")
+    monkeypatch.undo()
+    assert config.precision == "fp32"
+    assert resolved(rl("--output-dir", run, "--resume"), MODEL, "cpu").precision == "fp32"
+
+
 @pytest.mark.parametrize(
     ("before", "now", "why"),
     [

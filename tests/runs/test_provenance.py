@@ -33,5 +33,6 @@ def test_importing_the_room_is_cheap():
     assert done.stdout.startswith("[] ")
     rooms = {name.split(".")[1] for name in ast.literal_eval(done.stdout[3:])}
     assert rooms - {"extension", "extensions"} <= {
-        *("runs", "config", "digests", "types", "errors", "rng", "redaction", "terminal", "web", "processes")
+        *("runs", "config", "digests", "types", "errors", "rng", "redaction", "terminal", "web", "processes"),
+        "hardware",
     }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -33,18 +30,6 @@ def test_chunks_of_the_head_are_the_heads() -> None:
 def test_what_a_cpu_multiplies_in_is_known_without_torch() -> None:
     assert takes_products_in_fp32("cpu") is not multiplies_bf16_fast(torch.zeros(1))
     assert not takes_products_in_fp32("cuda")
-
-
-def test_a_cpu_that_is_slow_in_bf16_has_another_default() -> None:
-    program = """
-from hone import hardware
-read, hardware.Path.read_text = hardware.Path.read_text, lambda self: "flags: avx2"
-assert hardware.takes_products_in_fp32("cpu")
-hardware.Path.read_text, hardware.has_gpu_driver = read, lambda: False
-from hone.config.shared import DEFAULT_PRECISION
-assert DEFAULT_PRECISION == "fp32"
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_hosts_part_of_an_offloaded_optimiser() -> None:

@@ -12,9 +12,10 @@ from hone.commands.detach import hand_over
 from hone.config.algorithms import by_algorithm
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.config.shared import DEFAULT_PRECISION, LoraConfig
+from hone.config.shared import LoraConfig
 from hone.environments import services
 from hone.extension import gathered, load
+from hone.hardware import takes_products_in_fp32
 from hone.loops.machine import device_of
 from hone.model.config import DecoderConfig
 from hone.runs import view
@@ -148,8 +149,8 @@ def lora_in_words(lora: LoraConfig, shape: DecoderConfig) -> str:
 
 def headline(config: Any, parameters: int, device: str, threads: int, ranks: int = 1) -> str:
     place = f"{device}, {threads} thread{'s' if threads > 1 else ''}" + (f" each, {ranks} ranks" if ranks > 1 else "")
-    by_default = device == "cpu" and config.precision == DEFAULT_PRECISION == "fp32"
-    why = ", as this CPU has no products in bf16" if by_default else ""
+    alone = config.precision == "fp32" and takes_products_in_fp32(device)
+    why = ", as this CPU has no products in bf16" if alone else ""
     return f"{config.model.name} ({parameters / 1e6:.2f}M parameters, {config.precision}{why}, {place})"
 
 

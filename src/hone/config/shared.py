@@ -17,7 +17,7 @@ from hone.web import shown_url
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
 DEFAULT_PRECISION: Precision = "fp32" if takes_products_in_fp32("cpu") and not has_gpu_driver() else "bf16_linear"
-"""On this machine: where products in bf16 are slow, casts cost time and give nothing."""
+"""Of commands that compute on this machine: where products in bf16 are slow, casts give nothing."""
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
 MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
@@ -419,7 +419,7 @@ class RunConfig(BaseConfig):
     """After SIGTERM: a step that can't be done and saved in this time is given up, and the state before it saved."""
     detach: Annotated[bool, Meta("run", decides="start", listed=False)] = False
     """Go on in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
-    precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = DEFAULT_PRECISION
+    precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = "bf16_linear"
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well. By
     default `bf16_linear`, but `fp32` on a CPU without products in bf16."""
     deterministic: Annotated[bool | None, Meta("machine", -1, from_machine=True, listed=False)] = None

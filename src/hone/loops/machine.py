@@ -19,7 +19,7 @@ from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.hardware import CORES, SHARES_GPU, ram, share_of_cores
 from hone.inference.memory import GIB, KV_GIB
-from hone.loops.memory import fitted, memory, server_bytes
+from hone.loops.memory import fitted, memory, server_bytes, with_precision
 from hone.model import fusion
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -90,13 +90,15 @@ def resolve(config: Config, machine: Machine) -> Config:
     kind = torch.device(device).type
     begun = config_of_begun(config)
     if begun is not None:
+        if "precision" not in config.model_fields_set:
+            config = changed(config, {"precision": read_toml(begun).get("precision", config.precision)})
         config = _filled(_as_begun(config, begun), {"deterministic": kind == "cpu"})
     else:
         threads = machine.trainer[1] if machine.trainer else default_threads(model.parameters, ranks)
         tokens = micro_batch_limit(config, kind)
         values = {"trainer.micro_batch_tokens": tokens, "data.micro_batch_tokens": tokens}
         values |= {"threads": threads, "deterministic": kind == "cpu"}
-        config = _filled(config, values)
+        config = _filled(with_precision(config, kind), values)
     if machine.trainer is not None:
         return config
     room = free_memory(device) // (ranks.local_world if kind == "cpu" else 1)

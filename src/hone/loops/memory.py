@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.hardware import takes_products_in_fp32
 from hone.inference.memory import (
     GIB,
     KV_GIB,
@@ -95,6 +96,12 @@ def memory(
     return Memory({name: size for name, size in parts.items() if size})
 
 
+def with_precision(config: Config, device: str) -> Config:
+    """Return the config with `precision` chosen for the device, if it does not say one."""
+    chosen = "precision" not in config.model_fields_set and takes_products_in_fp32(device)
+    return changed(config, {"precision": "fp32"}) if chosen else config
+
+
 def versions_in_memory(config: RLConfig) -> int:
     """Return how many versions of the weights are in shared memory at a time, where the run starts its server.
 
@@ -130,8 +137,9 @@ def fitted(
     ranks: int = 1,
 ) -> Config:
     """Return the config with open settings of `checkpointing`, `cuda_graphs` and `kv_gib` chosen for `room` bytes on
-    the device. The other arguments are as in `memory`.
+    the device, and of `precision`. The other arguments are as in `memory`.
 
+    - Precision is fp32 on a CPU without products in bf16.
     - Checkpointing is the first of none, selective and layer that lets a train step fit. Beside the step there must be
       room for the KV cache (the config's, else 4 GiB), or for the server that the run starts.
     - Graphs are for a GPU. The KV cache then has its memory while the trainer works, too. They are tried first, with
@@ -139,6 +147,7 @@ def fitted(
     - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
       what the run can use; then it shrinks until sampling (and with graphs the train step) fits.
     """
+    config = with_precision(config, device)
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.samples_here else None
     if engine is not None and device == "cuda":

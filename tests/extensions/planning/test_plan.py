@@ -10,7 +10,7 @@ import pytest
 from hone.cli import main
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.config.shared import DEFAULT_PRECISION, InitConfig
+from hone.config.shared import InitConfig
 from hone.extensions.planning import devices
 from hone.extensions.planning.forecast import forecast
 from hone.model.chat import load_renderer
@@ -28,7 +28,7 @@ def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_ends_with_1_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "24gb"]) == 1
     page = capsys.readouterr().out
-    assert f"RL of Qwen/Qwen2.5-1.5B-Instruct (1.54B parameters, {DEFAULT_PRECISION}) on gsm8k" in page
+    assert "RL of Qwen/Qwen2.5-1.5B-Instruct (1.54B parameters, bf16_linear) on gsm8k" in page
     assert "each of the 5,000 is seen once" in page and "does NOT fit" in page and "What would make it fit" in page
     assert "checkpointing = layer" in page and "--trainer.optim.state 8bit: " in page
 
