@@ -101,7 +101,7 @@ def test_the_run_directory_holds_the_whole_story(rl, tmp_path, capsys):
     assert "3 steps x 2 prompts x 4 completions = 24 completions" in printed
     command = f"hone eval @ {out}/config.toml -m {out / 'weights' / 'step_3'} -n 100 -r 4"
     look = f"Look: hone view {out}\n" if "report" in QUIET else ""
-    assert f"{look}Next: {command}\n" in printed
+    assert f"{look}Next: {command}" in printed
     assert main([*command.split()[1:], "-n", "4", "-r", "1", "--output-dir", "evaluated"]) == 0
     again, _ = RunView(Path("evaluated")).evaluation()
     assert again == {name: metrics(out)[3][name] for name in again}

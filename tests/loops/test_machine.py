@@ -232,7 +232,7 @@ def test_sft_decides_its_own(free: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_machine_decides_every_key_that_says_so_and_no_other(kind: type, device: str, free: Any) -> None:
     free(500)
-    config = kind(data={"path": "x.jsonl"}) if kind is SFTConfig else kind()
+    config = kind(precision="bf16", **({"data": {"path": "x.jsonl"}} if kind is SFTConfig else {}))
     final = resolved(config, MODEL, device)
     for key in walk(kind):
         before, after = (reduce(lambda at, name: getattr(at, name, None), key.path, one) for one in (config, final))

@@ -130,7 +130,7 @@ def words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         data = config.data
         kind, task = "SFT", data.env.id if data.env else data.name or data.path or data.run
     parameters = f"{count(shape.parameters)} parameters, " if shape else ""
-    yield f"{kind} of {config.model.name} ({parameters}{config.precision}) on {task}", []
+    yield f"{kind} of {config.model.name} ({parameters}{plan.evaluated.precision}) on {task}", []
     yield "Steps", [*plan.steps.words(config), _checkpoint_words(plan)]
     if plan.memory:
         yield f"Memory, {plan.device.name} ({size(plan.device.memory)})", list(_memory_words(plan, plan.memory))
