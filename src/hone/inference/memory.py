@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hone.hardware import takes_products_in_fp32
+from hone.hardware import MAX_PACKED_BYTES, MIN_FP32_SIZE, takes_products_in_fp32
 from hone.model.config import DecoderConfig
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ GRANULE = 64
 aligned."""
 GRAPHS_GIB = 0.5
 """Memory of CUDA graphs themselves. A guess."""
-MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**18
-"""As `hone.model.packed`."""
 
 
 def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int:
@@ -42,10 +40,10 @@ def packed_bytes(model: DecoderConfig, precision: str, device: str) -> tuple[int
     if precision == "fp32":
         sizes = [model.hidden_size * (model.q_size + 2 * model.kv_size), model.q_size * model.hidden_size]
         sizes += [2 * model.hidden_size * model.intermediate_size, model.hidden_size * model.intermediate_size]
-        packed = 4 * model.num_layers * sum(size for size in sizes if size >= MIN_FP32_PACKED)
+        packed = 4 * model.num_layers * sum(size for size in sizes if size >= MIN_FP32_SIZE)
     if precision == "bf16":
         return packed, 2 * model.embedding * low
-    return packed, 4 * model.embedding * (model.embedding >= MIN_FP32_PACKED)
+    return packed, 4 * model.embedding * (model.embedding >= MIN_FP32_SIZE)
 
 
 def sampling_bytes(

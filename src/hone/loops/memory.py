@@ -137,9 +137,8 @@ def fitted(
     ranks: int = 1,
 ) -> Config:
     """Return the config with open settings of `checkpointing`, `cuda_graphs` and `kv_gib` chosen for `room` bytes on
-    the device, and of `precision`. The other arguments are as in `memory`.
+    the device. The other arguments are as in `memory`.
 
-    - Precision is fp32 on a CPU without products in bf16.
     - Checkpointing is the first of none, selective and layer that lets a train step fit. Beside the step there must be
       room for the KV cache (the config's, else 4 GiB), or for the server that the run starts.
     - Graphs are for a GPU. The KV cache then has its memory while the trainer works, too. They are tried first, with
@@ -147,7 +146,6 @@ def fitted(
     - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
       what the run can use; then it shrinks until sampling (and with graphs the train step) fits.
     """
-    config = with_precision(config, device)
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.samples_here else None
     if engine is not None and device == "cuda":

@@ -43,8 +43,7 @@ class PackedAttention:
         starts = accumulate(segment_lengths, initial=0)
         self.tokens = [np.arange(start, end) for start, end in pairwise(starts)]
         self.before = [self.tokens[parent] if parent >= 0 else self.tokens[0][:0] for parent in self.parents]
-        self.shared = max(self.parents) >= 0
-        self.equal = min(segment_lengths) == max(segment_lengths)
+        self.shared, self.equal = max(self.parents) >= 0, min(segment_lengths) == max(segment_lengths)
         self._layout: _SlotLayout | None = None
         self._cumulative: Tensor | None = None
         self._longest_row = 0
@@ -66,8 +65,7 @@ class PackedAttention:
         repeated. Behind a parent of less than a third of their length its queries come along: SDPA skips keys that no
         query sees only where all are causal.
         """
-        queries: list[np.ndarray] = []
-        keys: list[np.ndarray] = []
+        queries, keys, found = list[np.ndarray](), list[np.ndarray](), []
         buckets: list[list[int]] = []
         sizes = [(len(before), len(tokens)) for before, tokens in zip(self.before, self.tokens, strict=True)]
         for i in sorted(range(len(sizes)), key=lambda i: (sizes[i][0], -sizes[i][1])):
@@ -75,7 +73,6 @@ class PackedAttention:
             if sizes[i][0] != known or sizes[i][1] < MIN_FILL * longest:
                 buckets.append([])
             buckets[-1].append(i)
-        found = []
         for bucket in buckets:
             known, longest = sizes[bucket[0]]
             own = [self.tokens[i][np.minimum(np.arange(longest), sizes[i][1] - 1)] for i in bucket]
@@ -166,10 +163,11 @@ class _SlotLayout:
         device: torch.device,
     ) -> None:
         self.buckets = buckets
-        self.masks: dict[tuple[int, int], Tensor] = {}
-        for _, length, before in buckets:
-            future = torch.full((length, before + length), -torch.inf, device=device).triu_(before + 1)
-            self.masks |= {(length, before): future} if before else {}
+        self.masks = {
+            (length, before): torch.full((length, before + length), -torch.inf, device=device).triu_(before + 1)
+            for _, length, before in buckets
+            if before
+        }
         query_of_slot, key_of_slot = np.concatenate(queries), np.concatenate(keys)
         by_key = np.argsort(key_of_slot, kind="stable")
         counts = np.bincount(key_of_slot)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
+from hone.hardware import MAX_PACKED_BYTES
 from hone.model.config import DecoderConfig
 from hone.model.device import has_bf16
 from hone.model.head import head_logits
@@ -30,7 +31,7 @@ from hone.model.ops import (
     swiglu,
     to_bf16,
 )
-from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
+from hone.model.packed import PackedWeight, linear
 from hone.model.rope import RotaryTable
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hone.hardware import padded_rows
 from hone.model.fusion import fused, is_compiled
-from hone.model.packed import linear, padded_rows
+from hone.model.packed import linear
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:

@@ -16,10 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-MIN_FP32_SIZE = 2**18
-"""Scalars of the smallest fp32 weight that is packed: for smaller ones the plain product is as fast on one thread."""
-MAX_PACKED_BYTES = 8 * 2**30
-"""The weights of larger models are not packed: it takes as much memory as the weights once more."""
+from hone.hardware import MIN_FP32_SIZE, padded_rows
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -53,17 +50,6 @@ class _LinearInFP32(torch.autograd.Function):
         grad_x = linear(grad, weight.T) if ctx.needs_input_grad[0] else None
         grad_weight = linear(grad.T, x.T) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
-
-
-def padded_rows(rows: int) -> int:
-    """Round `rows` up so that few different numbers occur: by at most 1/16, to a multiple of 16.
-
-    oneDNN compiles a kernel for every shape that it meets, and keeps a thousand of them. With a new number of tokens
-    each step that doubles the time of a product and costs 20 MB a step (measured: [1500, 128] x [128, 768], 1.4 ms with
-    a known shape, 2.7 ms with a new one).
-    """
-    granule = max(16, (1 << (rows - 1).bit_length()) // 32)
-    return -(-rows // granule) * granule
 
 
 class PackedWeight:

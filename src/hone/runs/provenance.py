@@ -33,8 +33,8 @@ NUMERICS = 6
 5  a function of `completions` gets its group; numbers of mathematics are compared exactly; special tokens in texts of
    data are text; thoughts and weights of SFT messages; a KL or entropy term trains groups of equal rewards; a KL in the
    reward comes before baseline and scale; reinforce++ normalises over tokens; intervals of shares; the end of schedules
-6  on a CPU: the head from packed weights in training, queries of a shared prompt once, fewer rows of padding; the
-   default precision without products in bf16 is fp32
+6  on a CPU: the head from packed weights in training, queries of a shared prompt once; the default precision
+   without products in bf16 is fp32
 """
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 

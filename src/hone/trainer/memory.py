@@ -11,7 +11,7 @@ from typing import get_args
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import MOMENTS, Checkpointing, LoraConfig, OptimConfig
-from hone.hardware import takes_products_in_fp32
+from hone.hardware import padded_rows, takes_products_in_fp32
 from hone.inference.memory import packed_bytes
 from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
@@ -182,10 +182,7 @@ def activation_bytes(
     wide = 2 if precision != "fp32" and device == "cuda" else 4
     # q, k, v and the output; without a kernel that groups query heads, k and v are repeated for them.
     attention = wide * (2 * q + 2 * (q if precision == "fp32" and device == "cuda" else kv))
-    rows = tokens
-    if device == "cpu" and precision == "bf16_linear":  # rows of zeros are appended, as in `hone.model.packed`
-        granule = max(16, (1 << (max(1, tokens) - 1).bit_length()) // 32)
-        rows = -(-tokens // granule) * granule
+    rows = padded_rows(tokens) if device == "cpu" and precision == "bf16_linear" else tokens
     layer = tokens * norms + rows * (inputs + mlp) + slots * attention
     # The gradients of gate_up, of the activation, which is dropped unless one function computes the MLP, and of the
     # residual stream; or those of q, k and v.

@@ -15,7 +15,7 @@ from hone.extensions.planning.arithmetic import Lengths, Steps, checkpoints_kept
 from hone.extensions.planning.data import Facts
 from hone.extensions.planning.devices import PRICES_OF, Device, size
 from hone.inference.memory import KV_GIB, rows_asked_for, wave
-from hone.loops.memory import PHASES, Memory, fitted, memory
+from hone.loops.memory import PHASES, Memory, fitted, memory, with_precision
 from hone.model.config import DecoderConfig
 from hone.model.shape import shape_of
 from hone.runs.progress import duration, short_seconds
@@ -91,6 +91,7 @@ def plan_of(
     `facts` are what its data showed, `shape` its model's, if it is at hand. A device whose speed isn't known has no
     times.
     """
+    config = with_precision(config, device.kind)
     notes, evaluated = list(facts.notes), config
     if shape is None:
         try:
@@ -130,7 +131,7 @@ def words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         data = config.data
         kind, task = "SFT", data.env.id if data.env else data.name or data.path or data.run
     parameters = f"{count(shape.parameters)} parameters, " if shape else ""
-    yield f"{kind} of {config.model.name} ({parameters}{plan.evaluated.precision}) on {task}", []
+    yield f"{kind} of {config.model.name} ({parameters}{config.precision}) on {task}", []
     yield "Steps", [*plan.steps.words(config), _checkpoint_words(plan)]
     if plan.memory:
         yield f"Memory, {plan.device.name} ({size(plan.device.memory)})", list(_memory_words(plan, plan.memory))

@@ -24,6 +24,7 @@ from hone.extensions.split.placement import Placement, placed, server_roles
 from hone.hardware import CORES, SHARES_GPU, share_of_cores, visible_gpus
 from hone.inference.memory import KV_GIB
 from hone.loops.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
+from hone.loops.memory import with_precision
 from hone.loops.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say
@@ -56,6 +57,8 @@ def run_split(config: RLConfig) -> int:
             )
     machines = machines_of(config)
     gpus = visible_gpus() if config.model.device in ("auto", "cuda") and machines is None else []
+    if machines is None:
+        config = with_precision(config, "cuda" if gpus else "cpu")
     placement = placed(gpus, config.trainer.ranks, own.replicas if serves else 0, own.gpus)
 
     def opened() -> None:
