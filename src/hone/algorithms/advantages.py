@@ -1,4 +1,4 @@
-"""Advantages: how much better a completion was than what the policy does on average, from the rewards of a step.
+"""Advantages: how much better a completion was than the policy's average, from the rewards of a step.
 
 Shapes: P prompts, G completions of each, K components of the reward. All functions take numpy arrays in float64;
 `valid_PG` is False where grading failed: such a completion leaves every mean and deviation, and gets advantage 0.
@@ -113,12 +113,12 @@ def _advantages(
 def normalized_components(
     values_PGK: np.ndarray, weights_K: np.ndarray, valid_PG: np.ndarray, std_ddof: int = 1, std_eps: float = 1e-4
 ) -> np.ndarray:
-    """Compute the advantages `[P, G]` float32 of a reward whose components are normalised before they are summed.
+    """Compute the advantages `[P, G]` float32 from components of the reward that are normalised, then summed.
 
     GDPO (arXiv:2601.05242): each component minus its group's mean, divided by its group's std + std_eps; the weighted
     sum of those, minus its mean over the step, divided by its std over the step + std_eps. So a component counts by
-    its weight, not by how much it happens to vary. NaN is a component that abstained: it counts 0. A group in which no
-    component varies has advantages 0.
+    its weight, not by how much it happens to vary. NaN is a component that abstained: it counts 0. If no component
+    varies in a group, its advantages are 0.
     """
     values_PGK = np.where(valid_PG[:, :, None], np.asarray(values_PGK, dtype=np.float64), np.nan)
     sums_PG = np.zeros(valid_PG.shape)
@@ -152,7 +152,7 @@ def distilled(
     A_t = reward_coef A - coef (log pi(o_t) - log pi_teacher(o_t))
 
     On-policy distillation (Thinking Machines, 2025; GKD, arXiv:2306.13649): each token answers for its own reverse KL,
-    not for that of the tokens after it. `advantage` A is the completion's, by its rewards; `logprobs_T` are the
+    not for the tokens after it. `advantage` A is the completion's, by its rewards; `logprobs_T` are the
     sampler's. Both logprobs are 0 where a token was not sampled.
     """
     return (reward_coef * advantage - coef * reverse_kl(logprobs_T, teacher_logprobs_T)).astype(np.float32)

@@ -37,7 +37,7 @@ def test_a_real_run_is_scored_from_its_metrics_and_is_the_same_bytes(bench, rl_r
     info["predictions"]["entries"][0]["p"] = 0.99
     (predicted / "run.json").write_text(json.dumps(info))
     assert main(["verify", str(predicted), "--steps", "1"]) == 1
-    assert "run.json: its predictions are not those that were made before step 0" in capsys.readouterr().out
+    assert "run.json: its predictions were changed after step 0" in capsys.readouterr().out
 
 
 def test_a_run_in_a_programs_hands_is_watched_and_scored_too(tmp_path) -> None:

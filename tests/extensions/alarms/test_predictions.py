@@ -147,7 +147,7 @@ def test_others_after_the_first_step_are_refused(tmp_path, begun):
         start(tmp_path, "reward/mean@2 > 0.1 p=0.99", resume=ResumeConfig())
     words = 'with "reward/mean@2 > 0.1 p=0.8"' if begun else "without any"
     assert str(error.value) == (
-        f"{tmp_path} was begun {words}, and predictions are made before step 0: leave out --predict, or give the same"
+        f"{tmp_path} started {words}, and predictions are made before step 0: leave out --predict, or give the same"
     )
     assert state_of(tmp_path) == before
 

@@ -1,4 +1,4 @@
-"""`hone diff`: the first step and the first quantity in which two runs part."""
+"""`hone diff`: the first step and the first quantity that differ between two runs."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
     }
     assert certificate["machine"]["sources"] == Run(rl_run).info["sources"] and certificate["incomparable"] == []
     printed = capsys.readouterr().out
-    equal = "6 steps and what was measured at the end came out equal"
+    equal = "6 steps and the evaluation at the end came out equal"
     assert f"verdict       verified: all files fit their hashes, and {equal}" in printed
 
 

@@ -92,7 +92,7 @@ def test_it_is_replayed_and_verified_without_the_teacher(taught: Path, bench: Be
     monkeypatch.chdir(bench.folder)
     assert main(["verify", str(taught), "--steps", str(STEPS)]) == 0
     shown = capsys.readouterr().out
-    assert f"{STEPS} steps came out equal, bit for bit" in shown.replace(" and what was measured at the end", "")
+    assert f"{STEPS} steps came out equal, bit for bit" in shown.replace(" and the evaluation at the end", "")
     assert "what the teacher said of the tokens is taken from the records" in shown
     assert main(["replay", str(taught)]) == 0
     assert "verdict       equal" in capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_anything_is_written(
     argv = ["rl", "--model.name", "other", "--output-dir", "refused", "--orchestrator.env.id", "parity", "--no-audit"]
     capsys.readouterr()
     code = main([*argv, "--seq-len", "48", "--orchestrator.sampling.max-tokens", "10", *flags(teacher)])
-    fails(capsys, code, "serves hone/tiny, whose tokenizer is not that of the policy, so it can't score")
+    fails(capsys, code, "serves hone/tiny, which has another tokenizer than the policy, so it can't score")
     assert not (bench.folder / "refused").exists()
 
 

@@ -103,7 +103,7 @@ def test_who_is_no_teacher_is_refused_in_one_sentence(monkeypatch):
         url = served.url
         assert teacher_of(url, seq_len=2048).server.model == "hone/tiny"
         for renderer in (other, later):
-            assert "serves hone/tiny, whose tokenizer is not that of the policy" in error(url, renderer=renderer)
+            assert "serves hone/tiny, which has another tokenizer than the policy" in error(url, renderer=renderer)
         shown = error(url, vocab=VOCAB_SIZE + 1)
         assert f"may sample ids up to {VOCAB_SIZE}, and the teacher hone/tiny does not take that one" in shown
         assert "has room for 2048 tokens, and needs 2049: lower seq_len" in error(url, seq_len=2049)

@@ -69,10 +69,10 @@ def test_lock_step_is_done_again_in_one_process(
 ) -> None:
     before = tampering.snapshot(lock_step)
     code, text = tool(bench, capsys, "verify", "lock-step", "--steps", str(STEPS))
-    assert code == 0 and "6 steps and what was measured at the end came out equal, bit for bit" in text, text
+    assert code == 0 and "6 steps and the evaluation at the end came out equal, bit for bit" in text, text
     assert "not as they were" not in text and "note" not in text, text
     code, text = tool(bench, capsys, "replay", "lock-step")
-    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in text
+    assert code == 0 and "verdict       equal: every update has the run's metrics and weights" in text
     assert tampering.snapshot(lock_step) == before
 
 
@@ -80,7 +80,7 @@ def test_tokens_of_several_versions_are_trained_on_again(
     bench: Bench, ahead: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, text = tool(bench, capsys, "replay", "ahead")
-    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in text, text
+    assert code == 0 and "verdict       equal: every update has the run's metrics and weights" in text, text
     assert max(line["staleness/max"] for line in records(ahead / "metrics.jsonl")[:8]) > 0
     code, text = tool(bench, capsys, "verify", "ahead", "--steps", "8")
     assert code == 0 and "8 steps came out equal from their recorded completions, bit for bit" in text, text
@@ -98,7 +98,7 @@ def test_what_a_teacher_said_is_trained_on_again(
         run = begin(bench, "taught", INVARIANT, "--teacher.base-url", f"{teacher.url}/v1", steps=4)
     assert all(line["teacher/kl"] > 0 for line in records(run / "metrics.jsonl")[:4])
     code, text = tool(bench, capsys, "verify", "taught", "--steps", "4")
-    assert code == 0 and "4 steps and what was measured at the end came out equal, bit for bit" in text, text
+    assert code == 0 and "4 steps and the evaluation at the end came out equal, bit for bit" in text, text
 
 
 def test_an_adapter_is_trained_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ def test_a_kl_term_is_that_of_one_process(where: str, bench: Bench, capsys: pyte
     code, text = tool(bench, capsys, "verify", name, "--steps", "4")
     assert code == 0 and "4 steps came out equal from their recorded completions, bit for bit" in text, text
     code, text = tool(bench, capsys, "replay", name)
-    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in text, text
+    assert code == 0 and "verdict       equal: every update has the run's metrics and weights" in text, text
 
 
 def test_two_ranks_are_replayed_by_one_within_the_tolerance(

@@ -206,7 +206,7 @@ def test_it_can_be_a_teacher(server):
         Teacher.reach(config, renderer, size + 1, 64)
     other = load_renderer(folder / "v0")
     other.tokenizer.add_tokens(["cafe"])
-    with pytest.raises(UserError, match="whose tokenizer is not that of the policy"):
+    with pytest.raises(UserError, match="which has another tokenizer than the policy"):
         Teacher.reach(config, other, size, 64)
     ids, mask = np.arange(40, 52), np.arange(12) > 3
     rollouts = [

@@ -21,7 +21,7 @@ def clip(
     loss_t = -min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t)       r_t = pi(o_t) / pi_old(o_t)
 
     That leaves the ratio of a token with A_t < 0 unbounded above. With `dual_clip` c > 1 + eps_high its loss is at most
-    -c A_t (dual-clip PPO, arXiv:1912.09729): a token whose probability has since grown c-fold has no gradient.
+    -c A_t (dual-clip PPO, arXiv:1912.09729): a token has no gradient once its probability has grown c-fold.
 
     Returns the loss `[M]` and a bool `[M]` that is True where a clip is active, so that the token has no gradient.
     """

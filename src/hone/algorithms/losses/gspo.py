@@ -21,7 +21,7 @@ def gspo(
 
     s = exp(mean over t of log r_t)       loss_t = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)
 
-    The mean of the logs, not their sum, so that s of long completions is as near 1 as that of short ones; its range is
+    The mean of the logs, not their sum, so that s is as near 1 for long completions as for short ones; its range is
     therefore a thousand times narrower than a token's. Every token of a completion has the same loss, so aggregate it
     by "sequence". `lengths_S` int64: loss tokens of each completion, one after the other.
 

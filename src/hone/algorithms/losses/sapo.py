@@ -1,4 +1,4 @@
-"""Soft adaptive policy optimisation: a smooth gate in place of a clip."""
+"""Soft adaptive policy optimisation: a smooth gate instead of a clip."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TAU_NEGATIVE = 1.05
 
 
 def sapo(logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor) -> Tensor:
-    """Compute a surrogate whose gradient fades as the ratio leaves 1 (SAPO, arXiv:2511.20347).
+    """Compute a surrogate with a gradient that fades as the ratio leaves 1 (SAPO, arXiv:2511.20347).
 
     loss_t = -4/τ σ(τ (r_t - 1)) A_t       τ = TAU_POSITIVE where A_t > 0, else TAU_NEGATIVE
 
-    At r = 1 its gradient is that of -r A. A larger τ for negative advantages damps them sooner: they push up many
+    At r = 1 its gradient equals the gradient of -r A. A larger τ for negative advantages damps them sooner: they push up many
     other tokens, positive ones push up one.
 
     Returns the loss `[M]`.

@@ -23,9 +23,9 @@ ALARMS = {
     "entropy_blowup": (0.5, "The entropy rose from its lowest by this many nats a token."),
     "kl": (0.1, "The KL to the initial policy is above this many nats a token; needs `loss.kl_coef` above 0."),
     "ratio": (0.2, "This share of tokens had their importance ratio clipped."),
-    "gap": (None, "Sampler and trainer are apart; the bounds are those of `gap`."),
+    "gap": (None, "Logprobs of sampler and trainer differ by more than the bounds of `gap`."),
     "regraded": (None, "Recorded completions were graded again, and got other scores: the reward changes, or draws."),
-    "grad_spike": (10, "The gradient's norm is this many times that of the 20 steps before, or is not finite."),
+    "grad_spike": (10, "The gradient's norm is this many times the norm of the 20 steps before, or is not finite."),
     "identical": (0.5, "This share of completions equal one of another prompt, more than at first, and are wrong."),
     "grader": (0.02, "This share of completions could not be graded."),
     "solved_pool": (0.95, "This share of completions are correct, or of prompts are retired."),
@@ -76,7 +76,7 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
 
 
 class RunsPredictionsConfig(BaseConfig):
-    """What was predicted of the runs under a folder, and what became of it."""
+    """Predictions of the runs under a folder, with their scores."""
 
     positional = "root"
 

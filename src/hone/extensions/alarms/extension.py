@@ -11,14 +11,14 @@ KEYS = {
     "run.alarms": Key(
         "AlarmsConfig",
         {},
-        "What is looked for at every step, and what is done when it is found.",
+        "Conditions to check at every step, and the action when one holds.",
         __name__,
         {"decides": "nothing"},
     ),
     "run.predict": Key(
         "list[str]",
         [],
-        'What you expect, such as "loss@40 < 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end.',
+        'Your predictions, such as "loss@40 < 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end.',
         __name__,
         {"common": "watching", "decides": "nothing", "listed": False},
     ),

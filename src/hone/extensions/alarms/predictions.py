@@ -172,7 +172,7 @@ def parse(text: str, last: int = -1) -> Prediction:
     if match is None or not math.isfinite(float(match["number"])):
         raise UserError(f"{_quoted(text)} can't be read: write {_EXAMPLE}")
     if not 0 < float(match["p"]) < 1:
-        raise UserError(f"{_quoted(text)}: p must be between 0 and 1, and nothing is certain: write p=0.99 or p=0.01")
+        raise UserError(f"{_quoted(text)}: p must be above 0 and below 1: write p=0.99 or p=0.01")
     end = match["step"] == "end"
     step = last if end else int(match["step"])
     return Prediction(match["metric"], step, match["op"], float(match["number"]), float(match["p"]), end)
@@ -219,7 +219,7 @@ def problem(info: Mapping[str, Any], folder: Path) -> str:
     killed_at_once = digest is None and not _has_begun(info, folder)
     if fits and (digest == info[KEY]["sha256"] or killed_at_once):
         return ""
-    return "its predictions are not those that were made before step 0 (SHA-256 differs)"
+    return "its predictions were changed after step 0 (SHA-256 differs)"
 
 
 def _has_begun(info: Mapping[str, Any], folder: Path) -> bool:
@@ -246,7 +246,7 @@ def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
     if config.predict and {parse(text).key for text in config.predict} != {one.key for one in own}:
         begun = "with " + ", ".join(f'"{one}"' for one in own) if own else "without any"
         raise UserError(
-            f"{folder} was begun {begun}, and predictions are made before step 0: leave out --predict, or give the same"
+            f"{folder} started {begun}, and predictions are made before step 0: leave out --predict, or give the same"
         )
 
 

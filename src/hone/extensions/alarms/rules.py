@@ -224,7 +224,7 @@ def _grad_spike(history: History, threshold: float) -> Measured:
     if not (norm >= threshold * max(before) or lasting >= threshold * typical):
         return None
     return norm / typical, (
-        f"the gradient's norm is {norm:.3g}, that of the {len(before)} steps before was {typical:.3g} (median) and "
+        f"the gradient's norm is {norm:.3g}; in the {len(before)} steps before it was {typical:.3g} (median) and "
         f"{max(before):.3g} at most"
     )
 
@@ -305,7 +305,7 @@ RULES = {
     ),
     "component": Rule(
         _component,
-        "the policy learns it in place of the task: lower its weight, cap it, or pay it only with a right answer "
+        "the policy learns it instead of the task: lower its weight, cap it, or pay it only with a right answer "
         "(`hone audit` shows what it can be had for)",
     ),
     "truncation": Rule(

@@ -50,7 +50,7 @@ class Judge(Service):
     """A reward by a language model at an OpenAI-compatible URL: the last number of its reply, divided by `out_of`.
 
     `7`, `7/10` and `7 out of 10` are 7 where `out_of` is 10. A number below 0 or above `out_of`, one on another scale
-    (`4/5`), and a reply that did not end by itself (`finish_reason` is not "stop") are no verdict but an error.
+    (`4/5`), and a reply that was cut off (`finish_reason` is not "stop") are no verdict but an error.
     `prompt` is what it is asked, with {prompt}, {completion} and {answer} in it. `read` gets another number out of a
     reply, None for none. The key is in the variable `api_key_env`. `price` is what a million tokens cost, in and out;
     `concurrency` the most requests at a time. It waits `timeout` seconds for a reply and asks `retries` times again,
@@ -88,7 +88,7 @@ class Judge(Service):
         reply = await recorded(self.name, place, lambda: self._ask(asked), self.gate)
         said = repr(reply["text"][-200:])
         if (reason := reply.get("finish_reason", "stop")) != "stop":
-            raise ValueError(f"the reply of {self.name} did not end by itself (finish_reason is {reason!r}): {said}")
+            raise ValueError(f"the reply of {self.name} was cut off (finish_reason is {reason!r}): {said}")
         scale = rf"\s*(?:/|\b(?:out\s+)?of\b)\s*{re.escape(f'{self.out_of:g}')}(?![\d.]*\d|\s*/)"
         number = self.read(re.sub(scale, " ", reply["text"], flags=re.IGNORECASE))
         return _within(self, number, 0.0, self.out_of, said) / self.out_of

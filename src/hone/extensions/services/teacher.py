@@ -116,7 +116,7 @@ class Teacher:
             ids = await teacher._ids(client, text, {} if hones else {"add_special_tokens": False})
             if ids != own[1:]:
                 raise UserError(
-                    f"{url} serves {known[0].id}, whose tokenizer is not that of the policy, so it can't score the "
+                    f"{url} serves {known[0].id}, which has another tokenizer than the policy, so it can't score the "
                     "policy's tokens: serve a teacher of the same family"
                 )
             try:
@@ -124,7 +124,7 @@ class Teacher:
             except Refused as error:
                 raise UserError(
                     f"the policy may sample ids up to {vocab_size - 1}, and the teacher {known[0].id} does not take "
-                    f"that one ({error.reason}): serve one whose vocabulary is as large"
+                    f"that one ({error.reason}): serve one with at least that vocabulary"
                 ) from None
             return teacher
 

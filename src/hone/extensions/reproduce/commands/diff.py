@@ -1,4 +1,4 @@
-"""`hone diff A B`: the first step and the first quantity in which two runs part.
+"""`hone diff A B`: the first step and the first quantity that differ between two runs.
 
 hone diff outputs/a outputs/b
 """

@@ -91,7 +91,7 @@ def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
         ranks = f"the run was trained on {most_ranks(recorded.info)} ranks, this is one process"
         print_labelled("verdict", f"equal within {limit:g}: {ranks}")
     elif result.same:
-        equal = "equal: every update's metrics and weights are those of the run; fingerprint"
+        equal = "equal: every update has the run's metrics and weights; fingerprint"
         print_labelled("verdict", f"{equal} {result.fingerprint}")
     if result.same:
         if result.matched:

@@ -55,7 +55,7 @@ def verify(recorded: Run, config: VerifyConfig) -> int:
     notes = verification.notes
     notes += [f"the run itself says that it is not reproducible: {cause}" for cause in machine.inexact(info)]
     if checked.damages and config.steps:
-        notes.append("no step was executed again, for the files are not those of the run")
+        notes.append("no step was executed again, because the run's files have changed")
     elif config.steps and (other_numerics := provenance.other_numerics(info)):
         verification.verdict, verification.reasons = "not comparable", [other_numerics]
     elif config.steps:
@@ -106,10 +106,10 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     if not verification.resampled:
         if rebuilt.regrades:
             why = why_not_resampled(rebuilt.config, recorded)
-            anew = "those that are recorded are graded and trained on anew"
+            anew = "the recorded ones are graded and trained on anew"
         else:
             why = "a program made the rollouts of this run, and is not run again"
-            anew = "those that are recorded are trained on anew, with their recorded rewards"
+            anew = "the recorded ones are trained on anew, with their recorded rewards"
         notes.append(f"{why}: {anew}; evaluations and the canary are left aside")
     elif not rebuilt.evaluates and rebuilt.records.last_evaluation is not None:
         notes.append("a program makes the evaluations of this run, and is not run again: they are left aside")
@@ -174,7 +174,7 @@ def explain(verification: Verification) -> str:
         )
     if verdict == "verified":
         what = f"{len(steps)} step{'s' if len(steps) > 1 else ''}"
-        what += " and what was measured at the end" if verification.evaluation else ""
+        what += " and the evaluation at the end" if verification.evaluation else ""
         recorded = "completions" if verification.regraded else "completions and rewards"
         from_recorded = "" if verification.resampled else f" from their recorded {recorded}"
         exactly = f"up to {verification.limit:g}" if verification.limit else "bit for bit"
@@ -184,5 +184,5 @@ def explain(verification: Verification) -> str:
         return verification.reasons[0]
     if verdict == "not comparable":
         return f"{found.sentence()}\n  which proves nothing, for these are not as they were for the run:"
-    same = "machine, versions and sources are those of the run"
+    same = "machine, versions and sources are as in the run"
     return f"{found.sentence()}\n  {same}: its record was changed, or something in it can't be repeated"
