@@ -166,7 +166,6 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
     }
     if "curve" in cells[0]:
         found["steps_to"] = [steps_to(one["curve"]) for one in cells]
-        found["curves"] = [one["curve"] for one in cells]
     return found
 
 
