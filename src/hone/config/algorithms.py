@@ -81,7 +81,7 @@ class LossConfig(BaseConfig):
         if self.kl_bias_correction and self.kl_in == "reward":
             raise UserError('kl_bias_correction is for the KL in the loss: leave it out, or set kl_in = "loss"')
         if self.kl_coef and self.kl_in == "reward" and self.kl_estimator != "k1":
-            raise UserError('the KL in the reward is that of k1, the log ratio: set kl_estimator = "k1", too')
+            raise UserError('the KL in the reward is estimated by k1, the log ratio: set kl_estimator = "k1", too')
         if self.reference_interval and not self.kl_coef:
             raise UserError("reference_interval is for the policy that the KL divergence refers to: set kl_coef, too")
         return self

@@ -78,7 +78,7 @@ class Meta:
 _KINDS = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list[str]}
 """Kinds of an extension's key, besides sections."""
 PLACES = {"run": "", "rl": "", "eval": "", "engine": "inference."}
-"""Where an extension adds keys (`run`: of `hone sft` and `hone rl`), and what their paths begin with."""
+"""Places to add an extension's keys (`run`: of `hone sft` and `hone rl`), with the prefix of their paths."""
 ADDED: dict[str, Any] = {}
 """Defaults of the keys that extensions add, by path."""
 
@@ -157,8 +157,8 @@ class BaseConfig(pydantic_config.BaseConfig):
     is_role: ClassVar[bool] = False
     """True for a section that takes the shared keys of the top too."""
     headings: ClassVar[str] = ""
-    """Headings of `--help`, and kinds of common keys under them: `Run: run below; Training` (the kind is the heading if
-    none is named). Without any, it shows all keys."""
+    """Headings of `--help`, and kinds of common keys under them: `Run: run below; Training` (the kind defaults to the
+    heading). Without headings, it shows all keys."""
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """Meaning of each value of a key, for `--help KEY`."""
     partial: ClassVar[bool] = False
@@ -227,7 +227,7 @@ class Settings(dict[Path, Setting]):
         self[path] = setting
 
     def put_tree(self, tree: Any, path: Path = (), source: str = "", is_flag: bool = False) -> Settings:
-        """Set all leaves of a tree, in which a config object stands for its keys that were set."""
+        """Set all leaves of a tree; a config object in it stands for its keys that were set."""
         tree = tree.model_dump(exclude_unset=True) if isinstance(tree, BaseModel) else tree
         if isinstance(tree, dict) and (tree or not path):
             for name, value in tree.items():
@@ -356,7 +356,7 @@ def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterato
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
-    """Return the key of `cls` that is most like `unknown` by name, then by section, or None if none is CLOSE."""
+    """Return the key of `cls` that is most like `unknown` by name, then by section, or None if no key is CLOSE."""
     from hone.config.trl import TRL
 
     of_trl = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key}

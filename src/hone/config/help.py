@@ -96,7 +96,7 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
 def _rows(cls: type[BaseModel], above: Row, default: Any = None) -> Iterator[Row]:
     """Yield the keys of the section `above`, sections before what they hold."""
     for number, (name, field) in enumerate(cls.model_fields.items()):
-        # How users write a field whose name Python or pydantic has taken: `json` for `as_json`.
+        # Users write `json` for the field `as_json`: Python or pydantic has taken the name.
         names = names_of(name, field)
         written = next((other for other in names if name in (f"as_{other}", f"{other}_")), name)
         key = Key.of((*above.path, written), field, above.meta)

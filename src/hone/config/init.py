@@ -75,7 +75,7 @@ class QuickstartConfig(BaseConfig):
 
 
 class ExamplesConfig(BaseConfig):
-    """List the recipes that come with hone, or copy those of one task into `examples/NAME`."""
+    """List the recipes that come with hone, or copy one task's recipes into `examples/NAME`."""
 
     positional = "name"
 

@@ -8,7 +8,7 @@ to name the file, and that function reads `--trainer @ a @ b` as a root file b.
     --trainer.optim.lr 1e-6         or `=1e-6`; dashes and underscores alike
     --ckpt, --no-ckpt               an optional section on with its defaults, off
     --env countdown                 a section that is known by one of its keys: `--env.id countdown`
-    --tags a --tags b               both: a list's values add up (and replace those of the files)
+    --tags a --tags b               both: a list's values add up (and replace the files' values)
     --save, --no-save               booleans; `--save false` too
     --env-args '{"n": 3}'           free-form dicts as JSON, or key by key: `--env-args.n 3`
 
@@ -101,7 +101,7 @@ def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Pat
 
 
 def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
-    """Return the config, or raise UserError with the first problem: key, value, where it was set, what is expected."""
+    """Return the config, or raise UserError with the first problem: key, value, place, expected value."""
     try:
         return cls.model_validate(cls.compose(settings))
     except ValidationError as error:

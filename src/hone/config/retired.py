@@ -94,7 +94,7 @@ def retired(command: str, path: tuple[str, ...]) -> Retired | None:
 
 
 def without_retired(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the table of a config.toml without the retired keys whose values change nothing."""
+    """Return the table of a config.toml without the retired keys that change nothing."""
     return {
         name: without_retired(value, (*path, name)) if isinstance(value, dict) else value
         for name, value in table.items()

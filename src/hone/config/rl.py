@@ -240,8 +240,8 @@ class InferenceConfig(EngineConfig):
     def check(self, urls: list[str]) -> None:
         if urls and self.replicas > 1:
             raise UserError(
-                f"inference.replicas = {self.replicas} starts servers, orchestrator.client.base_url names those that "
-                "are up: leave out one of them"
+                f"inference.replicas = {self.replicas} starts servers, orchestrator.client.base_url names running "
+                "ones: leave out one of them"
             )
         if self.port + self.replicas > 2**16:
             raise UserError(
@@ -306,7 +306,7 @@ class RLConfig(RunConfig):
     gap: GapConfig = GapConfig()
     """Bounds of the gap between sampler and trainer."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
-    """Where batches, weights and results go from one process to another, where each role has its own."""
+    """Path of batches, weights and results between processes, if each role has its own process."""
     restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
     """Most restarts of dead processes in a run in mode split."""
 

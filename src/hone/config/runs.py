@@ -12,7 +12,7 @@ from hone.config.shared import OneRun
 
 
 class RunsListConfig(BaseConfig):
-    """List the training runs under a folder: how each stands, its latest numbers, and how those that ended go on."""
+    """List the training runs under a folder: state, latest numbers, and the command that continues each."""
 
     positional = "root"
 
@@ -25,7 +25,7 @@ class RunsListConfig(BaseConfig):
 
 
 class RunsShowConfig(OneRun):
-    """One page on a run: what ran, how it stands, what it left behind, and what to do next."""
+    """Print one page on a run: what ran, its state, its files, and what to do next."""
 
     events: int = Field(default=5, ge=0)
     """Number of its last events; alarms have separate lines."""
@@ -61,7 +61,7 @@ class RunsAttachConfig(OneRun):
 
 
 class RunsLedgerConfig(OneRun):
-    """What became of every draw of an RL run. A draw is one example taken in one step; each ends in one state."""
+    """List the final state of every draw of an RL run. A draw is one example taken in one step."""
 
     state: Literal["trained", "filtered", "failed", "retired", "surplus", "cut"] | None = None
     """Only draws that ended so: trained on, of equal rewards, ungraded, retired by a curriculum, not needed by a

@@ -1,4 +1,4 @@
-"""Settings for servers that are already up, also of those that an RL run samples from."""
+"""Settings for servers that are already running; an RL run can sample from them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ClientConfig(AskedConfig):
     def _check_urls(cls, given: list[str] | None) -> list[str] | None:
         urls = [server_url(url, f"{cls.place}.api_key_var") for url in given or ()]
         if len(set(urls)) < len(urls):
-            raise UserError(f"{cls.place}.base_url has one URL twice: give that of each server once")
+            raise UserError(f"{cls.place}.base_url has one URL twice: give each server once")
         return urls or None
 
     @property

@@ -12,7 +12,7 @@ from hone.errors import UserError
 
 
 class SFTDataConfig(BaseConfig):
-    """What to imitate: a data set (`name` or `path`), an environment's demonstrations (`env`) or a model's own best
+    """Text to imitate: a data set (`name` or `path`), an environment's demonstrations (`env`) or a model's own best
     completions (`run`)."""
 
     name: Annotated[str | None, Meta("data")] = None

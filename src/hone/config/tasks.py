@@ -73,4 +73,4 @@ class TrainEnvConfig(MixedEnvConfig, TaskConfig):
 def check_names(envs: Sequence[MixedEnvConfig], key: str) -> None:
     names = [env.name for env in envs]
     if clash := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f'two of {key} are called "{clash}": give one of them another `name`')
+        raise UserError(f'two of {key} have the name "{clash}": give one of them another `name`')
