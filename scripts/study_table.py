@@ -1,4 +1,4 @@
-"""The tables of docs/what_matters.md: those of cells from study.md, the one of formats from results.csv.
+"""The tables of studies/README.md: those of cells from study.md, the one of formats from results.csv.
 
 .venv/bin/python scripts/study_table.py            # writes them between the marks of the page
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "what_matters.md"
+PAGE = ROOT / "studies" / "README.md"
 MARKS = re.compile(r"(<!-- made of studies/(\w+)/study.md -->\n).*?(<!-- end -->)", re.DOTALL)
 FORMAT = re.compile(r"(<!-- format share -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN = ("reward", "correct", "difference", "95 % interval", "verdict")

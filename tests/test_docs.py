@@ -39,7 +39,7 @@ from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "studies" / "README.md", *sorted(DOCS.glob("*.md"))]
 
 PLAN, TASKS, REWARDS, PYTHON = (DOCS / f"{name}.md" for name in ("plan", "tasks", "rewards", "python"))
 WATCHING, TRAINING, REPRODUCIBILITY = (DOCS / f"{name}.md" for name in ("watching", "training", "reproducibility"))
