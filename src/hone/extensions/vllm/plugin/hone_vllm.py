@@ -37,7 +37,7 @@ class WorkerExtension:
 
         self.reload_weights(weights_path=path)
         model = self.model_runner.get_model()
-        head, embedding = getattr(model, "lm_head", None), getattr(model.model, "embed_tokens", None)
+        head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
         if current_platform.is_cpu() and head is not None and embedding is not None:
             # On a CPU matrices are multiplied from a packed copy, and only a layer's own reload renews it: the copy of
             # a head tied to the embedding stays what it was.
