@@ -63,3 +63,4 @@ def _vllm(config: Any, run: RunWriter, trainer: Trainer, renderer: ChatRenderer,
         tensor_parallel=config.inference.tensor_parallel,
         progress=run.display.message,
     )
+        shares_gpu=True,
