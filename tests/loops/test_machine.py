@@ -281,3 +281,26 @@ def test_what_graphs_keep_has_room_while_the_trainer_works(free: Any) -> None:
     lean = resolved(rl(), MODEL, "cuda")
     assert (lean.trainer.checkpointing, lean.inference.cuda_graphs) == ("layer", False)
     assert (lean.inference.kv_gib or 0) >= 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "lag"),
+    [
+        (("--mode", "split"), "cuda", 1),
+        (("--mode", "split"), "cuda:1", 1),
+        (("--mode", "split"), "cpu", 0),
+        ((), "cuda", 0),
+        (("--mode", "split", "--deterministic"), "cuda", 0),
+        (("--mode", "split", "--inference.batch-invariant"), "cuda", 0),
+        (("--mode", "split", "--orchestrator.max-async-level", 0), "cuda", 0),
+        (("--mode", "split", "--orchestrator.max-async-level", 2), "cpu", 2),
+    ],
+)
+def test_the_sampler_may_lag_a_version_on_gpus_of_its_own(flags, device: str, lag: int, free: Any, tmp_path: Path):
+    free(500)
+    config = resolved(rl(*flags), MODEL, device)
+    assert config.orchestrator.max_async_level == config.orchestrator.lag == lag
+    run = run_of(tmp_path / "run", config, "rl")
+    for other in ("cpu", "cuda"):
+        again = resolved(rl("--output-dir", run, "--resume", *flags), MODEL, other)
+        assert again.orchestrator.max_async_level == lag

@@ -107,7 +107,7 @@ def versions_in_memory(config: RLConfig) -> int:
 
     The server has one, one is written, rollouts may be behind by some, and a checkpoint may still copy one.
     """
-    return 2 + config.orchestrator.max_async_level + (config.ckpt is not None)
+    return 2 + config.orchestrator.lag + (config.ckpt is not None)
 
 
 def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
