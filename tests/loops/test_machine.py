@@ -117,8 +117,11 @@ def test_the_memory_of_a_vllm_is_left_to_it(free: Any) -> None:
     vllm = rl("--inference.backend", "vllm")
     free((needs(rl("--trainer.checkpointing", "none"), "training") + 5) / (1 - MARGIN))
     assert resolved(rl(), MODEL, "cuda").trainer.checkpointing == "none"
-    config = resolved(vllm, MODEL, "cuda")
-    assert (config.trainer.checkpointing, config.inference.kv_gib) == ("selective", None)
+    for beside, chosen in ((2.1, "none"), (1.9, "selective")):  # asleep, it has neither weights nor keys and values
+        step = needs(rl("--inference.backend", "vllm", "--trainer.checkpointing", "none"), "training")
+        free((step + beside) / (1 - MARGIN))
+        config = resolved(vllm, MODEL, "cuda")
+        assert (config.trainer.checkpointing, config.inference.kv_gib) == (chosen, None)
 
 
 def test_a_server_on_the_same_gpu_is_left_its_memory_however_far_it_has_come(

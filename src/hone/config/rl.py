@@ -168,7 +168,6 @@ class OrchestratorConfig(BaseConfig):
 
     @property
     def lag(self) -> int:
-        """`max_async_level`; 0 where it is left open."""
         return self.max_async_level or 0
 
     @property

@@ -106,6 +106,7 @@ def test_a_gpu_of_its_own_is_filled_and_a_shared_one_gives_a_fixed_size(tmp_path
     flags = dict(itertools.pairwise(argv))
     assert tuple(flags.get(name) for name in MEMORY) == expected
     assert [argv.count(name) for name in MEMORY] == [int(value is not None) for value in expected]
+    assert ("--enable-sleep-mode" in argv) == (not cpu and settings.get("shares_gpu", False))
 
 
 @pytest.mark.parametrize(("cpu", "kv_gib"), [(False, None), (True, 4.0)])
@@ -120,6 +121,15 @@ def test_the_command_without_kv_gib_has_a_gpu_of_its_own(tmp_path: Path, monkeyp
     with pytest.raises(SystemExit):
         serving.serve(config)
     assert seen == [kv_gib]
+
+
+def test_a_gpu_that_is_not_free_is_named_with_what_to_do(tmp_path: Path) -> None:
+    own = vllm(tmp_path, cpu=False)
+    own.log = tmp_path / "vllm.log"
+    why = "Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired GPU memory utilization"
+    own.log.write_text(f"ValueError: {why} (0.9, 71.3 GiB). Decrease GPU memory utilization or so.\n")
+    remedy = "end what is on that GPU, or set kv_gib to share it"
+    assert own.why() == f"{why} (0.9, 71.3 GiB); {remedy} (log: {own.log})"
 
 
 def test_a_gpu_is_counted_among_those_that_this_process_sees(tmp_path: Path, monkeypatch) -> None:

@@ -14,8 +14,6 @@ from hone.errors import UserError
 
 GPU_GIB = 8.0
 """GiB for keys and values of a vLLM on the trainer's GPU, by default. In bf16 75k tokens of Qwen3-0.6B."""
-GPU_SHARE = 0.9
-"""Share of its memory that a vLLM takes of a GPU of its own."""
 
 
 class EngineKeys(BaseConfig):
@@ -58,9 +56,11 @@ class EngineKeys(BaseConfig):
         settings: dict[str, Any] = {"max_model_len": min(run.seq_len + 1, longest or run.seq_len + 1)}
         if self.kv_gib or shares or not on_gpu:
             settings["kv_gib"] = self.kv_gib or (GPU_GIB if on_gpu else 1.0)
-        if self.dtype == "auto":
-            settings["dtype"] = "float32" if run.precision == "fp32" else "bfloat16"
-        return settings
+        return settings | {"dtype": self.served_dtype(run)}
+
+    def served_dtype(self, run: Any) -> str:
+        auto = "float32" if run.precision == "fp32" else "bfloat16"
+        return auto if self.dtype == "auto" else self.dtype
 
 
 class RLKeys(BaseConfig):

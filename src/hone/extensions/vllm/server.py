@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from hone.client import Endpoint
 from hone.errors import UserError
-from hone.extensions.vllm.config import GPU_GIB, GPU_SHARE
+from hone.extensions.vllm.config import GPU_GIB
 from hone.inference.client import ServerClient
 from hone.processes import Process, free_port, supervised
 
@@ -125,11 +125,15 @@ class VllmServer:
 
         The server holds the requests in flight meanwhile. Raises UserError with its reason if it refuses, or is gone.
         """
+        self.post("/update_weights", {"path": str(path.resolve()), "version": version})
+
+    def post(self, path: str, body: dict[str, Any]) -> None:
+        """Send a request of its layer, as `update` does; `/sleep` frees a shared GPU until the next update."""
 
         async def send() -> None:
             endpoint = Endpoint(self.url, self.api_key, timeout=PATIENCE, max_retries=0, log=self.log)
             async with ServerClient(endpoint) as client:
-                await client.post("/update_weights", {"path": str(path.resolve()), "version": version})
+                await client.post(path, body)
 
         asyncio.run(send())
 
@@ -184,8 +188,9 @@ class VllmServer:
         if self.installed.cpu:
             # vLLM 0.32 dies on a CPU of a prompt that is computed in chunks and has a seed.
             return [*argv, "--enforce-eager", "--no-enable-chunked-prefill"]
+        argv += ["--enable-sleep-mode"] * self.shares_gpu
         # The share of the GPU that must be free at the start: with the cache's size given, a trainer may be there.
-        return [*argv, "--gpu-memory-utilization", str(GPU_SHARE if self.kv_gib is None else 0.01)]
+        return [*argv, "--gpu-memory-utilization", "0.9" if self.kv_gib is None else "0.01"]
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables: these, and what keeps vLLM local, quiet and on its share of the cores."""
@@ -240,6 +245,7 @@ class VllmServer:
         errors = (match[1] for line in lines if " WARNING " not in line and (match := _ERROR.search(line)))
         reason = next(errors, lines[-1]).partition(" [type=")[0].partition(". ")[0][:300]
         remedy = f"; {self.more_room}" if "cache" in reason else ""
+        remedy = "; end what is on that GPU, or set kv_gib to share it" if "Free memory on" in reason else remedy
         return f"{reason}{remedy} (log: {self.log})"
 
 
@@ -254,7 +260,6 @@ class Installed:
 
 def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Installed:
     """Return the vLLM of `python`; without one: of this environment, of `.venv-vllm` here, or of hone's checkout.
-        remedy = "; end what is on that GPU, or set kv_gib to share it" if "Free memory on" in reason else remedy
 
     Raises UserError if there is none, with how to get one; `flag` is what gives `python`.
     """
