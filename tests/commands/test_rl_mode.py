@@ -45,6 +45,9 @@ def test_gpus_that_a_run_leaves_idle_are_named_with_what_would_use_them(monkeypa
     assert rl.run(parse(RLConfig, [], "rl")) == 0
     others = "--mode split samples on one and trains on 2, --inference.replicas N samples on N"
     assert capsys.readouterr().out == f"One of 3 GPUs is used: {others}\n"
+    assert rl.run(parse(RLConfig, ["--trainer.optim.offload"], "rl")) == 0
+    others = "--inference.replicas 2 samples on 2 and trains on the last"
+    assert capsys.readouterr().out == f"One of 3 GPUs is used: {others}\n"
     assert rl.run(parse(RLConfig, ["--mode", "colocated"], "rl")) == 0
     assert capsys.readouterr().out == ""
 

@@ -117,8 +117,11 @@ def test_the_memory_of_a_vllm_is_left_to_it(free: Any) -> None:
     vllm = rl("--inference.backend", "vllm")
     free((needs(rl("--trainer.checkpointing", "none"), "training") + 5) / (1 - MARGIN))
     assert resolved(rl(), MODEL, "cuda").trainer.checkpointing == "none"
-    config = resolved(vllm, MODEL, "cuda")
-    assert (config.trainer.checkpointing, config.inference.kv_gib) == ("selective", None)
+    for beside, chosen in ((2.1, "none"), (1.9, "selective")):  # asleep, it has neither weights nor keys and values
+        step = needs(rl("--inference.backend", "vllm", "--trainer.checkpointing", "none"), "training")
+        free((step + beside) / (1 - MARGIN))
+        config = resolved(vllm, MODEL, "cuda")
+        assert (config.trainer.checkpointing, config.inference.kv_gib) == (chosen, None)
 
 
 def test_a_server_on_the_same_gpu_is_left_its_memory_however_far_it_has_come(
@@ -281,3 +284,26 @@ def test_what_graphs_keep_has_room_while_the_trainer_works(free: Any) -> None:
     lean = resolved(rl(), MODEL, "cuda")
     assert (lean.trainer.checkpointing, lean.inference.cuda_graphs) == ("layer", False)
     assert (lean.inference.kv_gib or 0) >= 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "lag"),
+    [
+        (("--mode", "split"), "cuda", 1),
+        (("--mode", "split"), "cuda:1", 1),
+        (("--mode", "split"), "cpu", 0),
+        ((), "cuda", 0),
+        (("--mode", "split", "--deterministic"), "cuda", 0),
+        (("--mode", "split", "--inference.batch-invariant"), "cuda", 0),
+        (("--mode", "split", "--orchestrator.max-async-level", 0), "cuda", 0),
+        (("--mode", "split", "--orchestrator.max-async-level", 2), "cpu", 2),
+    ],
+)
+def test_the_sampler_may_lag_a_version_on_gpus_of_its_own(flags, device: str, lag: int, free: Any, tmp_path: Path):
+    free(500)
+    config = resolved(rl(*flags), MODEL, device)
+    assert config.orchestrator.max_async_level == config.orchestrator.lag == lag
+    run = run_of(tmp_path / "run", config, "rl")
+    for other in ("cpu", "cuda"):
+        again = resolved(rl("--output-dir", run, "--resume", *flags), MODEL, other)
+        assert again.orchestrator.max_async_level == lag

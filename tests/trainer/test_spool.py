@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hone.config.shared import InitConfig
 from hone.model.hf import load_model
@@ -17,19 +18,25 @@ from hone.trainer.export import Spool
 SMALL = InitConfig(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_the_last_two_versions_stay_in_memory_and_the_next_is_on_the_disk_once_it_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None
 ) -> None:
     model, memory, full = random_decoder(tiny_config(SMALL)), tmp_path / "memory", []
     memory.mkdir()
-    spool = Spool(tmp_path / "disk", model, memory, lambda: full.append(True))
+    spool = Spool(tmp_path / "disk", model, memory, lambda: full.append(True), dtype=dtype)
     files = []
 
     def put(version: int) -> Path:
         with torch.no_grad():
-            model.embed.fill_(version)
+            model.embed.fill_(version + 1 / 3)
         folder = spool.put(version)
-        assert folder.name == f"step_{version}" and torch.equal(load_model(folder).embed, model.embed)
+        assert folder.name == f"step_{version}"
+        tensors = load_file(folder / "model.safetensors")
+        assert {tensor.dtype for tensor in tensors.values()} == {dtype or torch.float32}
+        expected = model.embed.detach() if dtype is None else model.embed.detach().to(dtype)
+        assert torch.equal(tensors["model.embed_tokens.weight"], expected)
+        assert torch.equal(load_model(folder).embed, expected.float())
         facts = (folder / "model.safetensors").stat()
         assert facts.st_mode & 0o777 == FILE_MODE, "a server of another user reads it"
         files.append(facts.st_ino)

@@ -24,6 +24,8 @@ def run(config: RLConfig) -> int:
     alone = chosen is None and config.mode == "colocated"
     if alone and config.display != "none" and (count := _gpus(config)) > 1:
         others = f"--mode split samples on one and trains on {count - 1}, --inference.replicas N samples on N"
+        if count > 2 and not _can_have_ranks(config):
+            others = f"--inference.replicas {count - 1} samples on {count - 1} and trains on the last"
         say(f"One of {count} GPUs is used: {others}")
     runner = gathered("MODES", {}).get(config.mode or "")
     if runner is None and config.mode != "colocated":

@@ -127,7 +127,7 @@ def introduction(training: Any) -> Iterator[str]:
     if not sft:
         yield from (env.left_out for env in training.all_envs if env.left_out)
     if hello is not None:
-        lag, names = config.orchestrator.max_async_level, " and ".join(server.name for server in others.servers)
+        lag, names = config.orchestrator.lag, " and ".join(server.name for server in others.servers)
         yield f"sampled by {names}, at most {lag} versions behind"
     elif not sft and config.trainer.ranks > 1:
         yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."

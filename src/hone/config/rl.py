@@ -162,8 +162,13 @@ class OrchestratorConfig(BaseConfig):
     """Evaluation; off unless given."""
     client: ClientConfig = ClientConfig()
     """The server to sample from, if one is already up."""
-    max_async_level: int = Field(default=0, ge=0)
-    """Most versions that the sampler may lag behind the trainer; 0 is lock-step."""
+    max_async_level: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=0)
+    """Most versions that the sampler may lag behind the trainer; 0 is lock-step. By default 1 in mode split on GPUs,
+    without `deterministic` and `inference.batch_invariant`, else 0."""
+
+    @property
+    def lag(self) -> int:
+        return self.max_async_level or 0
 
     @property
     def most_groups(self) -> int:
@@ -384,7 +389,7 @@ class RLConfig(RunConfig):
             return "a server without inference.batch_invariant"
         if self.mode == "split" and self.model.lora:
             return "a server with merged weights"
-        lag = self.orchestrator.max_async_level
+        lag = self.orchestrator.lag
         return f"whichever weights are there, up to {lag} version{'s' if lag > 1 else ''} old" if lag else None
 
     @property

@@ -375,8 +375,8 @@ class EngineConfig(BaseConfig):
         """True if a server that is not hone's is in bf16 in any case."""
         return False
 
-    def server_settings(self, run: Any, on_gpu: bool) -> dict[str, Any]:
-        """Return further settings for the `hone inference` that a run starts."""
+    def server_settings(self, run: Any, on_gpu: bool, shares: bool = True) -> dict[str, Any]:
+        """Return further settings for the `hone inference` that a run starts; it `shares` its GPU with a trainer."""
         return {}
 
     def decodes_with_graphs(self, device: str) -> bool:

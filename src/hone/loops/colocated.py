@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hone.runs.saving import Saver
 
 
-class EnginePolicy:
+class EnginePolicy(Policy):
     """A `Policy` in this process. `version` is asked at each call: the weights are the trainer's, so always current."""
 
     def __init__(self, engine: Engine, renderer: ChatRenderer, version: Callable[[], int] = lambda: 0) -> None:
@@ -142,6 +142,8 @@ class LocalTrainer(Updates):
     def put(self, step: int, batch: Batch) -> None:
         weights = self.trainer.fingerprint()
         with self._phase("train"):
+            if self._policy is not None:
+                self._policy.sleep()
             metrics = self.trainer.step(self.trainer.deal(batch, self.micro_batch_tokens, share_prompts=True))
         self._update = Update(metrics, weights, token_stats=self.trainer.token_stats())
 

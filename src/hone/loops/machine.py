@@ -98,6 +98,9 @@ def resolve(config: Config, machine: Machine) -> Config:
         tokens = micro_batch_limit(config, kind)
         values = {"trainer.micro_batch_tokens": tokens, "data.micro_batch_tokens": tokens}
         values |= {"threads": threads, "deterministic": kind == "cpu"}
+        if isinstance(config, RLConfig):
+            exact = config.deterministic or config.inference.batch_invariant
+            values["orchestrator.max_async_level"] = int(config.mode == "split" and kind == "cuda" and not exact)
         config = _filled(with_precision(config, kind), values)
     if machine.trainer is not None:
         return config

@@ -107,7 +107,7 @@ def versions_in_memory(config: RLConfig) -> int:
 
     The server has one, one is written, rollouts may be behind by some, and a checkpoint may still copy one.
     """
-    return 2 + config.orchestrator.max_async_level + (config.ckpt is not None)
+    return 2 + config.orchestrator.lag + (config.ckpt is not None)
 
 
 def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
@@ -118,7 +118,9 @@ def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
 
 
 def server_bytes(config: RLConfig, model: DecoderConfig) -> int:
-    """Return what a server that the run starts takes on a GPU."""
+    """Return what a server that the run starts takes on a GPU while the trainer works."""
+    if config.mode != "split":  # the server sleeps meanwhile
+        return int(SERVER_GIB * GIB)
     weights = weight_bytes(model, config.precision) + cast_bytes(model, config.precision)
     if config.inference.backend != "hone":
         weights = weight_bytes(model, "fp32" if config.precision == "fp32" else "bf16")

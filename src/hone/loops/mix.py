@@ -47,7 +47,7 @@ def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Seq
 
 def mix_metrics(groups: Sequence[Group], config: RLConfig, step: int) -> dict[str, float]:
     """Compute the metrics of a step's groups; of several tasks also each one's, as `env/NAME/…`."""
-    more = config.orchestrator.max_async_level, config.orchestrator.refill is not None
+    more = config.orchestrator.lag, config.orchestrator.refill is not None
     metrics = step_metrics(groups, step, *more)
     for name in dict.fromkeys(group.env for group in groups if group.env):
         own = step_metrics([group for group in groups if group.env == name], step, *more)

@@ -109,7 +109,7 @@ def make_trainer(
     elif loss.kl_coef > 0:
         reference = load_policy(config, device=str(model.device)).requires_grad_(False)
         shard(reference, ranks)
-    stale = config.orchestrator.max_async_level > 0
+    stale = config.orchestrator.lag > 0
     if loss.function is not None and own_loss is None:
         own_loss = find_function(loss.function)[0]
     trainer = Trainer(

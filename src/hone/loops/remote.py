@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.client import HONE
-from hone.inference.policy import Finished, Request
+from hone.inference.policy import Finished, Policy, Request
 from hone.inference.types import Completion, SamplingParams
 from hone.loops.colocated import segment_of
 from hone.loops.fleet import Fleet, readable
@@ -27,7 +27,7 @@ from hone.trainer.export import Spool
 from hone.types import Ragged, Segment
 
 
-class ServerPolicy:
+class ServerPolicy(Policy):
     """Samples from servers. `load` has them take weights from a folder, by default the weights of `spool`'s model.
 
     Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; the

@@ -85,7 +85,7 @@ class OneProcess:
         config = rl.config
         if config.mode == "split":
             raise UserError("RL trains in this process: for mode split use the command `hone rl`")
-        if config.orchestrator.max_async_level > 0:
+        if config.orchestrator.lag > 0:
             raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
         if len(config.server_urls) > 1:
             raise UserError("several servers need mode split: use the command `hone rl`, or name one server")

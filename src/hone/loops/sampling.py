@@ -6,6 +6,8 @@ import shutil
 from contextlib import ExitStack
 from functools import partial
 
+import torch
+
 from hone.client import Endpoint, api_key
 from hone.config.rl import SAMPLED_BY, RLConfig
 from hone.extension import MakePolicy, gathered, sampler_name
@@ -45,18 +47,19 @@ def spool_of(
     trainer: Trainer,
     in_memory: bool = False,
     adapter_alone: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Spool:
-    """Return the spool that a server takes weights from, `in_memory` if two versions have room there."""
+    """Return the spool that a server takes weights from, `in_memory` if two versions have room there, in `dtype`."""
     assert config.sampled_by is not None
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     say = run.display.message
     no_room = partial(say, disk_message(NO_ROOM))
     memory = stack.enter_context(shared_folder(say)) if in_memory else None
-    size = trainer.model.num_parameters * trainer.model.embed.itemsize
+    size = trainer.model.num_parameters * (dtype or trainer.model.embed.dtype).itemsize
     if memory is not None and (sentence := shortage(memory, size, versions=2)) is not None:
         say(sentence)
         memory = None
-    spool = Spool(config.output_dir / SPOOL, trainer.model, memory, no_room, adapter_alone=adapter_alone)
+    spool = Spool(config.output_dir / SPOOL, trainer.model, memory, no_room, adapter_alone=adapter_alone, dtype=dtype)
     remove = partial(shutil.rmtree, spool.folder, ignore_errors=True)
     remove()  # what a killed process left
     stack.callback(remove)

@@ -136,7 +136,7 @@ class Steps(Loop):
         close_draws(self.ledger, self.tasks.curricula, groups, step)
         totals = {"tokens/total": self.ledger.tokens} | pool_metrics(self.tasks.curricula)
         self._pending.append(PendingStep(step, groups, metrics, totals))
-        while self._pending and (len(self._pending) > orch.max_async_level or self.trainer.ready):
+        while self._pending and (len(self._pending) > orch.lag or self.trainer.ready):
             self._take()
         return self.metrics
 

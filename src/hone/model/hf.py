@@ -195,14 +195,16 @@ def save_model(
         write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def reserve_files(model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+def reserve_files(
+    model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES, dtype: torch.dtype | None = None
+) -> None:
     """Make the files that `save_model` then fills, at their full size, for others to map.
 
-    Tensors lie end to end in the decoder's order and dtype, the first at a multiple of `ALIGNMENT`. Files of another
-    version in `folder` are overwritten. Raises OSError if there is no room.
+    Tensors lie end to end in the decoder's order, and in its dtype or `dtype`, the first at a multiple of `ALIGNMENT`.
+    Files of another version in `folder` are overwritten. Raises OSError if there is no room.
     """
     folder.mkdir(exist_ok=True)
-    dtype, parameters = model.embed.dtype, model.weights
+    dtype, parameters = dtype or model.embed.dtype, model.weights
     for file, shapes in _files(hf_slices(model.config), parameters, max_shard_bytes, dtype).items():
         entries: dict[str, Any] = {"__metadata__": METADATA}
         end = 0

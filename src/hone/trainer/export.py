@@ -62,7 +62,7 @@ class Spool:
     """Weights on their way to a server: the last two versions of `model`, so that the server can still read the older.
 
     They lie in the folder `memory`, or in `folder` once `memory` has no room (after a call of `no_room`).
-    `adapter_alone`: write only the adapter, into `folder`.
+    `adapter_alone`: write only the adapter, into `folder`. `dtype` is that of the server; None: the model's.
     """
 
     def __init__(
@@ -72,9 +72,10 @@ class Spool:
         memory: Path | None = None,
         no_room: Callable[[], None] = lambda: None,
         adapter_alone: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.folder, self.model, self.memory, self.no_room = folder, model, memory, no_room
-        self.adapter_alone = adapter_alone
+        self.adapter_alone, self.dtype = adapter_alone, dtype
         self._versions: list[Path] = []
 
     def put(self, version: int) -> Path:
@@ -94,12 +95,12 @@ class Spool:
                 old.rename(fresh)  # to be written over
             shutil.rmtree(old, ignore_errors=True)
         if reserved:
-            reserve_files(self.model, fresh)
+            reserve_files(self.model, fresh, dtype=self.dtype)
         if self.adapter_alone:
             fresh.mkdir(parents=True, exist_ok=True)
             _save_adapter(self.model, fresh)
         else:
-            save_model(self.model, fresh, reserved=reserved)
+            save_model(self.model, fresh, dtype=self.dtype, reserved=reserved)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
         self._versions = [*(path for path in self._versions[-1:] if path != folder), folder]

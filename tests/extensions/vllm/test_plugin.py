@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from types import ModuleType
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -96,3 +101,93 @@ def test_weights_are_taken_from_memory_too(extension, tmp_path, monkeypatch) -> 
     assert extension.weights_folder(str(tmp_path / "memory/step_1")) == tmp_path / "memory/step_1"
     with pytest.raises(ValueError, match="not under the weights root"):
         extension.weights_folder(str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("cpu", [False, True])
+def test_a_model_of_a_family_without_an_inner_model_is_reloaded(extension, monkeypatch, cpu: bool) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: cpu)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    loaded: list[str] = []
+    worker = SimpleNamespace(
+        reload_weights=lambda weights_path: loaded.append(weights_path),
+        model_runner=SimpleNamespace(get_model=lambda: SimpleNamespace(lm_head="a head")),
+    )
+    extension.WorkerExtension.hone_load_weights(worker, "step_1")
+    assert loaded == ["step_1"]
+
+
+class Engine:
+    """Notes what the layer asks of vLLM's engine; `fails` names what raises."""
+
+    def __init__(self, lora: bool, sleeps: bool = True) -> None:
+        self.asked: list[str] = []
+        self.fails = ""
+        self.model_config = SimpleNamespace(enable_sleep_mode=sleeps, hf_config=None)
+        self.vllm_config = SimpleNamespace(lora_config=object() if lora else None)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def ask(*args: Any, **named: Any) -> bool:
+            words = [name, *(str(arg) for arg in (*args, *named.values()) if isinstance(arg, str | int | list))]
+            self.asked.append(" ".join(words))
+            if name == self.fails:
+                raise RuntimeError("it failed")
+            return True
+
+        return ask
+
+
+def posted(layer: Any, engine: Engine, place: str, **body: Any) -> int:
+    """The status of the answer."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(body).encode()}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    state = SimpleNamespace(engine_client=engine, openai_serving_models=None)
+    scope = {"type": "http", "method": "POST", "path": place, "headers": [(b"authorization", b"Bearer sesame")]}
+    asyncio.run(layer(scope | {"app": SimpleNamespace(state=state)}, receive, send))
+    return sent[0]["status"]
+
+
+@pytest.mark.parametrize(("lora", "level"), [(False, 2), (True, 1)])
+def test_a_server_sleeps_until_it_has_new_weights(extension, tmp_path, monkeypatch, lora: bool, level: int) -> None:
+    """Level 2 keeps no weights, as the update brings them; level 1 keeps those under an adapter."""
+    (tmp_path / "step_1").mkdir()
+    monkeypatch.setattr(extension, "ROOT", str(tmp_path))
+    for name in ("check_weights", "check_adapter"):
+        monkeypatch.setattr(extension, name, lambda *_: None)
+
+    async def load_adapter(engine: Any, models: Any, folder: Path) -> None:
+        await engine.add_lora()
+
+    monkeypatch.setattr(extension, "_load_adapter", load_adapter)
+    layer, engine = extension.UpdateWeights(inner), Engine(lora)
+    loads = "add_lora" if lora else "collective_rpc hone_load_weights"
+    update = ["pause_generation keep False", loads, "reset_prefix_cache True", "resume_generation"]
+    assert posted(layer, engine, "/update_weights", path="step_1", version=1) == 200
+    assert engine.asked == update, "it was awake"
+    engine.asked.clear()
+    assert posted(layer, engine, "/sleep") == 200
+    assert posted(layer, engine, "/update_weights", path="step_1", version=2) == 200
+    pause, load, reset, resume = update
+    woken = [pause, "wake_up ['weights']", load, reset, "wake_up ['kv_cache']", resume]
+    assert engine.asked == [f"sleep {level}", *woken]
+    engine.asked.clear()
+    assert posted(layer, engine, "/sleep") == 200
+    engine.fails = loads.split()[0]
+    assert posted(layer, engine, "/update_weights", path="step_1", version=3) == 500
+    assert layer.broken is not None
+    engine.asked.clear()
+    engine.fails = ""
+    assert posted(layer, engine, "/update_weights", path="step_1", version=4) == 200
+    assert engine.asked == woken and layer.broken is None, "half awake, it wakes again"
+
+
+def test_a_server_with_a_gpu_of_its_own_does_not_sleep(extension) -> None:
+    layer, engine = extension.UpdateWeights(inner), Engine(lora=False, sleeps=False)
+    assert posted(layer, engine, "/sleep") == 400
+    assert engine.asked == []

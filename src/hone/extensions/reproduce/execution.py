@@ -220,7 +220,7 @@ class RebuiltRL(Rebuilt):
                 first = first_examples(config, next(iter(envs.values())), next(iter(curricula.values())))
                 canary = Canary.from_config(config, first, self.renderer, self.policy, self.trainer)
         elif self.regrades and not replay_only:
-            self.policy = RecordedPolicy({}, self.renderer, lag=config.orchestrator.max_async_level)
+            self.policy = RecordedPolicy({}, self.renderer, lag=config.orchestrator.lag)
         self.memory.band = band_from_config(config, model.config.num_layers)
         self.tasks = Tasks(envs, evals if self.resamples and self.evaluates else {}, curricula, self.renderer)
         self.updates = LocalTrainer(self.trainer, config.trainer.micro_batch_tokens, self.policy, canary)

@@ -29,6 +29,8 @@ class RecordedPolicy:
 
     def load(self, version: int, path: Path | None = None) -> None: ...
 
+    def sleep(self) -> None: ...
+
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         raise AssertionError("no logprobs of other tokens are recorded")
 

@@ -27,7 +27,8 @@ class WeightsFolder:
             raise UserError(f"weights_root = {root} is not a folder: give one that exists")
 
     def load(self, path: str, model: Decoder) -> Decoder:
-        """Load the model in `path` (relative paths count from the root). One in memory stays there: see `load_model`.
+        """Load the model in `path` (relative paths count from the root) on the host. One in memory stays there: see
+        `load_model`.
 
         Raises UserError unless it is of `model`'s shape and all its weights are finite.
         """
@@ -45,8 +46,10 @@ class WeightsFolder:
             ours, theirs = getattr(model.config, field.name), getattr(config, field.name)
             if ours != theirs:
                 raise UserError(f"{path} is another model: its {field.name} is {theirs}, that of the served one {ours}")
-        mapped, by = self._is_in_memory(folder), model.config.implementation
-        loaded = load_model(folder, device=model.device, precision=model.precision, mapped=mapped, implementation=by)
+        mapped, by, precision = self._is_in_memory(folder), model.config.implementation, model.precision
+        if model.device.type != "cpu" and precision == "bf16_linear":
+            precision = "fp32"  # the parameters alone: the GPU has the casts
+        loaded = load_model(folder, precision=precision, mapped=mapped, implementation=by)
         if (bad := non_finite(loaded)) is not None:
             name, count = bad
             raise UserError(f"{path} is not taken: {count} values of {name} are not finite; give earlier weights")
@@ -69,10 +72,10 @@ class WeightsFolder:
 
 @torch.no_grad()
 def swap_weights(source: Decoder, target: Decoder) -> None:
-    """Give `target` the parameters of `source`, which is not to be sampled from afterwards.
+    """Give `target` the parameters of `source`, which lies on the host and is not to be sampled from afterwards.
 
-    On a CPU tensors change hands; the old ones are freed with `source`. On a GPU parameters are overwritten in
-    place: recorded graphs know their addresses, and a copy takes milliseconds.
+    On a CPU tensors change hands; the old ones are freed with `source`. On a GPU parameters are overwritten in place,
+    one by one: recorded graphs know their addresses, and there is no room for a second model.
     """
     if target.device.type == "cpu":
         target.exchange(source)

@@ -163,7 +163,7 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     settings["model"] = ModelConfig.model_validate(config.model.model_dump(exclude={"lora"}))  # versions come merged
     if (kv_gib := own.kv_gib or (KV_GIB if shares else None)) is not None:
         settings["kv_gib"] = kv_gib
-    settings |= own.server_settings(config, on_gpu)
+    settings |= own.server_settings(config, on_gpu, shares)
     return ServeConfig(**settings)
 
 

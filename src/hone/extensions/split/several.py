@@ -111,7 +111,7 @@ class SeveralProcesses:
             shared=shared_values(config),
             temperature=config.orchestrator.sampling.temperature,
             canary=fixed_tokens(rl.first_examples, rl.renderer, config.seq_len),
-            lag=config.orchestrator.max_async_level,
+            lag=config.orchestrator.lag,
             memory=None if memory is None else str(memory),
             rollouts=config.orchestrator.rollouts_per_example,
             advantage=config.orchestrator.advantage.model_dump(mode="json"),

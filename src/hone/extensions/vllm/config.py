@@ -13,7 +13,7 @@ from hone.config.base import BaseConfig, Meta
 from hone.errors import UserError
 
 GPU_GIB = 8.0
-"""Memory for keys and values of a vLLM on a GPU by default. In bf16 75k tokens of Qwen3-0.6B."""
+"""GiB for keys and values of a vLLM on the trainer's GPU, by default. In bf16 75k tokens of Qwen3-0.6B."""
 
 
 class EngineKeys(BaseConfig):
@@ -45,7 +45,7 @@ class EngineKeys(BaseConfig):
     def in_bf16(self) -> bool:
         return self.dtype == "bfloat16"
 
-    def server_settings(self: Any, run: Any, on_gpu: bool) -> dict[str, Any]:
+    def server_settings(self: Any, run: Any, on_gpu: bool, shares: bool = True) -> dict[str, Any]:
         if self.backend != "vllm":
             return {}
         longest = None  # of the model; only the hub knows
@@ -53,11 +53,14 @@ class EngineKeys(BaseConfig):
             longest = run.model.init.max_positions
         with contextlib.suppress(OSError, ValueError):
             longest = json.loads((Path(run.model.name) / "config.json").read_bytes()).get("max_position_embeddings")
-        settings: dict[str, Any] = {"kv_gib": self.kv_gib or (GPU_GIB if on_gpu else 1.0)}
-        settings["max_model_len"] = min(run.seq_len + 1, longest or run.seq_len + 1)
-        if self.dtype == "auto":
-            settings["dtype"] = "float32" if run.precision == "fp32" else "bfloat16"
-        return settings
+        settings: dict[str, Any] = {"max_model_len": min(run.seq_len + 1, longest or run.seq_len + 1)}
+        if self.kv_gib or shares or not on_gpu:
+            settings["kv_gib"] = self.kv_gib or (GPU_GIB if on_gpu else 1.0)
+        return settings | {"dtype": self.served_dtype(run)}
+
+    def served_dtype(self, run: Any) -> str:
+        auto = "float32" if run.precision == "fp32" else "bfloat16"
+        return auto if self.dtype == "auto" else self.dtype
 
 
 class RLKeys(BaseConfig):

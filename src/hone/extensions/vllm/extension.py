@@ -5,8 +5,8 @@ from hone.extension import Backend, Fields, Function
 REQUIRES = ("server",)
 KEYS = {"engine.vllm": Fields("EngineKeys", __name__), "rl.vllm": Fields("RLKeys", __name__)}
 CHOICES = {
-    "engine.backend.vllm": "vLLM, with 1 GiB for keys and values in `rl` on a CPU, 8 on a GPU, by default "
-    "(docs/training.md)."
+    "engine.backend.vllm": "vLLM, by default with 1 GiB for keys and values in `rl` on a CPU, 8 on a GPU that "
+    "the trainer uses too, and else with 0.9 of the GPU (docs/training.md)."
 }
 SAMPLERS = {"vllm": Backend("vLLM", Function("sampling.sampler", __name__), Function("serving.serve", __name__))}
 BANDS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,14 +29,41 @@ def sampler(config: Any) -> MakePolicy:
     return policy
 
 
+class SleepingPolicy(ServerPolicy):
+    """Samples by a vLLM on the trainer's GPU, which gives its memory back while the trainer works."""
+
+    def __init__(self, vllm: VllmServer, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.vllm, self.asleep = vllm, False
+
+    def sleep(self) -> None:
+        self.vllm.post("/sleep", {})
+        self.asleep = True
+
+    def load(self, version: int, path: Path | None = None) -> None:
+        assert self.spool is not None
+        path = path or self.spool.put(version)
+        torch.cuda.empty_cache()  # the server needs what the train step has freed
+        super().load(version, path)
+        self.asleep = False
+
+    def sample(self, *arguments: Any, **named: Any) -> Any:
+        if self.asleep:  # the train step was given up
+            self.load(self.version)
+        return super().sample(*arguments, **named)
+
+
 def policy(stack: ExitStack, config: Any, run: RunWriter, trainer: Trainer, renderer: ChatRenderer) -> ServerPolicy:
     """Start vLLM, which ends with `stack`, and return the policy behind it."""
     alone = config.inference.max_lora_rank is not None
-    spool = spool_of(stack, config, run, trainer, in_memory=True, adapter_alone=alone)
+    # Parts of other models than hone's own may stay in fp32 there.
+    half = config.inference.served_dtype(config) == "bfloat16" and trainer.model.config.implementation == "hone"
+    spool = spool_of(stack, config, run, trainer, True, alone, torch.bfloat16 if half else None)
     with run.phase("start"):
         vllm = stack.enter_context(_vllm(config, run, trainer, renderer, spool))
     server = Server(replace(endpoint_of(config, vllm.url), log=vllm.log), "vllm", config.model.name)
-    return ServerPolicy([server], renderer, trainer.model.config.eos_token_ids, spool)
+    arguments = [server], renderer, trainer.model.config.eos_token_ids, spool
+    return SleepingPolicy(vllm, *arguments) if not vllm.installed.cpu else ServerPolicy(*arguments)
 
 
 def _vllm(config: Any, run: RunWriter, trainer: Trainer, renderer: ChatRenderer, spool: Spool) -> VllmServer:
@@ -44,15 +72,15 @@ def _vllm(config: Any, run: RunWriter, trainer: Trainer, renderer: ChatRenderer,
     off = {name: torch.zeros_like(p) for name, p in trainer.model.trained.items()} if spool.adapter_alone else None
     save_model(trainer.model, folder, parameters=off)
     renderer.save(folder)
-    precision = "float32" if config.precision == "fp32" else "bfloat16"
     return VllmServer(
         folder,
         log=run.folder / PROCESS_LOGS / "vllm.log",
-        dtype=precision if config.inference.dtype == "auto" else config.inference.dtype,
+        dtype=config.inference.served_dtype(config),
         device=config.model.device,
         max_model_len=min(config.seq_len + 1, trainer.model.config.max_position_embeddings),
         python=config.inference.vllm_python,
         kv_gib=config.inference.kv_gib,
+        shares_gpu=True,
         more_room="raise inference.kv_gib, or lower seq_len",
         threads=torch.get_num_threads(),
         seed=config.seed,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from hone.client import Endpoint
 from hone.errors import UserError
@@ -62,10 +62,12 @@ class VllmServer:
     `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`); `threads` (on a CPU) None is 1 for a
     small model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are taken from
     under `weights_root` and `memory` only, and without the first not at all. Without an `api_key` it answers programs
-    of this machine only. `kv_gib` is memory for keys and values, by default 1 on a CPU and 8 on a GPU; `more_room` is
-    what the user can do where that is too little. With `max_lora_rank`, `update` takes the adapter (of up to that rank)
-    in the folder named so in `path`, and `model` stays as it is. `tensor_parallel` GPUs share the model. `progress`
-    gets a line when the start begins and every 10 s while it lasts.
+    of this machine only. `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a trainer's GPU
+    (`shares_gpu`), else what the model leaves of 0.9 of the GPU; `more_room` is what the user can do where that is too
+    little. On a GPU, `max_model_len` is by default what the model allows and `kv_gib` has room for. With
+    `max_lora_rank`, `update` takes the adapter (of up to that rank) in the folder named so in `path`, and `model` stays
+    as it is. `tensor_parallel` GPUs share the model. `progress` gets a line when the start begins and every 10 s while
+    it lasts.
 
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """
@@ -81,6 +83,7 @@ class VllmServer:
     python: Path | None = None
     threads: int | None = None
     kv_gib: float | None = None
+    shares_gpu: bool = False
     more_room: str = "raise kv_gib, or lower max_model_len"
     seed: int = 0
     chat_template: str | None = None
@@ -97,7 +100,8 @@ class VllmServer:
         check_device(self.installed, self.device)
         self.port = self.port or free_port(self.host)
         self.threads = self.threads or default_threads(str(self.model))
-        self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else GPU_GIB)
+        if self.kv_gib is None and (self.installed.cpu or self.shares_gpu):
+            self.kv_gib = 1.0 if self.installed.cpu else GPU_GIB
         self._progress = self.progress or (lambda line: None)
         self._log_begin = 0
         self._process: Process | None = None
@@ -121,11 +125,15 @@ class VllmServer:
 
         The server holds the requests in flight meanwhile. Raises UserError with its reason if it refuses, or is gone.
         """
+        self.post("/update_weights", {"path": str(path.resolve()), "version": version})
+
+    def post(self, path: str, body: dict[str, Any]) -> None:
+        """Send a request of its layer, as `update` does; `/sleep` frees a shared GPU until the next update."""
 
         async def send() -> None:
             endpoint = Endpoint(self.url, self.api_key, timeout=PATIENCE, max_retries=0, log=self.log)
             async with ServerClient(endpoint) as client:
-                await client.post("/update_weights", {"path": str(path.resolve()), "version": version})
+                await client.post(path, body)
 
         asyncio.run(send())
 
@@ -163,11 +171,13 @@ class VllmServer:
         argv += ["--host", self.host, "--port", str(self.port)]
         # Logprobs of the distribution that is sampled from; sampling as the request says, not as the model's card does.
         argv += ["--dtype", self.dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-        argv += ["--kv-cache-memory-bytes", str(int((self.kv_gib or 0) * 2**30)), "--enable-prefix-caching"]
+        if self.kv_gib is not None:
+            argv += ["--kv-cache-memory-bytes", str(int(self.kv_gib * 2**30))]
+        argv += ["--enable-prefix-caching"]
         argv += ["--seed", str(self.seed), "--worker-extension-cls", "hone_vllm.WorkerExtension"]
         argv += ["--middleware", "hone_vllm.UpdateWeights", "--disable-uvicorn-access-log"]
-        if self.max_model_len is not None:
-            argv += ["--max-model-len", str(self.max_model_len)]
+        if self.max_model_len is not None or not self.installed.cpu:
+            argv += ["--max-model-len", str(self.max_model_len or "auto")]
         if self.max_lora_rank is not None:
             rank = next(size for size in _LORA_RANKS if size >= self.max_lora_rank)
             argv += ["--enable-lora", "--max-lora-rank", str(rank)]
@@ -178,8 +188,9 @@ class VllmServer:
         if self.installed.cpu:
             # vLLM 0.32 dies on a CPU of a prompt that is computed in chunks and has a seed.
             return [*argv, "--enforce-eager", "--no-enable-chunked-prefill"]
-        # The share of the GPU that must be free at the start: a trainer may be there, and the cache's size is given.
-        return [*argv, "--gpu-memory-utilization", "0.01"]
+        argv += ["--enable-sleep-mode"] * self.shares_gpu
+        # The share of the GPU that must be free at the start: with the cache's size given, a trainer may be there.
+        return [*argv, "--gpu-memory-utilization", "0.9" if self.kv_gib is None else "0.01"]
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables: these, and what keeps vLLM local, quiet and on its share of the cores."""
@@ -234,6 +245,7 @@ class VllmServer:
         errors = (match[1] for line in lines if " WARNING " not in line and (match := _ERROR.search(line)))
         reason = next(errors, lines[-1]).partition(" [type=")[0].partition(". ")[0][:300]
         remedy = f"; {self.more_room}" if "cache" in reason else ""
+        remedy = "; end what is on that GPU, or set kv_gib to share it" if "Free memory on" in reason else remedy
         return f"{reason}{remedy} (log: {self.log})"
 
 

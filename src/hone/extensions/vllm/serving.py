@@ -42,18 +42,21 @@ def _serve(config: Any, scratch: Path) -> None:
         template.write_text(read_override(config.model.chat_template), encoding="utf-8")
     fields = ["dtype", "host", "port", "max_model_len", "threads", "seed", "weights_root", "api_key"]
     fields += ["max_lora_rank", "tensor_parallel"]
-    with VllmServer(
+    server = VllmServer(
         model,
         log=Path(f"outputs/vllm-{config.port}.log"),
         device=config.model.device,
         python=config.vllm_python,
         chat_template=None if template is None else str(template),
         served_name=name,
-        kv_gib=config.kv_gib or KV_GIB,
+        kv_gib=config.kv_gib,
         memory=given_folder(),
         progress=lambda line: print(line, flush=True),
         **{field: getattr(config, field) for field in fields},
-    ) as server:
+    )
+    if server.installed.cpu:
+        server.kv_gib = config.kv_gib or KV_GIB
+    with server:
         print(introduction(config, server.described), flush=True)
         code = server.wait()
         print(f"error: vLLM ended by itself, with exit code {code}: {server.why()}", file=sys.stderr, flush=True)

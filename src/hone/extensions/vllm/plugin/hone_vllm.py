@@ -37,7 +37,7 @@ class WorkerExtension:
 
         self.reload_weights(weights_path=path)
         model = self.model_runner.get_model()
-        head, embedding = getattr(model, "lm_head", None), getattr(model.model, "embed_tokens", None)
+        head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
         if current_platform.is_cpu() and head is not None and embedding is not None:
             # On a CPU matrices are multiplied from a packed copy, and only a layer's own reload renews it: the copy of
             # a head tied to the embedding stays what it was.
@@ -47,6 +47,7 @@ class WorkerExtension:
 class UpdateWeights:
     """Answers `POST /update_weights` as hone's server does; `GET /v1/models` also has the weights' version and folder,
     and a name for this process.
+    `POST /sleep` frees the GPU until the next update.
     Lets nobody in without the key; if there is none, only programs of this machine. An update that fails while weights
     are being written leaves the model half new: the server then answers no requests (503) until an update succeeds.
     """
@@ -56,6 +57,7 @@ class UpdateWeights:
         self.version = 0
         self.path: str | None = None
         self.broken: str | None = None
+        self.asleep = False
         self.lock = asyncio.Lock()
         self.instance = uuid.uuid4().hex
 
@@ -69,6 +71,8 @@ class UpdateWeights:
         elif (scope["method"], scope["path"]) == ("POST", "/update_weights"):
             status, answer = await self._update(scope, receive)
             await _answer(send, status, answer)
+        elif (scope["method"], scope["path"]) == ("POST", "/sleep"):
+            await _answer(send, *await self._sleep(scope["app"].state.engine_client))
         elif scope["path"] == "/v1/models":
             await self._models(scope, receive, send)
         elif self.broken:
@@ -99,12 +103,17 @@ class UpdateWeights:
             await engine.pause_generation(mode="keep", clear_cache=False)
             before, self.version, self.path = self.version, version, path  # told before any token is theirs
             try:
+                if self.asleep:
+                    await engine.wake_up(["weights"])
                 if with_adapter:
                     await _load_adapter(engine, models, folder / ADAPTER)
                 else:
                     await engine.collective_rpc("hone_load_weights", args=(str(folder),))
                 if not await engine.reset_prefix_cache(reset_running_requests=True):
                     raise RuntimeError("the prefix cache could not be emptied")
+                if self.asleep:
+                    await engine.wake_up(["kv_cache"])
+                    self.asleep = False
             except Exception as error:
                 self.broken = f"an update of the weights failed ({error}): update them again, or start the server anew"
                 await engine.pause_generation(mode="abort")
@@ -113,6 +122,16 @@ class UpdateWeights:
                 await engine.resume_generation()
             self.broken = None
         return 200, {"status": "ok", "policy_version": version, "previous_version": before}
+
+    async def _sleep(self, engine: Any) -> tuple[int, dict[str, Any]]:
+        """Free the memory of weights, keys and values until the next update."""
+        if not engine.model_config.enable_sleep_mode:
+            return 400, _error("this server does not sleep: it shares its GPU with no trainer that started it")
+        async with self.lock:
+            # Level 2 forgets the weights, which an update brings anew; under an adapter they stay what they are.
+            await engine.sleep(1 if engine.vllm_config.lora_config is not None else 2)
+            self.asleep = True
+        return 200, {"status": "ok"}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Return vLLM's answer, with the version and the folder of the weights, as hone's server has them."""
