@@ -86,6 +86,23 @@ def test_what_libraries_read_at_import_is_set_before_the_command_and_never_overr
     assert seen == [["3000", "true"]]
 
 
+@pytest.mark.parametrize(
+    ("driver", "own", "settings"),
+    [(True, None, "expandable_segments:True"), (False, None, None), (True, "PYTORCH_CUDA_ALLOC_CONF", None)],
+)
+def test_a_gpu_s_memory_is_in_segments_that_grow_unless_told(
+    driver: bool, own: str | None, settings: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "has_gpu_driver", lambda: driver)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # put back after the test
+        monkeypatch.delenv(name)
+    if own:
+        monkeypatch.setenv(own, "backend:native")
+    cli.prepare_process()
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == settings
+
+
 @pytest.mark.parametrize("group", ["", "runs "])
 def test_hone_alone_lists_the_commands_and_a_group_its_own(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(group.split()) == 0

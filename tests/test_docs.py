@@ -341,7 +341,7 @@ def test_the_plans_of_the_page_print_what_it_says(monkeypatch, capfd):
     monkeypatch.chdir(ROOT)
     for argv in shell_commands(PLAN):
         if argv[:2] == ["hone", "plan"] and "--calibrate" not in argv:
-            assert main(argv[1:]) == ("24gb" in argv), (argv, capfd.readouterr().err)
+            assert main(argv[1:]) == ("16gb" in argv), (argv, capfd.readouterr().err)
     lines = [line for body in blocks(PLAN, "") for line in body.splitlines() if line.strip() not in ("...", "")]
     printed = capfd.readouterr().out
     assert len(lines) > 9 and [line for line in lines if line not in printed] == []

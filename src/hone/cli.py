@@ -16,6 +16,7 @@ from typing import Any
 from hone import __version__
 from hone.errors import RankLost, UserError, called_from
 from hone.extension import Command, gathered, lacking
+from hone.hardware import has_gpu_driver
 from hone.terminal import hanging, raw, safe_output
 
 COMMANDS = {
@@ -141,6 +142,11 @@ def prepare_process() -> None:
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # cuBLAS reads it at its first product, which comes before a config is known to want deterministic kernels.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if has_gpu_driver() and not any(name.endswith("_ALLOC_CONF") for name in os.environ):
+        # Memory that was freed in blocks of many sizes is used again; torch has it on Linux only.
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def write_backslashes() -> None:

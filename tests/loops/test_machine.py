@@ -27,6 +27,8 @@ from hone.trainer.memory import longest
 MODEL = KNOWN["qwen3-0.6b"]
 APART = "--no-inference.cuda-graphs"
 """Training and sampling take turns in memory."""
+FIXED = ("--trainer.micro-batch-tokens", 16384, "--trainer.head-cache-bytes", 2**29)
+FP32_STATE = ("--trainer.optim.state", "fp32", "--no-trainer.optim.offload")
 LENGTHS = ("--seq-len", "2048", "--orchestrator.sampling.max-tokens", "1024")
 ONE, ALL = (rows * 2048 * kv_bytes_per_token(MODEL, "bf16_linear", "cuda") for rows in (1, 200))
 """Bytes of one sequence at its limit, and of an evaluation of 200."""
@@ -72,16 +74,16 @@ def test_the_fastest_checkpointing_that_fits_beside_the_cache_is_taken(free: Any
     assert steps["none"] > steps["selective"] > steps["layer"]
     for name, step in steps.items():
         free((step + 4.1) / (1 - MARGIN))
-        assert resolved(rl(), MODEL, "cuda").trainer.checkpointing == name
+        assert resolved(rl(*FIXED), MODEL, "cuda").trainer.checkpointing == name
         free((step + 1.1) / (1 - MARGIN))
-        config = resolved(rl("--inference.kv-gib", 1), MODEL, "cuda")
+        config = resolved(rl(*FIXED, "--inference.kv-gib", 1), MODEL, "cuda")
         assert (config.trainer.checkpointing, config.inference.kv_gib) == (name, 1)
 
 
 def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
     free: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = rl("--trainer.checkpointing", "none", APART)
+    kept = rl("--trainer.checkpointing", "none", APART, *FIXED)
     free((needs(kept, "training") + 25) / (1 - MARGIN))
     assert resolved(kept, MODEL, "cuda").inference.kv_gib == pytest.approx(25, abs=0.01)
     training = memory(kept, MODEL, "cuda", *longest(kept, 8)).of("training")
@@ -94,15 +96,87 @@ def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
     assert capsys.readouterr().out == ""
     for gib in (12, 1):
         free(gib)
-        lean = resolved(rl(APART), MODEL, "cuda")
+        lean = resolved(rl(APART, *FIXED, *FP32_STATE), MODEL, "cuda")
         assert lean.trainer.checkpointing == "layer" and lean.inference.kv_gib is not None
         assert ONE <= lean.inference.kv_gib * GIB < ALL and (gib == 1 or needs(lean, "sampling") < gib)
     assert lean.inference.kv_gib == pytest.approx(ONE / GIB, abs=2**-10)
-    first, second = capsys.readouterr().out.splitlines()
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning"))
     assert first.startswith("Warning: a step takes about ") and "12.0 GiB are free on cuda: lower trainer." in first
-    assert second.endswith("trainer.optim.state = 8bit or trainer.optim.offload = true")
+    assert second.endswith("trainer.optim.offload = true or model.lora.rank = 16")
     resolved(rl(APART, "--trainer.optim.type", "muon"), MODEL, "cuda")
     assert capsys.readouterr().out.endswith("or set precision = bf16\n")
+
+
+def test_the_heads_cache_holds_all_tokens_of_a_micro_batch_on_a_gpu_with_room(free: Any) -> None:
+    """Of 16,384 tokens, V = 151,936 and 2 bytes: 4.98 GB, in full GiB. A CPU has 512 MiB, and so has a small V."""
+
+    def cache(gib: float, *flags: object, device: str = "cuda", model: DecoderConfig = MODEL) -> float:
+        free(gib)
+        return resolved(rl(*flags), model, device).trainer.head_cache_bytes / GIB
+
+    assert cache(79.2) == 5 and cache(300, "--precision", "fp32") == 10 and cache(79.2, device="cpu") == 0.5
+    assert cache(79.2, "--trainer.head-cache-bytes", 0) == 0 and cache(79.2, model=KNOWN["smollm2-135m"]) == 2
+    step = needs(rl("--trainer.checkpointing", "layer", *FIXED[:2]), "training")
+    kept = ("--trainer.checkpointing", "layer", *FIXED[:2], APART)
+    assert cache((step + 4.1) / (1 - MARGIN), *kept) == 0.5 and cache((step + 10) / (1 - MARGIN), *kept) == 5
+
+
+@pytest.mark.parametrize(
+    ("gib", "chosen"),
+    [
+        (100, (16384, "none", "fp32", False, True)),
+        (60, (8192, "none", "fp32", False, True)),
+        (36, (4096, "layer", "fp32", False, True)),
+        (34, (2048, "layer", "fp32", False, False)),
+        (32, (2048, "none", "8bit", False, True)),
+        (23.5, (4096, "layer", "fp32", True, True)),
+        (22, (2048, "layer", "fp32", True, False)),
+    ],
+)
+def test_a_gpu_that_is_small_has_what_costs_least_first(
+    gib: float, chosen: tuple, free: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """Smaller micro-batches, checkpointing, no graphs; then moments of 8 bits; then the optimiser on the host."""
+    shape, total = KNOWN["qwen2.5-1.5b"], 64 * GIB
+    for room in ("hone.loops.memory.ram", "hone.loops.machine.ram"):
+        monkeypatch.setattr(room, lambda: (total, total))
+
+    def settings(config: RLConfig) -> tuple:
+        trainer, optim = config.trainer, config.trainer.optim
+        graphs = config.inference.cuda_graphs
+        return trainer.micro_batch_tokens, trainer.checkpointing, optim.state, optim.offload, graphs
+
+    free(gib)
+    config = resolved(rl(), shape, "cuda")
+    assert settings(config) == chosen
+    assert memory(config, shape, "cuda", *longest(config)).total <= gib * GIB
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"micro_batch_tokens {chosen[0]:,}" if gib < 100 else "") and "Warning" not in printed
+    assert printed == "" or f"16,384 tokens would take 75.7 of {gib * (1 - MARGIN):.1f} GiB" in printed
+    run = run_of(tmp_path / "run", config, "rl")
+    free(500)
+    again = resolved(rl("--output-dir", run, "--resume"), shape, "cpu")
+    assert settings(again) == chosen and again.trainer.head_cache_bytes == config.trainer.head_cache_bytes
+
+
+def test_what_a_small_gpu_gets_is_what_is_open_and_possible(free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, host = KNOWN["qwen2.5-1.5b"], [64 * GIB]
+    monkeypatch.setattr("hone.loops.memory.ram", lambda: (64 * GIB, host[0]))
+
+    def optimiser(gib: float, *flags: object, **more: Any) -> tuple[str, bool]:
+        free(gib)
+        optim = resolved(rl(*flags), shape, "cuda", **more).trainer.optim
+        return optim.state, optim.offload
+
+    assert optimiser(22) == ("fp32", True) and optimiser(32) == ("8bit", False)
+    assert optimiser(22, "--no-trainer.optim.offload") == ("8bit", False)
+    assert optimiser(32, "--trainer.optim.state", "fp32") == ("fp32", True)
+    assert optimiser(22, *FP32_STATE) == ("fp32", False)
+    assert optimiser(22, "--trainer.optim.type", "muon") == optimiser(5, "--model.lora.rank", 16) == ("fp32", False)
+    host[0] = 20 * GIB  # less than the 28 that it takes there
+    assert optimiser(22) == ("8bit", False)
+    monkeypatch.setattr("hone.loops.memory.find_spec", lambda name: None)
+    assert optimiser(22) == optimiser(32) == ("fp32", False)
 
 
 def test_what_is_set_stays(free: Any) -> None:
@@ -114,7 +188,7 @@ def test_what_is_set_stays(free: Any) -> None:
 
 @pytest.mark.needs("vllm")
 def test_the_memory_of_a_vllm_is_left_to_it(free: Any) -> None:
-    vllm = rl("--inference.backend", "vllm")
+    vllm = rl("--inference.backend", "vllm", *FIXED)
     free((needs(rl("--trainer.checkpointing", "none"), "training") + 5) / (1 - MARGIN))
     assert resolved(rl(), MODEL, "cuda").trainer.checkpointing == "none"
     for beside, chosen in ((2.1, "none"), (1.9, "selective")):  # asleep, it has neither weights nor keys and values
@@ -127,7 +201,7 @@ def test_the_memory_of_a_vllm_is_left_to_it(free: Any) -> None:
 def test_a_server_on_the_same_gpu_is_left_its_memory_however_far_it_has_come(
     free: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split = rl("--mode", "split", "--inference.kv-gib", 6)
+    split = rl("--mode", "split", "--inference.kv-gib", 6, *FIXED)
     step = needs(rl("--trainer.checkpointing", "none", APART), "training")
     server = (4 + 2) * MODEL.parameters / GIB - 2 * MODEL.embedding / GIB + 6 + 2  # casts of all but the embedding
     monkeypatch.setenv("HONE_SHARES_GPU", "1")
@@ -179,7 +253,7 @@ def test_a_resume_takes_what_its_run_began_with(branch: bool, free: Any, tmp_pat
     assert decided(again) == (12, False, 16384, "none")
     assert again.inference.kv_gib == pytest.approx(ALL / GIB, abs=2**-10)
     assert resolved(rl(*where, "--threads", 2), MODEL, "cuda").threads == 2
-    assert decided(resolved(rl("--output-dir", run), MODEL, "cuda")) == (12, False, 16384, "layer"), "a fresh start"
+    assert decided(resolved(rl("--output-dir", run), MODEL, "cuda"))[2:] == (2048, "layer"), "a fresh start"
 
 
 def test_a_cpu_that_is_slow_in_bf16_trains_in_fp32_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -272,7 +346,7 @@ def test_graphs_are_chosen_on_a_gpu(flags: tuple, device: str, chosen: bool | No
 
 
 def test_what_graphs_keep_has_room_while_the_trainer_works(free: Any) -> None:
-    kept = rl("--trainer.checkpointing", "none", "--inference.cuda-graphs")
+    kept = rl("--trainer.checkpointing", "none", "--inference.cuda-graphs", *FIXED)
     for gib in (60, 50):
         free(gib)
         config = resolved(kept, MODEL, "cuda")
@@ -281,7 +355,7 @@ def test_what_graphs_keep_has_room_while_the_trainer_works(free: Any) -> None:
         assert 0.85 * gib < max(both) <= (1 - MARGIN) * gib
     # Room for a train step beside a cache of 4 GiB, but not for graphs and their logits too.
     free((needs(rl("--trainer.checkpointing", "layer", APART), "training") + 4.2) / (1 - MARGIN))
-    lean = resolved(rl(), MODEL, "cuda")
+    lean = resolved(rl(*FIXED), MODEL, "cuda")
     assert (lean.trainer.checkpointing, lean.inference.cuda_graphs) == ("layer", False)
     assert (lean.inference.kv_gib or 0) >= 4
 

@@ -135,7 +135,7 @@ def test_on_a_gpu_what_attention_gives_is_the_input_of_o() -> None:
 def test_what_fits_with_lora_and_not_without() -> None:
     def total(name: str, gib: int, *flags: str) -> int:
         config, shape = rl("--orchestrator.batch-size", "32", *flags), KNOWN[name]
-        config = fitted(config, shape, "cuda", gib * GIB, *longest(config))
+        config, _ = fitted(config, shape, "cuda", gib * GIB, *longest(config))
         return memory(config, shape, "cuda", *longest(config)).total
 
     lora, kl = ("--model.lora.rank", "16"), ("--trainer.loss.kl-coef", "0.1")

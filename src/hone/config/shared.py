@@ -168,7 +168,8 @@ class OptimConfig(BaseConfig):
     max_norm: float = Field(default=1.0, gt=0)
     """The gradient's global L2 norm is clipped to this."""
     state: Literal["fp32", "8bit"] = "fp32"
-    """AdamW's two moments: fp32, or 8 bits each in blocks (pip install 'torchao>=0.18'), a quarter of the memory."""
+    """AdamW's two moments: fp32, or 8 bits each in blocks (pip install 'torchao>=0.18'), a quarter of the memory. A
+    full training that fits a GPU in no other way gets 8 bits, or `offload`, unless both are set."""
     offload: bool = False
     """Keep moments and master weights in the host's memory, and update there; a GPU is left 8 to 12 bytes a weight."""
 
@@ -198,8 +199,9 @@ class MemoryConfig(BaseConfig):
     checkpointing: Annotated[Checkpointing | None, Meta(decides="rounding", from_machine=True)] = None
     """Saved activations: all (`none`), each layer's input (`layer`), or outputs of products and attention
     (`selective`); the rest is computed again. By default the fastest that fits the device's memory at the start."""
-    head_cache_bytes: int = Field(default=512 * 2**20, ge=0)
-    """Keep the softmax over the vocabulary for the backward pass if it takes at most this; else compute it again."""
+    head_cache_bytes: Annotated[int | None, Meta(from_machine=True, listed=False)] = Field(default=None, ge=0)
+    """Keep the softmax over the vocabulary for the backward pass if it takes at most this; else compute it again.
+    Default: 512 MiB; on a GPU what all tokens of a micro-batch need, if it fits at the start."""
 
 
 class SchedulerConfig(BaseConfig):

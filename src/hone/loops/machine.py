@@ -28,7 +28,7 @@ from hone.runs.files import RESTORE
 from hone.runs.settings import flat
 from hone.runs.view import CONFIG, read_toml, run_info
 from hone.trainer import heap
-from hone.trainer.memory import host_bytes, longest, micro_batch_limit, trainer_of
+from hone.trainer.memory import host_bytes, longest, trainer_of
 from hone.trainer.parallel import ALONE, Ranks
 
 SMALL_MODEL = 10_000_000
@@ -90,14 +90,15 @@ def resolve(config: Config, machine: Machine) -> Config:
     kind = torch.device(device).type
     begun = config_of_begun(config)
     if begun is not None:
-        if "precision" not in config.model_fields_set:
-            config = changed(config, {"precision": read_toml(begun).get("precision", config.precision)})
+        stored, optim = flat(read_toml(begun)), trainer_of(config).optim
+        section = "trainer.optim." if isinstance(config, RLConfig) else "optim."
+        names = [] if "precision" in config.model_fields_set else ["precision"]
+        names += [section + name for name in ("state", "offload") if name not in optim.model_fields_set]
+        config = changed(config, {name: stored[name] for name in names if name in stored})
         config = _filled(_as_begun(config, begun), {"deterministic": kind == "cpu"})
     else:
         threads = machine.trainer[1] if machine.trainer else default_threads(model.parameters, ranks)
-        tokens = micro_batch_limit(config, kind)
-        values = {"trainer.micro_batch_tokens": tokens, "data.micro_batch_tokens": tokens}
-        values |= {"threads": threads, "deterministic": kind == "cpu"}
+        values: dict[str, Any] = {"threads": threads, "deterministic": kind == "cpu"}
         if isinstance(config, RLConfig):
             exact = config.deterministic or config.inference.batch_invariant
             values["orchestrator.max_async_level"] = int(config.mode == "split" and kind == "cuda" and not exact)
@@ -111,7 +112,9 @@ def resolve(config: Config, machine: Machine) -> Config:
         room = torch.cuda.mem_get_info(device)[1] - server_bytes(config, model)
     work = (*longest(config, machine.turns), machine.turns, ranks.world)
     if begun is None:
-        config = fitted(config, model, kind, room, *work)
+        config, saving = fitted(config, model, kind, room, *work, here=True)
+        if saving and config.display != "none" and ranks.first:
+            say(saving)
     if config.display != "none" and ranks.first:
         _warn(config, model, device, room, sum(memory(config, model, kind, *work).of("training").values()), ranks.alone)
     return config
@@ -141,11 +144,16 @@ def _as_begun(config: Config, file: Path) -> Config:
 
 def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int, alone: bool) -> None:
     section, on_gpu = "trainer." if isinstance(config, RLConfig) else "", torch.device(device).type == "cuda"
-    host, free = host_bytes(model, trainer_of(config).optim, config.model.lora) if on_gpu else 0, ram()[1]
+    optim, lora = trainer_of(config).optim, config.model.lora
+    host, free = host_bytes(model, optim, lora) if on_gpu else 0, ram()[1]
     if step > room:
-        leaner = f"lower {section or 'data.'}micro_batch_tokens, or set precision = bf16"
-        if alone and on_gpu and trainer_of(config).optim.type == "adamw":
-            leaner += f", {section}optim.state = 8bit or {section}optim.offload = true"
+        ways = ["precision = bf16"] if config.precision != "bf16" or not on_gpu else []
+        if on_gpu and optim.type == "adamw" and lora is None:
+            lean = optim.offload or optim.state == "8bit" or not alone
+            ways += [] if lean else [f"{section}optim.state = 8bit", f"{section}optim.offload = true"]
+            ways.append("model.lora.rank = 16")
+        leaner = f"lower {section or 'data.'}micro_batch_tokens"
+        leaner += f", or set {' or '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))}" if ways else ""
         text = f"a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: {leaner}"
     elif host > free:
         text = (
@@ -196,7 +204,6 @@ def configure(
     count = threads or default_threads(parameters, ranks)
     torch.set_num_threads(count)
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         # Writing NaN into every fresh tensor is for finding reads of unset memory; it costs 5 % of a step.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

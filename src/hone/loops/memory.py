@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from hone.config.base import changed
+from hone.config.base import changed, value_of
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.hardware import takes_products_in_fp32
+from hone.hardware import ram, takes_products_in_fp32
 from hone.inference.memory import (
     GIB,
     KV_GIB,
@@ -22,10 +25,13 @@ from hone.inference.memory import (
     uses_graphs,
 )
 from hone.model.config import DecoderConfig
+from hone.trainer import HEAD_CACHE_BYTES
 from hone.trainer.memory import (
     CHECKPOINTING,
     cast_bytes,
     checkpoint_bytes,
+    host_bytes,
+    micro_batch_limit,
     trainer_of,
     training_bytes,
     weight_bytes,
@@ -46,6 +52,8 @@ PHASES = {
 """Parts that only one phase has."""
 SERVER_GIB = 2.0
 """Memory of a server on a GPU beside its weights and its keys and values, CUDA graphs included. A guess."""
+LEAST_TOKENS = 2048
+"""Micro-batches are not made smaller than this, or than the longest sequence, to save memory."""
 MARGIN = 0.05
 """Share of a device's memory that is left free: blocks of many sizes don't fill it, and a plan is not exact."""
 
@@ -137,14 +145,14 @@ def fitted(
     completion: int,
     turns: int = 1,
     ranks: int = 1,
-) -> Config:
-    """Return the config with open settings of `checkpointing`, `cuda_graphs` and `kv_gib` chosen for `room` bytes on
-    the device. The other arguments are as in `memory`.
+    here: bool = False,
+) -> tuple[Config, str]:
+    """Return the config with its open settings chosen for `room` bytes on the device; and on a GPU a sentence on those
+    that save memory, "" for none. `here`: on this machine. The other arguments are as in `memory`.
 
-    - Checkpointing is the first of none, selective and layer that lets a train step fit. Beside the step there must be
+    - A train step gets the first settings of `_choices` with which it fits, else the last ones. Beside it there must be
       room for the KV cache (the config's, else 4 GiB), or for the server that the run starts.
-    - Graphs are for a GPU. The KV cache then has its memory while the trainer works, too. They are tried first, with
-      each kind of checkpointing; then without graphs. If nothing fits: `layer`, without graphs.
+    - Graphs are for a GPU. The KV cache then has its memory while the trainer works, too.
     - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
       what the run can use; then it shrinks until sampling (and with graphs the train step) fits.
     """
@@ -165,28 +173,86 @@ def fitted(
     def graphs(config: Any) -> bool:
         return engine is not None and uses_graphs(config, device)
 
-    def fits(config: Any) -> bool:
+    def taken(config: Any) -> int:
         if graphs(config):
-            return needs(_with_cache(config, beside), "training") <= room
-        return needs(config, "training") + beside <= room
+            return needs(_with_cache(config, beside), "training")
+        return needs(config, "training") + beside
 
-    choices: list[Any] = [config]
-    if trainer_of(config).checkpointing is None:
-        key = "trainer.checkpointing" if isinstance(config, RLConfig) else "checkpointing"
-        choices = [changed(config, {key: name}) for name in CHECKPOINTING]
-    if engine is not None and engine.inference.cuda_graphs is None:
-        values = dict.fromkeys([engine.inference.decodes_with_graphs(device), False])
-        choices = [changed(choice, {"inference.cuda_graphs": v}) for v in values for choice in choices]
-    config = next(filter(fits, choices), choices[-1])
+    choices = [*_choices(config, model, device, prompt + completion, ranks, here)]
+    config = next((one for one in choices if taken(one) <= room), choices[-1])
+    words = _saving(choices[0], config, taken(choices[0]), room) if device == "cuda" else ""
     if engine is None or given is not None:
-        return config
+        return config, words
     if device == "cpu":
-        return _with_cache(config, int(KV_GIB * GIB))
+        return _with_cache(config, int(KV_GIB * GIB)), words
     left = int((room - needs(_with_cache(config, one), "training")) / (1 + PREFIX_SHARE * (turns > 1)))
     size, phases = max(one, min(most, max(left, beside))), PHASES if graphs(config) else ("sampling",)
     while size > one and any(needs(_with_cache(config, size), phase) > room for phase in phases):
         size = max(one, size * 9 // 10)
-    return _with_cache(config, size)
+    return _with_cache(config, size), words
+
+
+def _choices(
+    config: Config, model: DecoderConfig, device: str, longest: int, ranks: int, here: bool
+) -> Iterator[Config]:
+    """Yield the config with its open settings chosen, from the fastest to the leanest.
+
+    A GPU gets smaller micro-batches first, then more checkpointing, then no CUDA graphs: these change nothing but
+    rounding. Then come moments of 8 bits, and an optimiser on the host. The head's cache holds the softmax of all
+    tokens of a micro-batch, or, with the smallest one, `HEAD_CACHE_BYTES`.
+    """
+    rl, settings = isinstance(config, RLConfig), trainer_of(config)
+    section, tokens_key = ("trainer.", "trainer.micro_batch_tokens") if rl else ("", "data.micro_batch_tokens")
+    tokens = [micro_batch_limit(config, device)]
+    while device == "cuda" and not value_of(config, tokens_key) and tokens[-1] // 2 >= max(LEAST_TOKENS, longest):
+        tokens.append(tokens[-1] // 2)
+    low = model.vocab_size * (4 if config.precision == "fp32" else 2)
+    sizes = [(count, max(HEAD_CACHE_BYTES, -(-max(count, longest) * low // GIB) * GIB)) for count in tokens]
+    sizes = sizes * (device == "cuda") + [(tokens[-1], HEAD_CACHE_BYTES)]
+    if settings.head_cache_bytes is not None:
+        sizes = [(count, settings.head_cache_bytes) for count in tokens]
+    graphs = [config.inference.cuda_graphs] if isinstance(config, RLConfig) else [None]
+    if isinstance(config, RLConfig) and config.samples_here and graphs == [None]:
+        graphs = [*dict.fromkeys([config.inference.decodes_with_graphs(device), False])]
+    for values in _optimisers(config, model, section, device, ranks, here):
+        for decodes in graphs:
+            for name in CHECKPOINTING if settings.checkpointing is None else [settings.checkpointing]:
+                for count, cache in sizes:
+                    more = {tokens_key: count, f"{section}checkpointing": name, f"{section}head_cache_bytes": cache}
+                    more |= {"inference.cuda_graphs": decodes} if rl else {}
+                    yield changed(config, values | more)
+
+
+def _optimisers(
+    config: RLConfig | SFTConfig, model: DecoderConfig, section: str, device: str, ranks: int, here: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield settings of the optimiser: the config's, then those that take less, where they are open and possible."""
+    yield {}
+    optim = trainer_of(config).optim
+    if device == "cpu" or ranks > 1 or optim.type != "adamw" or config.model.lora is not None:
+        return
+    if "state" not in optim.model_fields_set and not optim.offload and not (here and find_spec("torchao") is None):
+        yield {f"{section}optim.state": "8bit"}
+    hosted = host_bytes(model, changed(optim, {"offload": True}))
+    if "offload" not in optim.model_fields_set and optim.state == "fp32" and not (here and hosted > ram()[1]):
+        yield {f"{section}optim.offload": True}
+
+
+def _saving(usual: RLConfig | SFTConfig, chosen: RLConfig | SFTConfig, needed: int, room: int) -> str:
+    """Return `micro_batch_tokens 4,096 and checkpointing selective: 16,384 tokens would take 31.9 of 23.5 GiB`."""
+    names = ["data.micro_batch_tokens", "checkpointing", "optim.state", "optim.offload"]
+    if isinstance(usual, RLConfig):
+        names = [f"trainer.{name.removeprefix('data.')}" for name in names] + ["inference.cuda_graphs"]
+    words = []
+    for name in names:
+        if (value := value_of(chosen, name)) != value_of(usual, name):
+            text = f"{value:,}" if type(value) is int else str(value).lower()
+            words.append(f"{re.sub('^(data|trainer|inference).', '', name)} {text}")
+    if not words:
+        return ""
+    instead = f"{value_of(usual, names[0]):,} tokens" if "micro" in words[0] else "without it a step"
+    listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return f"{listed}: {instead} would take {needed / GIB:.1f} of {room / GIB:.1f} GiB"
 
 
 def _with_cache(config: Any, size: int) -> Any:

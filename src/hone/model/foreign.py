@@ -29,6 +29,7 @@ from hone.errors import UserError, first_line
 from hone.model.attention import PackedAttention
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Attention, Decoder, Linear, LoraLinear, kept_contexts, pack_unless_large
+from hone.model.device import has_bf16
 from hone.model.packed import PackedWeight
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ CHECKED = (5, 9)
 """Lengths of the sequences for the comparison of logits when a model is loaded."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Mean difference of their logprobs that is let pass, by the type of the weights."""
+MAX_HEAD = 256
+"""Widest attention head of the bf16 kernel for segments of any length."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
@@ -354,6 +357,12 @@ def load(
     for name, parameter in net.named_parameters():
         if not parameter.sum().float().isfinite() and not parameter.isfinite().all():
             raise UserError(f"values of {name} in {folder} are not finite: restore its weights")
+    heads = [getattr(module, "head_dim", None) or 0 for module in net.modules() if hasattr(module, "layer_idx")]
+    if (widest := max(heads, default=0)) > MAX_HEAD and precision != "fp32" and has_bf16(device):
+        raise UserError(
+            f"attention heads of {folder} are {widest} wide, and a GPU's bf16 kernel takes at most {MAX_HEAD}: set "
+            "precision = fp32, or take another model"
+        )
     net = net.to(device)
     ids = torch.arange(sum(CHECKED), device=device) * 7 % config.vocab_size
     expected = _plain_logprobs(net, ids)

@@ -27,6 +27,9 @@ from hone.types import Ragged
 
 MAX_LOGITS = 2**25
 """Logits held at once (128 MiB in fp32): more go in chunks."""
+CACHE_SHARE = 16
+"""Bytes of the cache for each logit that a GPU holds at once, if that is more: each chunk reads and writes the whole
+gradient of the weight."""
 CPU_LOGITS = 2**23
 """The same where a CPU makes a softmax of them: a fifth faster (measured, V = 49,152), for they stay in its caches."""
 LOWEST = -1e4
@@ -93,7 +96,8 @@ def head_logprobs(
     """
     kept_dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     keeps = torch.is_grad_enabled() and len(targets_M) * weight_VD.shape[0] * kept_dtype.itemsize <= cache_bytes
-    setup = temperature, precision, kept_dtype if keeps else None, kept and _Cut(kept, weight_VD), packed
+    chunk = max(MAX_LOGITS, cache_bytes // CACHE_SHARE) if weight_VD.is_cuda else CPU_LOGITS
+    setup = temperature, precision, kept_dtype if keeps else None, kept and _Cut(kept, weight_VD), packed, chunk
     return _HeadLogprobs.apply(hidden_MD, weight_VD, targets_M, setup)  # pyright: ignore[reportReturnType]
 
 
@@ -104,11 +108,11 @@ class _HeadLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        setup: tuple[float, str, torch.dtype | None, _Cut | None, PackedWeight | None],
+        setup: tuple[float, str, torch.dtype | None, _Cut | None, PackedWeight | None, int],
     ) -> tuple[Tensor, Tensor]:
-        temperature, precision, kept_dtype, cut, packed = setup
+        temperature, precision, kept_dtype, cut, packed, chunk = setup
         count, vocab = len(targets), weight.shape[0]
-        rows = chunk_rows(vocab, MAX_LOGITS if weight.is_cuda else CPU_LOGITS)
+        rows = chunk_rows(vocab, chunk)
         softmax = None if kept_dtype is None else hidden.new_empty(count, vocab, dtype=kept_dtype)
         logprobs, entropies, log_sums = (hidden.new_empty(count, dtype=torch.float32) for _ in range(3))
         for start in range(0, count, rows):
@@ -131,7 +135,7 @@ class _HeadLogprobs(torch.autograd.Function):
                 softmax[here] = probs
             del logits, probs, all_logprobs  # before the next are made, in the same memory
         ctx.save_for_backward(hidden, weight, targets, softmax, logprobs, entropies, log_sums)
-        ctx.setup = temperature, precision, cut, packed
+        ctx.setup = temperature, precision, cut, packed, chunk
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
@@ -139,7 +143,7 @@ class _HeadLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, softmax, logprobs, entropies, log_sums = ctx.saved_tensors
-        temperature, precision, cut, packed = ctx.setup
+        temperature, precision, cut, packed, chunk = ctx.setup
         # The gradient of a logprob is p - [j = y], times a factor of the row, which is multiplied outside, in fp32:
         # rounded together to bf16, all rows of the same factor would be off by the same share.
         by_row = torch.zeros_like(logprobs) if grad_logprobs is None else -grad_logprobs / temperature
@@ -153,8 +157,10 @@ class _HeadLogprobs(torch.autograd.Function):
         low = torch.bfloat16 if precision != "fp32" and multiplies_bf16_fast(weight) else torch.float32
         products = _Products(ctx, hidden, weight, targets, own, by_row, low)
         count, vocab = len(targets), weight.shape[0]
-        rows = chunk_rows(vocab, CPU_LOGITS if softmax is not None and not weight.is_cuda else MAX_LOGITS)
         all_grads = softmax if softmax is not None and softmax.dtype == low else None
+        if weight.is_cuda == (softmax is not None):  # a GPU that makes one product of all, or a CPU that has no cache
+            chunk = MAX_LOGITS
+        rows = chunk_rows(vocab, chunk)
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
             if softmax is not None:

@@ -14,10 +14,12 @@ from hone.config.shared import MOMENTS, Checkpointing, LoraConfig, OptimConfig
 from hone.hardware import padded_rows, takes_products_in_fp32
 from hone.inference.memory import packed_bytes
 from hone.model.config import DecoderConfig
-from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
+from hone.trainer import HEAD_CACHE_BYTES, MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
 """Logits of a chunk for which `hone.model.head` makes a softmax. To make them again, a CPU takes as many as a GPU."""
+CACHE_SHARE = 16
+"""As `hone.model.head`: bytes of the head's cache for each logit that a GPU holds at once, if that is more."""
 CHECKPOINTING = get_args(Checkpointing)
 """From the fastest to the leanest."""
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}
@@ -40,7 +42,8 @@ def training_bytes(
     if model.tie_word_embeddings and not lora:  # the head's gradient waits for the embedding's
         of_layer += item * model.embedding
     of_layer += dequantized_bytes(model, precision, device, lora)
-    of_head = head_bytes(model, precision, device, loss_tokens, settings.head_cache_bytes, frozen=lora is not None)
+    cache = HEAD_CACHE_BYTES if settings.head_cache_bytes is None else settings.head_cache_bytes
+    of_head = head_bytes(model, precision, device, loss_tokens, cache, frozen=lora is not None)
     of_head += tokens * 3 * 4 * model.hidden_size  # the last norm, and the states that it gives
     casts = cast_bytes(model, precision) if ranks == 1 and not lora else 0
     packed = packed_bytes(model, precision, device) if ranks == 1 else (0, 0)
@@ -210,11 +213,12 @@ def head_bytes(
     def chunk(limit: int) -> int:
         return min(logits, max(model.vocab_size, limit))
 
+    most = max(LOGITS["cuda"], cache_bytes // CACHE_SHARE if device == "cuda" else 0)
     # Logits and their exponentials.
-    forward, backward = 2 * 4 * chunk(LOGITS[device]), 0 if frozen else 4 * model.embedding
+    forward, backward = 2 * 4 * chunk(most if device == "cuda" else LOGITS["cpu"]), 0 if frozen else 4 * model.embedding
     casts = precision != "fp32" and not (precision == "bf16_linear" and takes_products_in_fp32(device))
     if softmax > cache_bytes:
-        softmax, backward = 0, backward + (4 + 2 * casts) * chunk(LOGITS["cuda"])
+        softmax, backward = 0, backward + (4 + 2 * casts) * chunk(most)
     if casts:  # a part of the product that is added to the gradient, and the cast of the weight
         backward += 0 if frozen else min(model.embedding, LOGITS["cuda"]) * (4 if device == "cuda" else 2)
         backward += 2 * model.embedding * (precision == "bf16_linear")

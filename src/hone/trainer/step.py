@@ -79,7 +79,7 @@ class Trainer:
         temperature: float = 1.0,
         reference: Decoder | None = None,
         ranks: Ranks = ALONE,
-        head_cache_bytes: int = HEAD_CACHE_BYTES,
+        head_cache_bytes: int | None = None,
         checkpointing: str = "none",
         use: BatchUse = ONE_UPDATE,
         weigh: Callable[[Batch], list[Packed]] | None = None,
@@ -93,7 +93,7 @@ class Trainer:
         self.objective = objective
         self.temperature = temperature
         self.reference = reference
-        self.head_cache_bytes = head_cache_bytes
+        self.head_cache_bytes = HEAD_CACHE_BYTES if head_cache_bytes is None else head_cache_bytes
         self.use, self.weigh = use, weigh
         self.interrupt = lambda: None
         self.version = 0

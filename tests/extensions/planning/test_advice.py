@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[3]
 SPLIT = "examples/reverse_text/rl"
 CPU = Device("a CPU", "cpu", 16 * GIB, {"bf16": 4e11, "fp32": 1e11}, 3e10)
 FACTS = Facts(pool=10_000, held_out=500, prompts=(40, 50), references=(30, 60, 90))
+SET = ("--trainer.optim.state", "fp32", "--no-trainer.optim.offload")
 EVAL = ("--orchestrator.eval.num-examples", "64")
 LARGE = KNOWN["qwen2.5-1.5b"]
 TINY = shape_of("hone/tiny")
@@ -140,6 +141,7 @@ def test_remedies_bring_a_run_under_the_limit() -> None:
     line, card = ("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512"), DEVICES["l40s"]
     line = (*line, "--no-inference.cuda-graphs")  # else there are graphs as soon as they fit
     assert plan(*line, facts=Facts(), device=card).fits, "with the activation checkpointing that it chooses"
+    line = (*line, *SET, "--trainer.micro-batch-tokens", "16384", "--trainer.head-cache-bytes", str(2**29))
     line = (*line, "--trainer.checkpointing", "none")
     large = plan(*line, facts=Facts(), device=card)
     assert large.memory is not None and large.memory.total > card.memory and not large.fits
@@ -151,7 +153,7 @@ def test_remedies_bring_a_run_under_the_limit() -> None:
 
 def test_a_cpu_and_muon_are_not_advised_what_they_do_not_have() -> None:
     muon = ("--trainer.optim.type", "muon")
-    for flags, card, advised in (((), DEVICES["t4"], True), (muon, DEVICES["t4"], False), ((), CPU, False)):
+    for flags, card, advised in ((SET, DEVICES["t4"], True), (muon, DEVICES["t4"], False), ((), CPU, False)):
         found = plan(*EVAL, *flags, facts=Facts(), device=card)
         assert not found.fits
         assert any("8bit" in text or "offload" in text for text in found.remedies) is advised

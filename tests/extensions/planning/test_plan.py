@@ -26,11 +26,13 @@ def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_fit_ends_with_1_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "24gb"]) == 1
+    assert main(["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "16gb"]) == 1
     page = capsys.readouterr().out
     assert "RL of Qwen/Qwen2.5-1.5B-Instruct (1.54B parameters, bf16_linear) on gsm8k" in page
     assert "each of the 5,000 is seen once" in page and "does NOT fit" in page and "What would make it fit" in page
-    assert "checkpointing = layer" in page and "--trainer.optim.state 8bit: " in page
+    assert "checkpointing = layer" in page and "--precision bf16: " in page and "--trainer.optim" not in page
+    assert "chosen: micro_batch_tokens 2,048, checkpointing layer, optim.offload true and cuda_graphs false" in page
+    assert "27.5 GiB of the host's memory for optim.offload" in page
 
 
 def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_the_key_is_in_the_environment_not_on_the_command_line(tmp_path: Path, m
 
 def test_who_may_do_what_is_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "HONE_WEIGHTS_ROOT")
-    names = (*names, "HONE_SHARED_MEMORY")
+    names = (*names, "HONE_SHARED_MEMORY", "PYTORCH_ALLOC_CONF")
     for name in names:
         monkeypatch.setenv(name, "1")
     assert not vllm(tmp_path).environment().keys() & set(names)

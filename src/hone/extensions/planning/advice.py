@@ -24,7 +24,7 @@ from hone.loops.memory import memory
 from hone.model.config import DecoderConfig
 from hone.model.fetch import is_fetched
 from hone.model.files import TINY, is_hub_id
-from hone.trainer.memory import CHECKPOINTING, checkpoint_bytes, micro_batch_limit, trainer_of, weight_bytes
+from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trainer_of, weight_bytes
 
 if TYPE_CHECKING:
     from hone.extensions.planning.report import Plan
@@ -165,29 +165,6 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(next(path for path in (there, *there.parents) if path.exists())).free
 
 
-LEANER: dict[str, tuple[dict[str, Any], ...]] = {
-    "cpu": ({}, {"precision": "bf16"}),  # an update in 8 bits is not compiled there, and slow
-    "cuda": (
-        {},
-        {"optim.state": "8bit"},
-        {"optim.offload": True},
-        {"optim.offload": True, "precision": "bf16"},
-    ),
-}
-"""Ways to take less memory by device, the cheapest first; each is combined with every kind of checkpointing."""
-
-
-def leaner(config: RLConfig | SFTConfig, device: str = "cuda") -> Iterator[tuple[dict[str, Any], RLConfig | SFTConfig]]:
-    """Yield (settings by key in the trainer's section, the config with them), the leanest last."""
-    prefix, adamw = "trainer." if isinstance(config, RLConfig) else "", trainer_of(config).optim.type == "adamw"
-    for settings in LEANER[device]:
-        if not adamw and any(key.startswith("optim.") for key in settings):
-            continue
-        for name in CHECKPOINTING:
-            values = settings | {"checkpointing": name}
-            yield values, changed(config, {key if key == "precision" else prefix + key: v for key, v in values.items()})
-
-
 def remedies(plan: Plan) -> Iterator[str]:
     """Yield a line for each setting (or set, if no single one is enough), leanest first; then the smallest card."""
     config, device, lengths, shape = plan.evaluated, plan.device, plan.lengths, plan.shape
@@ -225,11 +202,12 @@ def remedies(plan: Plan) -> Iterator[str]:
             fewer = changed(config, {"inference.kv_gib": cache})
         changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = fewer
     if min(map(total, changes.values())) > plan.device.room:
-        for settings, one in leaner(config, device.kind):
-            if total(one) <= plan.device.room:
-                flags = [f"--{'' if key == 'precision' else prefix}{key} {value}" for key, value in settings.items()]
-                changes[" ".join(flags).replace(" True", "")] = one
-                break
+        values: dict[str, Any] = {"precision": "bf16", f"{prefix}checkpointing": "layer"}
+        flags = f"--precision bf16 --{prefix}checkpointing layer"
+        if f"--{prefix}optim.offload" in changes and trainer_of(config).optim.state == "fp32":
+            values[f"{prefix}optim.offload"], flags = True, f"{flags} --{prefix}optim.offload"
+        if total(one := changed(config, values)) <= plan.device.room:
+            changes[flags] = one
     for size, flag in sorted((total(one), flag) for flag, one in changes.items()):
         if size < 0.98 * total(config):
             fits = "fits" if size <= plan.device.room else f"still {(size - plan.device.room) / GIB:.1f} GiB too much"

@@ -19,7 +19,7 @@ from hone.loops.memory import PHASES, Memory, fitted, memory, with_precision
 from hone.model.config import DecoderConfig
 from hone.model.shape import shape_of
 from hone.runs.progress import duration, short_seconds
-from hone.trainer.memory import checkpoint_bytes, trainer_of, weight_bytes
+from hone.trainer.memory import checkpoint_bytes, host_bytes, trainer_of, weight_bytes
 
 if TYPE_CHECKING:
     from hone.extensions.planning.time import Times
@@ -30,8 +30,9 @@ class Plan:
     """What is known of a run before it starts, as one process on one device.
 
     `memory` and the times are None where the model's shape isn't known. `evaluated` is the config as a run
-    resolves it for the device's memory, with an evaluation of no more examples than are held out; `here`: on this
-    machine. `usual` are the times if completions are as long as `lengths` says, `worst` if all run to their limit.
+    resolves it for the device's memory, with an evaluation of no more examples than are held out; `saving` names what
+    it chose to save memory; `here`: on this machine. `usual` are the times if completions are as long as `lengths`
+    says, `worst` if all run to their limit.
     """
 
     config: RLConfig | SFTConfig
@@ -46,6 +47,7 @@ class Plan:
     usual: Times | None
     worst: Times | None
     notes: list[str]
+    saving: str = ""
     surprises: list[str] = field(default_factory=list)
     remedies: list[str] = field(default_factory=list)
 
@@ -73,6 +75,7 @@ class Plan:
         }
         if needs := self.memory:
             record["memory"] = {"parts": needs.parts, "total": needs.total, "peak": needs.peak, "room": self.room}
+            record["memory"]["saving"] = self.saving
         if self.usual and self.worst:
             record["seconds"] = {"usual": self.usual.record(), "worst": self.worst.record()}
         return record
@@ -107,15 +110,17 @@ def plan_of(
     steps = Steps.of(evaluated, facts.pool, facts.turns, facts.tokens)
     lengths = facts.lengths(config)
     needs = usual = worst = None
+    saving = ""
     if shape is not None:
-        evaluated = fitted(evaluated, shape, device.kind, device.room, *lengths.for_memory(config))
-        needs = memory(evaluated, shape, device.kind, *lengths.for_memory(config))
+        work = lengths.for_memory(config)
+        evaluated, saving = fitted(evaluated, shape, device.kind, device.room, *work, here=here)
+        needs = memory(evaluated, shape, device.kind, *work)
         if device.flops:
             from hone.extensions.planning.time import times
 
             usual = times(evaluated, shape, device, lengths, usd_per_hour, facts.pool)
             worst = times(evaluated, shape, device, lengths.worst, usd_per_hour, facts.pool)
-    plan = Plan(config, evaluated, device, here, steps, facts, lengths, shape, needs, usual, worst, notes)
+    plan = Plan(config, evaluated, device, here, steps, facts, lengths, shape, needs, usual, worst, notes, saving)
     plan.surprises.extend(surprises(plan))
     if not plan.fits:
         plan.remedies.extend(remedies(plan))
@@ -172,6 +177,10 @@ def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
     verdict = f"fits, with {size(plan.room - needs.total)} to spare" if plan.fits else "does NOT fit"
     free = "" if plan.device.free is None else f" of {size(plan.room)} that are free"
     yield f"{'peak':<17}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict}{free}"
+    if plan.saving:
+        yield f"chosen: {plan.saving}"
+    if plan.shape and (host := host_bytes(plan.shape, trainer_of(plan.evaluated).optim, plan.evaluated.model.lora)):
+        yield f"{size(host)} of the host's memory for optim.offload"
 
 
 def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:

@@ -308,5 +308,5 @@ def default_threads(model: str) -> int:
 
 def _clean() -> dict[str, str]:
     """Return the environment variables, except those for this Python and those that are set here."""
-    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *_OPENING)
+    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTORCH_ALLOC_CONF", *_OPENING)
     return {name: value for name, value in os.environ.items() if name not in own} | {"PYTHONSAFEPATH": "1"}
