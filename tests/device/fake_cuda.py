@@ -433,6 +433,7 @@ for _name, _value in {
     "memory_reserved": lambda *args: 0,
     "memory_allocated": lambda *args: 0,
     "max_memory_allocated": lambda *args: 0,
+    "max_memory_reserved": lambda *args: 0,
     "reset_peak_memory_stats": _nothing,
     "current_stream": lambda *args: _STREAM,
     "Stream": _Stream,
