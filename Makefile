@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-triton test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
 	@echo "make test-split   runs of several processes: roles, ranks, and what kills them"
 	@echo "make test-device  train, sample and serve on a fake GPU: nothing on the wrong device, no needless wait"
+	@echo "make test-triton  run Liger's GPU kernels by Triton's interpreter on the CPU; takes 1 GB"
 	@echo "make vllm-env     make .venv-vllm: vLLM for a CPU, from a hash-locked list"
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
 	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
@@ -73,13 +74,13 @@ test: dev
 # the long contracts one case in sixteen, always the same ones; after MINUTES no test begins, and the summary says how many
 # were left out: the suites of SUITES in tests/conftest.py come last.
 MINUTES := 600
-test-all: test-most test-browser test-smollm2 test-apart test-cluster check docs
+test-all: test-most test-browser test-smollm2 test-triton test-apart test-cluster check docs
 
 test-most: dev verifiers-env verifiers-v0-env
 	@command -v bwrap >/dev/null || { echo "error: the tests of the sandbox need bubblewrap" >&2; exit 2; }
 	@$(PIP) --quiet --editable ".[dev,bench,reasoning-gym]"
 	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) HONE_UNTIL=$$(( $$(date +%s) + 60 * $(MINUTES) )) \
-		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not wheel and not vllm and not smollm2 and not browser and not cluster" \
+		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not wheel and not vllm and not smollm2 and not browser and not cluster and not triton" \
 		-rs --durations=40
 
 # Each has an environment of its own, and one process that works: together they use two cores.
@@ -126,6 +127,14 @@ test-cluster: dev
 
 test-device: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m device tests/device --durations=10
+
+# A folder of its own: a CPU build of torch needs no Triton, and one for CUDA brings another.
+.venv-triton/.installed: requirements/triton.txt
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(@D) --requirement $<
+	@touch $@
+
+test-triton: dev .venv-triton/.installed
+	TRITON_INTERPRET=1 PYTHONPATH=.venv-triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m triton tests/model/test_liger.py
 
 vllm-env:
 	@$(PYTHON) scripts/vllm_env.py

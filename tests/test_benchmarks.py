@@ -147,9 +147,39 @@ def test_a_gpu_that_is_lost_on_the_way_is_a_failure(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gpu_run.Runner, "end_child", lambda self: None)
     monkeypatch.setattr(gpu_run, "revision", lambda: None)
     monkeypatch.setattr(gpu_run, "work_folder", lambda: None)
-    assert gpu_run.main(["--out", str(tmp_path), "--stages", "parity", "resume", "quickstart"]) == 1
+    assert gpu_run.main(["--out", str(tmp_path), "--stages", "modes", "resume", "quickstart"]) == 1
     stages = json.loads((tmp_path / "gpu.json").read_text())["stages"]
-    assert stages["quickstart"]["exit_code"] == gpu_run.NO_GPU and stages["quickstart"]["status"] == "failed"
+    assert stages["resume"]["exit_code"] == gpu_run.NO_GPU and stages["resume"]["status"] == "failed"
+
+
+@pytest.mark.parametrize(("share", "left_out"), [(0.5, 0), (1.0, 6), (1.5, 6)])
+def test_what_matters_most_is_measured_first_and_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, left_out: int
+) -> None:
+    """By a clock that each stage moves by this share of its time, but never beyond the end that it was given."""
+    clock, began = SimpleNamespace(now=1000.0), []
+
+    def run(self: Any, name: str, seconds: float) -> bool:
+        began.append(name)
+        clock.now += min(seconds, share * gpu_run.STAGES[name].seconds)
+        return True
+
+    monkeypatch.setattr(gpu_run.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(gpu_run.Runner, "run", run)
+    monkeypatch.setattr(gpu_run, "revision", lambda: None)
+    assert gpu_run.main(["--out", str(tmp_path)]) == 0
+    order = list(gpu_run.STAGES)
+    assert [name.split()[0] for name in order[:5]] == ["parity", "sampling", "training", "rl", "update"]
+    assert all(name.split()[0] in ("compiled", "modes", "resume") for name in order[11:])
+    assert began == order[: len(order) - left_out] and clock.now - 1000 <= gpu_run.SECONDS <= 480
+    stages = json.loads((tmp_path / "gpu.json").read_text())["stages"] if left_out else {}
+    assert [name for name, stage in stages.items() if stage["status"] == "left out"] == order[len(began) :]
+
+
+def test_what_is_not_installed_is_left_out() -> None:
+    bench = SimpleNamespace(figures={})
+    measures.vllm(cast(Any, bench), "qwen3-0.6b")
+    assert bench.figures == {"left out": "vLLM is not installed"}
 
 
 def test_flops_of_a_train_step_and_bytes_of_a_decode_step() -> None:

@@ -26,7 +26,7 @@ from hone.model.hf import save_model
 from hone.model.shape import KNOWN
 from hone.model.tokenizer import save_tokenizer
 
-PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers")
+PACKAGES = ("torch", "triton", "liger-kernel", "vllm", "transformers", "numpy", "safetensors", "tokenizers")
 TINY = {"num_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16}
 PEAKS = {
     "B200": 2250e12,
@@ -97,9 +97,10 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
 
     def note_peak(self, found: dict[str, Any]) -> None:
-        """Note the most bytes of tensors since then."""
+        """Note the most bytes of tensors since then, and of the blocks that torch reserved for them."""
         if self.device.type == "cuda":
             found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+            found["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
             self.peak = max(self.peak, found["peak_memory_bytes"])
 
     def finish(self) -> None:
@@ -122,6 +123,7 @@ class Bench:
                 "hone": hone.__version__,
                 "python": platform.python_version(),
                 "cuda": torch.version.cuda,
+                "cudnn": torch.backends.cudnn.version(),
                 **{name: version_of(name) for name in PACKAGES},
             },
             "peak_memory_bytes": self.peak,
@@ -150,6 +152,21 @@ class Bench:
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def profile(self, call: Callable[[], object], rows: int = 15) -> dict[str, Any]:
+        """Return the kernels of a call that take the most time, and torch's kinds of attention that ran in it."""
+        call()
+        with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:
+            call()
+            self.synchronize()
+        events = profiler.key_averages()
+        kernels = sorted((e for e in events if e.self_device_time_total), key=lambda e: -e.self_device_time_total)
+        total = sum(event.self_device_time_total for event in kernels)
+        table = [
+            {"name": e.key[:120], "calls": e.count, "share": e.self_device_time_total / total} for e in kernels[:rows]
+        ]
+        attention = {e.key: e.count for e in events if "::" in e.key and ("attention" in e.key or "varlen" in e.key)}
+        return {"milliseconds": total / 1e3, "kernels": table, "attention": attention}
 
     def copy_gigabytes(self) -> float:
         """Return the GB/s of copying within the device's memory, reads and writes counted."""

@@ -27,6 +27,7 @@ from hone.model import fusion
 from hone.model.attention import PackedAttention
 from hone.model.config import DecoderConfig
 from hone.model.decoder import PRECISIONS, Decoder
+from hone.model.head import head_logprobs
 from hone.model.hf import load_model
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, deal, pack
@@ -63,15 +64,21 @@ LOSS: Any = SimpleNamespace(
 """Settings that the trainer reads, with hone's defaults: hone.config needs pydantic. Weights hardly move."""
 
 
-def parity(bench: Bench) -> None:
-    """Compare logits with transformers', and the engine's logprobs with the trainer's, by precision and variant."""
-    for family, of_config in FAMILIES.items():
-        bench.part(("logits", family), partial(_logits_apart, bench, bench.work / family, *of_config))
-    for layers in (2,) if bench.tiny else (4, 28):
+def parity(bench: Bench, compiled: bool = False) -> None:
+    """Compare the engine's logprobs with the trainer's, by precision and variant, and logits with transformers'."""
+    for layers in (2,) if bench.tiny else (28, 4):
         title, config = f"{layers} layers", replace(bench.shape("qwen3-0.6b"), num_layers=layers)
-        for variant in ENGINES:
+        for variant in chosen(ENGINES, compiled):
             for precision in PRECISIONS:
                 bench.part(("gap", title, precision, variant), partial(_gap, bench, config, precision, variant))
+        if layers != 4 and not compiled:
+            for family, of_config in FAMILIES.items():
+                bench.part(("logits", family), partial(_logits_apart, bench, bench.work / family, *of_config))
+
+
+def chosen(variants: dict[str, Any], compiled: bool) -> dict[str, Any]:
+    """Return the variants that are compiled, or those that are not."""
+    return {name: variant for name, variant in variants.items() if ("compiled" in name) == compiled}
 
 
 def _logits_apart(bench: Bench, folder: Path, name: str, more: dict[str, Any], found: dict[str, Any]) -> None:
@@ -133,13 +140,16 @@ def _prompts(config: DecoderConfig, count: int, tokens: int, turn: int) -> list[
     return rng.stream(0, "bench", turn).integers(3, config.vocab_size, (count, tokens)).tolist()
 
 
-def sampling(bench: Bench, shape: str) -> None:
-    """Measure tokens/s of each variant of the engine, beside the limit that the measured copy speed sets."""
+def sampling(bench: Bench, shape: str, compiled: bool = False) -> None:
+    """Measure tokens/s of each variant of the engine, beside the limit that the measured copy speed sets.
+
+    Also of prompts of 1k to 4k tokens, and which kernels a decoding step takes without graphs.
+    """
     config, figures = bench.shape(shape), bench.figures
     prompt, new, batches = (8, 5, (2, 3)) if bench.tiny else (PROMPT_TOKENS, NEW_TOKENS, BATCHES)
     figures["workload"] = {"prompt_tokens": prompt, "new_tokens": new}
     figures["copy_gigabytes_per_second"] = gigabytes = bench.copy_gigabytes()
-    for variant, (compiled, options) in ENGINES.items():
+    for variant, (_, options) in chosen(ENGINES, compiled).items():
         for precision in ("bf16",) if variant == "plain" else ("bf16", "bf16_linear"):
             model = bench.random_model(config, precision)
             engine = Engine(model, kv_bytes=_kv_bytes(bench), **options)
@@ -148,8 +158,83 @@ def sampling(bench: Bench, shape: str) -> None:
                 warm = 8 if variant == "plain" else new
                 measure = partial(_rate, bench, engine, compiled, batch, prompt, new, limit, warm)
                 bench.part(("batches", str(batch), f"{precision}, {variant}"), measure)
+            if precision == "bf16" and variant == "graphs":
+                bench.part(("ragged",), partial(_ragged, bench, engine, new))
+            if variant == "plain":
+                bench.part(("profile",), partial(_profile_decoding, bench, engine, batches[-2], prompt))
             del model, engine, measure
             bench.release()
+
+
+def _ragged(bench: Bench, engine: Engine, new: int, found: dict[str, Any]) -> None:
+    """Tokens/s of 64 prompts of 1k to 4k tokens, all of different lengths."""
+    count, least, most = (3, 8, 20) if bench.tiny else (64, 1024, 4096)
+    lengths = np.linspace(least, most, count).astype(int).tolist()
+    turn = iter(range(10**6, 2 * 10**6))
+
+    def generate(tokens: int) -> None:
+        prompts = [_prompts(engine.model.config, 1, length, next(turn))[0] for length in lengths]
+        engine.generate(prompts, SamplingParams(max_tokens=tokens, ignore_eos=True))
+
+    fusion.set_compiled(False)
+    found["prompt_tokens"] = sum(lengths)
+    found["first_seconds"] = bench.timed(lambda: generate(new))
+    found["seconds"], found["prefill_seconds"] = (bench.rounds(lambda n=n: generate(n), 2) for n in (new, 1))
+    whole, first = median(found["seconds"]), median(found["prefill_seconds"])
+    found["prefilled_tokens_per_second"] = sum(lengths) / first
+    found["decoded_tokens_per_second"] = count * (new - 1) / max(whole - first, 1e-9)
+
+
+def _profile_decoding(bench: Bench, engine: Engine, batch: int, prompt: int, found: dict[str, Any]) -> None:
+    turn = iter(range(2 * 10**6, 3 * 10**6))
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    config = engine.model.config
+    found |= bench.profile(lambda: engine.generate(_prompts(config, batch, prompt, next(turn)), params))
+
+
+def update(bench: Bench, shape: str) -> None:
+    """Time how long a server takes to read new weights and to copy them into its model; and note the peak of memory."""
+    from hone.extensions.server.weights import WeightsFolder, swap_weights
+
+    folder = bench.model_folder(shape)
+
+    def measure(precision: str, found: dict[str, Any]) -> None:
+        model = load_model(folder, device=bench.device, precision=precision)
+        weights, loaded = WeightsFolder(folder.parent), []
+        found["resident_bytes"] = torch.cuda.memory_allocated() if bench.device.type == "cuda" else 0
+        bench.reset_peak()
+        found["load_seconds"] = bench.timed(lambda: loaded.append(weights.load(folder.name, model)))
+        found["swap_seconds"] = bench.timed(lambda: swap_weights(loaded[0], model))
+
+    for precision in ("bf16_linear", "bf16"):
+        bench.part((precision,), partial(measure, precision))
+
+
+def vllm(bench: Bench, shape: str) -> None:
+    """Measure tokens/s of vLLM on the same prompts as hone's engine; left out where it is not installed."""
+    try:
+        from vllm import LLM
+        from vllm import SamplingParams as Params
+    except ImportError:
+        bench.figures["left out"] = "vLLM is not installed"
+        return
+    config = bench.shape(shape)
+    llm = LLM(str(bench.model_folder(shape)), dtype="bfloat16", max_model_len=PROMPT_TOKENS + NEW_TOKENS)
+    params = Params(max_tokens=NEW_TOKENS, ignore_eos=True)
+
+    def measure(batch: int, found: dict[str, Any]) -> None:
+        turn = iter(range(10**6))
+
+        def generate() -> None:
+            prompts = _prompts(config, batch, PROMPT_TOKENS, next(turn))
+            llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+
+        found["first_seconds"] = bench.timed(generate)
+        found["seconds"] = bench.rounds(generate, seconds=2.5)
+        found["tokens_per_second"] = batch * NEW_TOKENS / median(found["seconds"])
+
+    for batch in BATCHES:
+        bench.part(("batches", str(batch)), partial(measure, batch))
 
 
 def bandwidth_limit(model: Decoder, batch: int, context: float, gigabytes: float) -> float:
@@ -239,20 +324,20 @@ def transformers(bench: Bench, shape: str, compiled: bool = False) -> None:
         bench.part(("batches", str(batch), "static, compiled" if compiled else "default"), partial(measure, batch))
 
 
-def training(bench: Bench, shape: str) -> None:
+def training(bench: Bench, shape: str, compiled: bool = False) -> None:
     """Measure tokens/s and model FLOPs utilisation of SFT and RL steps, for each variant of the trainer.
 
     FLOPs of a step of T tokens, M of them with loss: 6 of each scalar of the layers' matrices and T, 6 of each scalar
     of the head and M, and causal attention of the real segments, 6 L H Dh of each one's length squared (L layers, H
     heads of size Dh): forward 2, backward 4. What checkpointing and the head compute again does not count. MFU is these
     over the step's seconds and the chip's dense bf16 peak of the data sheet, or the measured one of a product where
-    the chip is not in the table.
+    the chip is not in the table. Also the kernels of an RL step, and the head's share of its time.
     """
     config, figures = bench.shape(shape), bench.figures
     measured, sheet = bench.gemm_flops(), bench.peak_flops()
     figures["gemm_tflops"], figures["peak_tflops"] = measured / 1e12, (sheet or measured) / 1e12
     segments = {"1 x 64": [64], "4 x 16": [16] * 4} if bench.tiny else SEGMENTS
-    for name in TRAINERS:
+    for name in chosen(TRAINERS, compiled):
         for title, lengths in segments.items():
             measure = partial(_train_rate, bench, config, name, lengths, sheet or measured)
             bench.part(("segments", title, name), measure)
@@ -284,6 +369,10 @@ def _train_rate(
             trainer.objective = objective
             trainer.step(batches)
             times[kind] = bench.rounds(lambda: trainer.step(batches), seconds=2)
+        if variant in ("bf16", "bf16_linear") and len(lengths) > 1:
+            found["profile"] = bench.profile(lambda: trainer.step(batches))
+            share = median(_head_seconds(bench, model, sum(lengths) - len(lengths))) / median(times["rl"])
+            found["head_share"] = share
         return times
 
     for checkpointing in CHECKPOINTING:
@@ -300,6 +389,20 @@ def _train_rate(
     for kind, of_kind in times.items():
         each = median(of_kind)
         found[kind] = {"seconds": of_kind, "tokens_per_second": sum(lengths) / each, "mfu": flops / each / peak}
+
+
+def _head_seconds(bench: Bench, model: Decoder, tokens: int) -> list[float]:
+    """Return the seconds of the vocabulary head, forward and backward, for so many tokens with loss."""
+    dtype = torch.bfloat16 if model.precision == "bf16" else torch.float32
+    hidden = torch.randn(tokens, model.config.hidden_size, device=bench.device, dtype=dtype, requires_grad=True)
+    targets = torch.zeros(tokens, dtype=torch.int64, device=bench.device)
+
+    def both() -> None:
+        logprobs, entropies = head_logprobs(hidden, model.head_weight, targets, precision=model.precision)
+        torch.autograd.grad((logprobs + entropies).sum(), [hidden, model.head_weight])
+
+    both()
+    return bench.rounds(both, seconds=1)
 
 
 def step_flops(config: DecoderConfig, lengths: SequenceABC[int]) -> float:

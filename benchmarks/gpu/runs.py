@@ -23,6 +23,7 @@ from gpu import rewards
 from gpu.bench import Bench
 
 import hone
+from hone.loops.memory import memory
 
 PRECISIONS: dict[str, dict[str, Any]] = {
     "bf16_linear": {},
@@ -53,9 +54,10 @@ TOYS: dict[str, dict[str, Any]] = {
 """Keys of the recipes that are others for a toy."""
 
 
-def rl(bench: Bench, shape: str, prompts: int, rollouts: int, new_tokens: int) -> None:
-    """Time whole steps: with hone's defaults, and in bf16."""
-    _time_variants(bench, PRECISIONS, shape, prompts, rollouts, new_tokens)
+def rl(bench: Bench, shape: str, prompts: int, rollouts: int, new_tokens: int, compiled: bool = False) -> None:
+    """Time whole steps: with hone's defaults, and in bf16; or compiled."""
+    variants = {name: settings for name, settings in PRECISIONS.items() if ("compiled" in name) == compiled}
+    _time_variants(bench, variants, shape, prompts, rollouts, new_tokens)
 
 
 def modes(bench: Bench, shape: str, prompts: int, rollouts: int, new_tokens: int) -> None:
@@ -109,9 +111,13 @@ def _time_steps(
         **settings,
     )
     times, lengths, skipped = [], [], []
-    with run:
+    with run, _captures() as captures:
+        if bench.device.type == "cuda":
+            found["planned_bytes"] = memory(run.config, run.decoder, "cuda", 64, new_tokens).total
         while not run.done:
+            captures.append(0)
             times.append(bench.timed(run.step))
+            found["captures"] = captures
             metrics = run.steps.metrics
             lengths.append(metrics["completion/length/mean"])
             skipped.append(metrics["optimizer/skipped"])
@@ -213,6 +219,22 @@ def _quickstart(bench: Bench, found: dict[str, Any]) -> None:
     for row in summary["rows"]:
         sampled = {name: row["sampled"][name] for name in names}
         found[row["model"]] = {"train_seconds": row["train_seconds"], **sampled}
+
+
+@contextmanager
+def _captures() -> Iterator[list[int]]:
+    """Count CUDA graphs that are made in the block, in the last number of the list that it gives."""
+    counts, made = list[int](), torch.cuda.CUDAGraph
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        counts[-1] += 1
+        return made(*args, **kwargs)
+
+    torch.cuda.CUDAGraph = count  # pyright: ignore
+    try:
+        yield counts
+    finally:
+        torch.cuda.CUDAGraph = made
 
 
 @contextmanager

@@ -363,7 +363,33 @@ def _wide(product: Callable) -> Callable:
     return compute
 
 
+class _RmsNorm(torch.autograd.Function):
+    """The gradient that torch's RMS norm has on a GPU, by the operation that computes it there."""
+
+    @staticmethod
+    def forward(ctx, x, shape, weight, eps):
+        with torch._C._AutoDispatchBelowAutograd():
+            out, rstd = aten._fused_rms_norm(x, shape, weight, eps)
+        ctx.shape = shape
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.set_materialize_grads(False)
+        return out, rstd
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        x, weight, rstd = ctx.saved_tensors
+        needs = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
+        grad_x, grad_weight = aten._fused_rms_norm_backward(grad.contiguous(), x, ctx.shape, rstd, weight, needs)
+        return grad_x, None, grad_weight, None
+
+
+_library = torch.library.Library("aten", "IMPL")  # elsewhere torch takes the norm apart before it gets here
+_library.impl("_fused_rms_norm", _RmsNorm.apply, "AutogradPrivateUse1")
+_library.impl("_fused_rms_norm", lambda *args: _run(aten._fused_rms_norm.default, args, {}), "PrivateUse1")
+
+
 _EMULATED: dict[str, Callable] = {
+    "aten._fused_rms_norm_backward.default": torch._decomp.decompositions._fused_rms_norm_backward,
     "torch_attn._varlen_attn.default": _varlen,
     "torch_attn._varlen_attn_backward.default": _varlen_backward,
     "aten.mm.dtype": _wide(torch.mm),
@@ -407,6 +433,7 @@ for _name, _value in {
     "memory_reserved": lambda *args: 0,
     "memory_allocated": lambda *args: 0,
     "max_memory_allocated": lambda *args: 0,
+    "max_memory_reserved": lambda *args: 0,
     "reset_peak_memory_stats": _nothing,
     "current_stream": lambda *args: _STREAM,
     "Stream": _Stream,

@@ -247,10 +247,9 @@ class DecoderLayer(nn.Module):
         self, hidden_ND: Tensor, cos: Tensor, sin: Tensor, attention: Attention, only: Tensor | None
     ) -> Tensor:
         qkv = self.qkv_proj(self.input_norm(hidden_ND))
-        q, k, v = split_and_rotate(qkv, self._qk_norm_weight(), cos, sin, self.heads, self.eps)
-        if self.qkv_proj.bf16_product and has_bf16(q.device):
-            # Its kernel for segments of any length takes bf16, and decoding must read the same keys and values.
-            q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+        # Attention's kernel for segments of any length takes bf16, and decoding must read the same keys and values.
+        dtype = torch.bfloat16 if self.qkv_proj.bf16_product and has_bf16(qkv.device) else None
+        q, k, v = split_and_rotate(qkv, self._qk_norm_weight(), cos, sin, self.heads, self.eps, dtype)
         attended = attention(self.index, q, k, v).flatten(1)
         if only is not None:
             hidden_ND, attended = hidden_ND.index_select(0, only), attended.index_select(0, only)

@@ -9,7 +9,8 @@ run may have others, so runs with compiled functions are marked inexact.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,28 @@ def set_compiled(on: bool) -> None:
     """Turn compilation of the functions marked `fused` on or off in this process."""
     global _on
     _on = on
+
+
+def has_fused_norm(x: torch.Tensor) -> bool:
+    """Return True on a GPU, unless functions are compiled: there torch computes an RMS norm in one kernel."""
+    return x.is_cuda and not _on
+
+
+def liger(x: torch.Tensor) -> SimpleNamespace | None:
+    """Return Liger's modules `rope` and `swiglu` for a tensor on a GPU, if they are installed and nothing is compiled.
+
+    Its RMS norm is not used: torch's takes as many kernels, and Liger's gradient depends on the GPU's size.
+    """
+    return _liger() if x.is_cuda and not _on else None
+
+
+@cache
+def _liger() -> SimpleNamespace | None:
+    try:
+        from liger_kernel.ops import rope, swiglu  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return None
+    return SimpleNamespace(rope=rope, swiglu=swiglu) if hasattr(swiglu, "swiglu_fused_gate_up_forward") else None
 
 
 def check_compiler(device: str | torch.device) -> None:

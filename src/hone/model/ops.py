@@ -4,6 +4,9 @@ On a CPU, PyTorch's own RMS norm takes 2.5 times as long, forward and backward, 
 than that, for each intermediate is materialised. Norm and RoPE compute in fp32 whatever their input. Sampling takes
 plain functions of the same bits: an autograd function costs 10 µs a call even when gradients are off.
 
+On a GPU, training and sampling take PyTorch's kernel for RMS norms, and Liger's for RoPE and SwiGLU if it is installed.
+None of them uses atomics, and a row has the same bits whatever other rows there are.
+
 The last part has matrix products in bf16 around an fp32 residual stream. If no cast of a weight is stored (weights in
 shards), forward and backward each make their own: in between, a weight in shards takes no memory.
 
@@ -21,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hone.hardware import padded_rows
-from hone.model.fusion import fused, is_compiled
+from hone.model.fusion import fused, has_fused_norm, is_compiled, liger
 from hone.model.packed import linear
 
 
@@ -33,6 +36,10 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
 def _rms_norm_grad(grad: Tensor, normed: Tensor, weight: Tensor, inverse_rms: Tensor) -> Tensor:
     """Compute the gradient to x of y = w x̂, x̂ = x r: dx = r (g w - x̂ mean(g w x̂))."""
     grad_x = grad * weight
+    if has_fused_norm(grad):
+        shape, ones = grad.shape[-1:], torch.ones_like(inverse_rms)
+        grad_x, _ = torch.ops.aten._fused_rms_norm_backward(grad_x, normed, shape, ones, None, [True, False])
+        return grad_x.mul_(inverse_rms)
     dot = torch.linalg.vecdot(grad_x, normed).div_(normed.shape[-1]).unsqueeze(-1)
     return grad_x.addcmul_(normed, dot, value=-1).mul_(inverse_rms)
 
@@ -92,7 +99,7 @@ def _norm_inference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Compute x / sqrt(mean(x²) + eps) · weight, in x's dtype (Zhang & Sennrich 2019)."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or has_fused_norm(x_ND):
         return _norm_inference(x_ND, weight_D, eps)
     return _RMSNorm.apply(x_ND, weight_D, eps)  # pyright: ignore[reportReturnType]
 
@@ -112,24 +119,29 @@ def add_and_norm(x_ND: Tensor, y_ND: Tensor, weight_D: Tensor, eps: float) -> tu
 
 @fused
 def _split_rotate_forward(
-    qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
+    qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     num_q, num_qk = heads[0], heads[0] + heads[1]
     all_heads = qkv.view(qkv.shape[0], num_qk + heads[1], -1)
-    x = all_heads[:, :num_qk].float()
+    x = all_heads[:, :num_qk].to(torch.float32, copy=weight is None and qkv.is_cuda)  # `_rotate` may write to it
     normed = inverse_rms = None
     if weight is not None:
-        inverse_rms = _inverse_rms(x, eps)
-        normed = x * inverse_rms
+        if has_fused_norm(x):
+            normed, inverse_rms = torch.ops.aten._fused_rms_norm(x, x.shape[-1:], None, eps)
+        else:
+            inverse_rms = _inverse_rms(x, eps)
+            normed = x * inverse_rms
         x = normed * weight
-    rotated = _rotate(x, cos, sin).to(qkv.dtype)
+    rotated = _rotate(x, cos, sin).to(dtype)
     # v alone is stored for attention's gradient: as a view it would hold all of qkv.
-    return rotated[:, :num_q], rotated[:, num_q:], all_heads[:, num_qk:].contiguous(), normed, inverse_rms
+    v = all_heads[:, num_qk:].to(dtype).contiguous()
+    return rotated[:, :num_q], rotated[:, num_q:], v, normed, inverse_rms
 
 
 @fused
 def _split_rotate_backward(
     grads: tuple[Tensor, Tensor, Tensor],
+    dtype: torch.dtype,
     cos: Tensor,
     sin: Tensor,
     weight: Tensor | None,
@@ -137,12 +149,12 @@ def _split_rotate_backward(
     inverse_rms: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     grad_q, grad_k, grad_v = grads
-    grad = _rotate(torch.cat([grad_q, grad_k], dim=1).float(), cos, -sin)
+    grad = _rotate(torch.cat([grad_q, grad_k], dim=1).float(), cos, sin, back=True)
     grad_weight = None
     if weight is not None and normed is not None and inverse_rms is not None:
         grad_weight = torch.linalg.vecdot(grad, normed, dim=0).to(weight.dtype)
         grad = _rms_norm_grad(grad, normed, weight, inverse_rms)
-    return torch.cat([grad.to(grad_v.dtype), grad_v], dim=1).flatten(1), grad_weight
+    return torch.cat([grad.to(dtype), grad_v.to(dtype)], dim=1).flatten(1), grad_weight
 
 
 class _SplitRotate(torch.autograd.Function):
@@ -150,57 +162,86 @@ class _SplitRotate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
+        ctx: Any,
+        qkv: Tensor,
+        weight: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        heads: tuple[int, int],
+        eps: float,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, normed, inverse_rms = _split_rotate_forward(qkv, weight, cos, sin, heads, eps)
+        q, k, v, normed, inverse_rms = _split_rotate_forward(qkv, weight, cos, sin, heads, eps, dtype)
         ctx.save_for_backward(cos, sin, weight, normed, inverse_rms)
+        ctx.dtype = qkv.dtype
         return q, k, v
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor | None, ...]:
-        grad_qkv, grad_weight = _split_rotate_backward((grad_q, grad_k, grad_v), *ctx.saved_tensors)
-        return grad_qkv, grad_weight, None, None, None, None
+        grad_qkv, grad_weight = _split_rotate_backward((grad_q, grad_k, grad_v), ctx.dtype, *ctx.saved_tensors)
+        return grad_qkv, grad_weight, None, None, None, None, None
 
 
 @fused
 def _split_rotate_inference(
-    qkv: Tensor, norm_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
+    qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     qk, v = qkv.view(qkv.shape[0], heads[0] + 2 * heads[1], -1).split([heads[0] + heads[1], heads[1]], dim=1)
-    x = qk.float()
-    if norm_weight is not None:
-        x = F.rms_norm(x, x.shape[-1:], None, eps).mul_(norm_weight)
-    q, k = _rotate(x, cos, sin).to(qkv.dtype).split(list(heads), dim=1)
-    return q, k, v
+    x = qk.to(torch.float32, copy=weight is None and qkv.is_cuda)
+    if weight is not None:
+        x = F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
+    q, k = _rotate(x, cos, sin).to(dtype).split(list(heads), dim=1)
+    return q, k, v.to(dtype)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[i], x[i + Dh/2]) by the angle of this cosine, twice in [N, 1, Dh], and sine [N, 1, Dh/2]."""
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+    """Rotate the pairs (x[i], x[i + Dh/2]) by the angle of this cosine, twice in [N, 1, Dh], and sine [N, 1, Dh/2].
+
+    `back` rotates by the negative angle. On a GPU x may be overwritten.
+    """
+    if kernels := liger(x):
+        rope = kernels.rope.rope_backward if back else kernels.rope.rope_forward
+        unused = x.new_empty(1, 1, len(x), x.shape[-1])  # it rotates two tensors, in place
+        return rope(x.transpose(0, 1).unsqueeze(0), unused, cos.squeeze(1), sin.squeeze(1))[0][0].transpose(0, 1)
     out = x * cos
     (low, high), (out_low, out_high) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
-    out_low.addcmul_(high, sin, value=-1)
-    out_high.addcmul_(low, sin)
+    out_low.addcmul_(high, sin, value=1 if back else -1)
+    out_high.addcmul_(low, sin, value=-1 if back else 1)
     return out
 
 
 def split_and_rotate(
-    qkv: Tensor, norm_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
+    qkv: Tensor,
+    norm_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    heads: tuple[int, int],
+    eps: float,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split a fused projection into heads, normalise those of q and k (if a weight is given), apply RoPE to them.
 
     `qkv` [N, (H+2K)·Dh]; `norm_weight` [H+K, Dh] or None; `cos` [N, 1, Dh], each value twice, and `sin`
     [N, 1, Dh/2], both float32; `heads` (H, K).
-    Returns q [N, H, Dh], k [N, K, Dh], v [N, K, Dh]. RoPE: Su et al. 2021, in the half-split layout of Llama and Qwen.
+    Returns q [N, H, Dh], k [N, K, Dh], v [N, K, Dh] in `dtype`, by default qkv's. RoPE: Su et al. 2021, in the
+    half-split layout of Llama and Qwen.
     """
+    arguments = qkv, norm_weight, cos, sin, heads, eps, dtype or qkv.dtype
     if torch.is_grad_enabled():
-        return _SplitRotate.apply(qkv, norm_weight, cos, sin, heads, eps)  # pyright: ignore[reportReturnType]
-    return _split_rotate_inference(qkv, norm_weight, cos, sin, heads, eps)
+        return _SplitRotate.apply(*arguments)  # pyright: ignore[reportReturnType]
+    return _split_rotate_inference(*arguments)
+
+
+def swiglu_forward(gate_up: Tensor) -> Tensor:
+    """Compute `swiglu` without a gradient, in the dtype of its input."""
+    if kernels := liger(gate_up):
+        return kernels.swiglu.swiglu_fused_gate_up_forward(gate_up)[1]
+    return _swiglu(gate_up)
 
 
 @fused
-def swiglu_forward(gate_up: Tensor) -> Tensor:
-    """Compute `swiglu` without a gradient, in the dtype of its input."""
+def _swiglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
@@ -219,6 +260,8 @@ def swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
     """
     if is_compiled():
         return _swiglu_grad(grad, gate_up)
+    if kernels := liger(gate_up):
+        return kernels.swiglu.swiglu_fused_gate_up_backward(gate_up, grad.contiguous())
     gate, up = gate_up.chunk(2, dim=-1)
     grad_gate_up = torch.empty_like(gate_up)
     grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)

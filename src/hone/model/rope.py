@@ -92,7 +92,7 @@ class RotaryTable(nn.Module):
         else:
             table = self._rows(positions_N)
         cos, sin = table.split([2 * self._half, self._half], dim=-1)
-        return cos, sin
+        return (cos.contiguous(), sin.contiguous()) if cos.is_cuda else (cos, sin)  # once for all layers
 
     def _reserve(self, limit: int) -> Tensor:
         """Return the table `[positions, 1, 3 / 2 head_dim]` with `limit` positions at least."""
