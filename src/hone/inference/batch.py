@@ -82,7 +82,7 @@ class Batch:
     def common_params(self) -> SamplingParams | None:
         """Return what all rows are sampled by; None if they differ, or if more than ids and logprobs is asked for."""
         params = self._groups[0][0]
-        return params if len(self._groups) == 1 and params.ids_only else None
+        return params if len(self._groups) == 1 and not (params.top_logprobs or params.keeps_ids) else None
 
     def draw(self) -> Tensor:
         """Take the next token of every row: `[B, 2 + 2 K + W]` float64, its id and logprob, then ids and logprobs of

@@ -79,7 +79,7 @@ class GraphRunner(Runner):
         if self.state.lay_out(rows, max(_cache(batch).span for batch in batches), len(first) if placed else 0):
             self.graphs.clear()
         if not placed:
-            _cache(first).move_into(self.state)
+            _cache(first).move_into(self.state, 0)
         while len(batches) > 1:
             first.join(batches.pop(1))
 
@@ -98,7 +98,9 @@ class GraphRunner(Runner):
             shapes = [(rows, tokens) for rows in slots for tokens in _powers(GRANULE, max(now, last))]
             self._launch(partial(_decode, self.model, state), shapes, (slots[0], now))
             if params is not None:
-                often = [way for count, way in self._asked.values() if count > 1 and way.ids_only]
+                often = [
+                    way for count, way in self._asked.values() if count > 1 and not (way.top_logprobs or way.keeps_ids)
+                ]
                 shapes = [(rows, way) for way in (params, *often[-FEW:]) for rows in slots]
                 self._launch(partial(_sample, state), shapes, (slots[0], params))
             state.moved(batch, sampled=params is not None)
@@ -155,8 +157,7 @@ class SlotState:
     @property
     def layers(self) -> list[Tensor]:
         """Keys and values of each layer, `[2, slots, tokens, K, Dh]`."""
-        shape = self.slots, self.tokens
-        return [stored[:, : self.slots * self.tokens].unflatten(1, shape) for stored in self.stored]
+        return [_cut(stored, self.slots, self.tokens) for stored in self.stored]
 
     def lay_out(self, rows: int, tokens: int, placed: int) -> bool:
         """Cut slots for so many rows of so many tokens, unless there are; keep the rows of the first `placed` slots.
@@ -244,10 +245,8 @@ class SlotCache:
         self.lengths = self.lengths + 1
 
     def keep(self, rows: np.ndarray) -> None:
+        assert self.state is not None
         self.lengths, self.ends = self.lengths[rows], self.ends[rows]
-        if self.state is None:
-            self.prompt_of_row = self.prompt_of_row[rows]
-            return
         index = upload(rows, self.state.logits.device)
         for layer in self.state.layers:
             layer[:, : len(rows)] = layer.index_select(1, index)
@@ -255,17 +254,13 @@ class SlotCache:
     def join(self, other: SlotCache, max_new: int) -> None:
         """Take in the rows of `other` behind its own; there are slots for both."""
         assert self.state is not None
-        other.write(self.state, len(self))
+        other.move_into(self.state, len(self))
         self.lengths = np.concatenate([self.lengths, other.lengths])
         self.ends = np.concatenate([self.ends, other.ends])
 
-    def move_into(self, state: SlotState) -> None:
-        self.write(state, 0)
-        self.state, self.prompts, self.prompt_of_row = state, [], np.array([], dtype=np.int64)
-
-    def write(self, state: SlotState, begin: int) -> None:
+    def move_into(self, state: SlotState, begin: int) -> None:
         """Copy the rows into the slots from `begin` on, with zeros behind them."""
-        end = begin + len(self)
+        self.state, end = state, begin + len(self)
         assert end <= state.slots and self.span <= state.tokens
         ends = np.cumsum([len(prompt.ids) for prompt in self.prompts])
         column = np.concatenate([np.arange(length) for length in self.lengths])
@@ -278,6 +273,7 @@ class SlotCache:
             for which in (0, 1):
                 stored = torch.cat([prompt.layers[index][which] for prompt in self.prompts])
                 layer[which][slot_N, column_N] = stored.index_select(0, source_N)
+        self.prompts = []
 
 
 def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:

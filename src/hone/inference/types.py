@@ -72,11 +72,6 @@ class SamplingParams:
         return self.return_kept_ids and not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
-    def ids_only(self) -> bool:
-        """Return True if a token comes with its logprob, and nothing else."""
-        return not (self.top_logprobs or self.keeps_ids)
-
-    @property
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(stop for stop in self.stop if isinstance(stop, str))
 
