@@ -34,6 +34,10 @@ SIZE = InitConfig(layers=3, hidden=32, intermediate=48, head_dim=8)
 CONFIG = replace(tiny_config(SIZE, 61), initializer_range=0.2, eos_token_ids=(2,), pad_token_id=None)
 CALLS: list[tuple[str, int, int]] = []
 """(kernel, query heads, key/value heads) of each call of attention on the fake GPU."""
+QUERIES: list[int] = []
+"""Queries of each call, of all heads together."""
+BACKENDS: set[tuple[bool, ...]] = set()
+"""Kernels that SDPA may take on the fake GPU: flash, memory-efficient, plain, cuDNN's."""
 
 
 def watch() -> None:
@@ -44,11 +48,16 @@ def watch() -> None:
 
     def watched(q: Tensor, k: Tensor, *rest: Any) -> Any:
         CALLS.append(("varlen", q.shape[1], k.shape[1]))
+        QUERIES.append(q.shape[0])
         return kernel(q, k, *rest)
 
     def watched_sdpa(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Tensor:
         if q.is_cuda:
             CALLS.append(("sdpa", q.shape[1], k.shape[1]))
+            QUERIES.append(q.shape[0] * q.shape[2])
+            may = torch.backends.cuda
+            enabled = may.flash_sdp_enabled, may.mem_efficient_sdp_enabled, may.math_sdp_enabled, may.cudnn_sdp_enabled
+            BACKENDS.add(tuple(one() for one in enabled))
         return sdpa(q, k, *rest, **options)
 
     fake_cuda._EMULATED["torch_attn._varlen_attn.default"] = watched
@@ -134,9 +143,10 @@ def main(enable_gqa: bool) -> dict[str, Any]:
     def compare(name: str, function: Any, *args: Any) -> None:
         expected = function("cpu", *args)
         CALLS.clear()
+        QUERIES.clear()
         results = function("cuda:0", *args)
         distances = apart(results, expected), relative(results, expected)
-        found[name] = {"apart": distances[0], "relative": distances[1], "calls": CALLS[:]}
+        found[name] = {"apart": distances[0], "relative": distances[1], "calls": CALLS[:], "queries": QUERIES[:]}
 
     with fake_cuda.FakeCuda(enable_gqa).there():
         for dtype in (torch.float32, torch.bfloat16):
@@ -154,8 +164,9 @@ def main(enable_gqa: bool) -> dict[str, Any]:
             with torch.no_grad():
                 model.hidden(torch.arange(4, device="cuda:0"), torch.arange(4, device="cuda:0"), attend)
             found[f"kept {precision}"] = [str(x.dtype) for pair in attend.layers for x in pair]
+        compare("graphs", sampled, {"cuda_graphs": True})
         on_an_old_gpu(found, compare)
-    return found
+    return found | {"backends": sorted(BACKENDS)}
 
 
 if __name__ == "__main__":

@@ -5,20 +5,30 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import weakref
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks there
+import numpy as np
+import torch
+from fake_cuda import CudaTensor, FakeCuda  # first of hone's: it patches torch.cuda
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 sys.path.append(str(Path(__file__).parents[1] / "inference"))
 from engines import peaked, updated
+from many_jobs import CONFIG
 from many_jobs import jobs as drawn_jobs
 
+from hone.config.rl import RLConfig
 from hone.inference import graphs
 from hone.inference.engine import Engine
+from hone.inference.memory import GIB, GRAPHS_GIB, kv_bytes_per_token, sampling_bytes, slot_tokens
 from hone.inference.types import Job, SamplingParams, Token
+from hone.model.presets import random_decoder
 
 WAYS = {
     "free": SamplingParams(ignore_eos=True),
@@ -77,16 +87,18 @@ def counted(gpu: FakeCuda | None) -> dict[str, Any]:
 
 
 def many_shapes(model: Any, gpu: FakeCuda | None) -> dict[str, Any]:
-    """Sample batches of 1 to 7 rows at six temperatures, when a state may have five graphs."""
+    """Sample batches of 1 to 7 rows at six temperatures, when there may be 24 graphs."""
+    graphs.MAX_GRAPHS = 24
     engine = Engine(model, cuda_graphs=gpu is not None)
-    tokens, most = [], 0
+    tokens, most, before = [], 0, gpu.recorded if gpu else 0
     for rows in range(1, 8):
         for temperature in range(1, 7):
             params = SamplingParams(temperature=temperature / 4, max_tokens=3, ignore_eos=True)
             tokens.append([c.token_ids for c in engine.run([Job(p, 9, 3) for p in PROMPTS[:rows]], params)])
             if gpu is not None:
-                most = max(most, *(len(state.graphs) for state in engine.runner.states))
-    return {"tokens": tokens, "most": most, "recorded": gpu.recorded if gpu else 0}
+                most = max(most, len(engine.runner.graphs))
+    graphs.MAX_GRAPHS = 128
+    return {"tokens": tokens, "most": most, "recorded": gpu.recorded - before if gpu else 0}
 
 
 def many_temperatures(model: Any, gpu: FakeCuda | None) -> dict[str, Any]:
@@ -101,9 +113,87 @@ def many_temperatures(model: Any, gpu: FakeCuda | None) -> dict[str, Any]:
     return {"tokens": tokens, "recorded": recorded}
 
 
+def ten_steps(gpu: FakeCuda) -> dict[str, Any]:
+    """Sample ten steps of RL, each of 4 x 4 completions of at most 100 tokens that end later from step to step, and
+    before every fifth an evaluation of 6 prompts; return the graphs recorded in each.
+    """
+    tokens = slot_tokens(70 + 100)
+    engine = Engine(
+        peaked("fp32").to("cuda"), 16 * tokens * kv_bytes_per_token(CONFIG, "fp32", "cuda"), cuda_graphs=True
+    )
+    draw, recorded, addresses = np.random.default_rng(0), [], set()
+    for step in range(10):
+        before = gpu.recorded
+        if step % 5 == 0:
+            engine.run([Job(job.prompt, job.key, 60) for job in drawn_jobs(6, seed=step, shared=0)], WAYS["greedy"])
+        prompts = [tuple(draw.integers(4, 250, draw.integers(20, 70)).tolist()) for _ in range(4)]
+        jobs = [Job(prompt, 100 * step + i, 100, WAYS["free"]) for prompt in prompts for i in range(4)]
+        ends = {engine.add(job): int(draw.integers(5, 10 + 10 * step)) for job in jobs}
+        while engine.busy:
+            for event in engine.step():
+                ends[event.ticket] -= 1
+                if not ends[event.ticket]:
+                    engine.cancel(event.ticket)
+        recorded.append(gpu.recorded - before)
+        addresses.add(engine.runner.state.stored[0].data_ptr())
+    return {"recorded": recorded, "places": len(addresses)}
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of tensors on the fake GPU that operations make: those there `now`, and the `peak`."""
+
+    def __init__(self, there: Iterable[torch.Tensor]) -> None:
+        """`there`: tensors that do not count."""
+        super().__init__()
+        self.sizes = {tensor.cpu_data.untyped_storage()._cdata: 0 for tensor in there}
+        self.peak = 0
+
+    @property
+    def now(self) -> int:
+        return sum(self.sizes.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, CudaTensor):
+                storage = tensor.cpu_data.untyped_storage()
+                if storage._cdata not in self.sizes:
+                    self.sizes[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self.sizes.pop, storage._cdata)
+        self.peak = max(self.peak, self.now)
+        return out
+
+
+def memory() -> dict[str, int]:
+    """Return the bytes of slots and of other tensors of a step, as planned and as they are: 16 rows of 128 tokens."""
+    model = random_decoder(replace(CONFIG, vocab_size=12800), seed=0, precision="bf16").to("cuda")
+    config = RLConfig(model={"name": "tiny"}, precision="bf16")
+    config.orchestrator.batch_size, config.orchestrator.rollouts_per_example = 16, 4
+    room = 16 * 128 * kv_bytes_per_token(model.config, "bf16", "cuda")
+    config.inference.kv_gib, config.inference.cuda_graphs = room / GIB, True
+    planned = sampling_bytes(config, model.config, "cuda", 60, 64)
+    engine = Engine(model, room, cuda_graphs=True)
+    jobs = [Job(tuple(range(4 + i, 64 + i)), i, 64, WAYS["free"]) for i in range(4) for _ in range(4)]
+    for job in jobs:
+        engine.add(job)
+    engine.step()  # admits, and launches a first step
+    state = engine.runner.state
+    engine.clear()
+    there = [*model.parameters(), *state.stored, state.numbers, state.rows, state.drawn, state.logits]
+    with torch.no_grad(), Live(there) as live:
+        graphs._decode(model, state, 16, 128)
+        graphs._sample(state, 16, WAYS["free"])
+    return {
+        "slots planned": planned["kv slots"],
+        "slots": sum(layer.nbytes for layer in state.stored),
+        "step planned": planned["graphs"] - int(GRAPHS_GIB * GIB),
+        "step": live.peak + state.logits.nbytes,
+        "left": live.now,
+    }
+
+
 def main() -> None:
     model = peaked("fp32")
-    graphs.MAX_GRAPHS = 5
     cases = CASES | {"joined": CASES["warm"], "joined and mixed": CASES["mixed"]}
     cpu = {name: sampled(Engine(copy.deepcopy(model)), jobs, "joined" in name) for name, jobs in cases.items()}
     shapes, temperatures = {"cpu": many_shapes(model, None)}, {"cpu": many_temperatures(model, None)}
@@ -112,11 +202,11 @@ def main() -> None:
         for name, jobs in cases.items():
             engine = Engine(copy.deepcopy(model).to("cuda"), cuda_graphs=True)
             gpu[name] = sampled(engine, jobs, "joined" in name, fake)
-        fake.recorded = 0
         shapes["gpu"] = many_shapes(model.to("cuda"), fake)
         temperatures["gpu"] = many_temperatures(model.to("cuda"), fake)
+        more = {"steps": ten_steps(fake), "memory": memory()}
     cpu = {name: result["tokens"] for name, result in cpu.items()}
-    json.dump({"cpu": cpu, "gpu": gpu, "shapes": shapes, "temperatures": temperatures}, sys.stdout)
+    json.dump({"cpu": cpu, "gpu": gpu, "shapes": shapes, "temperatures": temperatures} | more, sys.stdout)
 
 
 if __name__ == "__main__":

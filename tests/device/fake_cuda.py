@@ -167,8 +167,8 @@ class Graph:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, tuple, dict, Any]] = []
-        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        """Memory that was written to while it was captured, and its content before that."""
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """What was written to while it was captured, and its content before that, write by write."""
 
     def replay(self) -> None:
         assert _Machine.gpu is not None
@@ -192,8 +192,8 @@ def capture(graph: Graph, **options: Any) -> Iterator[None]:
         yield
     finally:
         _Machine.capturing = None
-        for storage, content in graph.before.values():
-            storage.copy_(content)
+        for written, content in reversed(graph.before):
+            written.copy_(content)
         graph.before.clear()
 
 
@@ -297,8 +297,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
                 written = (
                     options[argument.name] if argument.kwarg_only else here[func._schema.arguments.index(argument)]
                 )
-                storage = written.untyped_storage()
-                _Machine.capturing.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+                _Machine.capturing.before.append((written, written.clone()))
     elif _Machine.gpu is not None and not any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns):
         _Machine.gpu.operations[str(func)] += 1
     out = call(*here, **options)
@@ -319,11 +318,11 @@ def _varlen(q, k, v, ends_q, ends_k, max_q, max_k, *options):
     assert all(x.stride(-1) == 1 and x.shape[-1] % 8 == 0 for x in (q, k, v)), "the kernel needs rows aligned"
     out = torch.empty(q.shape, dtype=q.dtype)
     shared = q.shape[1] // k.shape[1]
-    for rows in _segments(ends_q):
+    for rows, seen in zip(_segments(ends_q), _segments(ends_k), strict=True):
         queries = q[rows].float().transpose(0, 1)
-        keys, values = (x[rows].float().transpose(0, 1).repeat_interleave(shared, 0) for x in (k, v))
+        keys, values = (x[seen].float().transpose(0, 1).repeat_interleave(shared, 0) for x in (k, v))
         scores = queries @ keys.mT * q.shape[-1] ** -0.5
-        scores += torch.full(scores.shape[1:], -torch.inf).triu(1)
+        scores += _future(scores)
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
         # As the kernel does: weights are rounded before they are summed up with values, and divided behind that.
         one = weights.to(q.dtype).float() @ values / weights.sum(-1, keepdim=True)
@@ -335,17 +334,24 @@ def _varlen_backward(grad_out, q, k, v, out, logsumexp, ends_q, ends_k, max_q, m
     """Emulate its gradient, of q, k and v."""
     grads = [torch.zeros(x.shape) for x in (q, k, v)]
     shared = q.shape[1] // k.shape[1]
-    for rows in _segments(ends_q):
+    for rows, seen in zip(_segments(ends_q), _segments(ends_k), strict=True):
         queries, grad = (x[rows].float().transpose(0, 1) for x in (q, grad_out))
-        keys, values = (x[rows].float().transpose(0, 1).repeat_interleave(shared, 0) for x in (k, v))
-        future = torch.full((queries.shape[1],) * 2, -torch.inf).triu(1)
-        probs = ((queries @ keys.mT) * q.shape[-1] ** -0.5 + future).softmax(-1)
+        keys, values = (x[seen].float().transpose(0, 1).repeat_interleave(shared, 0) for x in (k, v))
+        scores = (queries @ keys.mT) * q.shape[-1] ** -0.5
+        probs = (scores + _future(scores)).softmax(-1)
         grad_probs = grad @ values.mT
         grad_scores = probs * (grad_probs - (grad_probs * probs).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
         per_head = grad_scores @ keys, grad_scores.mT @ queries, probs.mT @ grad
-        for target, one in zip(grads, per_head, strict=True):
-            target[rows] = one.unflatten(0, (target.shape[1], -1)).sum(1).transpose(0, 1)
+        for target, where, one in zip(grads, (rows, seen, seen), per_head, strict=True):
+            target[where] = one.unflatten(0, (target.shape[1], -1)).sum(1).transpose(0, 1)
     return tuple(grad.to(q.dtype) for grad in grads)
+
+
+def _future(scores: torch.Tensor) -> torch.Tensor:
+    """Hide keys behind a query, as flash attention since 2.1 does: the last query stands at the last key."""
+    queries, keys = scores.shape[1:]
+    assert queries <= keys
+    return torch.full((queries, keys), -torch.inf).triu(1 + keys - queries)
 
 
 def _segments(ends: torch.Tensor) -> list[slice]:

@@ -117,6 +117,17 @@ def draws_apart() -> list[int]:
     return found
 
 
+def sorts(gpu: FakeCuda) -> list[list[int]]:
+    """Return how often the vocabulary is sorted, and the likeliest are looked for: plainly, by top_k, top_p, both."""
+    found, logits = [], torch.randn(4, 3000).to(CUDA)
+    for cuts in ({}, {"top_k": 40}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.8}):
+        before = gpu.operations.copy()
+        sample_tokens(logits, torch.rand(4, dtype=torch.float64).to(CUDA), SamplingParams(**cuts))
+        new = gpu.operations - before
+        found.append([sum(n for name, n in new.items() if what in name) for what in ("aten.sort", "aten.topk")])
+    return found
+
+
 def main() -> None:
     with FakeCuda().there() as gpu:
         here, there = torch.arange(4.0), torch.arange(4.0).to(CUDA)
@@ -153,7 +164,7 @@ def main() -> None:
         parameter = torch.ones(2, device=CUDA, requires_grad=True)
         (parameter * there[:2]).sum().backward()
         found |= {"gradient": parameter.grad.tolist(), "replayed": replayed(), "attention": attention_apart()}
-        found |= {"copied": copied(), "draws": draws_apart()}
+        found |= {"copied": copied(), "draws": draws_apart(), "sorts": sorts(gpu)}
     json.dump(found, sys.stdout)
 
 

@@ -26,13 +26,21 @@ def test_packed_attention_has_the_values_and_gradients_of_the_cpu(found, batch: 
     assert max(fp32["apart"]) < 1e-5 and max(bf16["apart"]) < 0.05 and max(bf16["relative"]) < 0.005
     assert fp32["calls"] and all(call == ["sdpa", HEADS, HEADS] for call in fp32["calls"]), "none that keeps scores"
     assert bf16["calls"] == [["varlen", HEADS, kv_heads if grouped else HEADS]]
+    assert bf16["queries"] == [{"packed": 19, "equal": 15, "shared": 28}[batch]], "a parent's are computed once"
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_a_continued_prompt_has_the_values_of_the_cpu(found, kv_heads: int) -> None:
-    for dtype, bound in (("float32", 1e-5), ("bfloat16", 0.01)):
-        result = found[1][f"continued torch.{dtype} {kv_heads}"]
-        assert max(result["apart"]) < bound and result["calls"] == [["sdpa", HEADS, HEADS]] * 2
+    """In bf16 all prompts at once, whatever tokens they have already."""
+    fp32, bf16 = (found[1][f"continued torch.{dtype} {kv_heads}"] for dtype in ("float32", "bfloat16"))
+    assert max(fp32["apart"]) < 1e-5 and fp32["calls"] == [["sdpa", HEADS, HEADS]] * 2
+    assert max(bf16["apart"]) < 0.02 and bf16["calls"] == [["varlen", HEADS, kv_heads if found[0] else HEADS]]
+    assert bf16["queries"] == [7]
+
+
+def test_sdpa_takes_the_memory_efficient_kernel_or_none(found) -> None:
+    """Never cuDNN's, in training, prefill or steps that are recorded."""
+    assert found[1]["graphs"]["calls"] and found[1]["backends"] == [[False, True, True, False]]
 
 
 @pytest.mark.parametrize("shared", [False, True])

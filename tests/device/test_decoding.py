@@ -1,4 +1,4 @@
-"""Decoding with graphs on the fake GPU: a step is one graph that samples too, launched before the host has read the
+"""Decoding with graphs on the fake GPU: a step is two graphs, the second samples, launched before the host has read the
 tokens of the one before, and what it gives are the CPU's tokens.
 """
 
@@ -37,30 +37,45 @@ def test_the_host_waits_once_a_token_while_the_gpu_goes_on(found: dict, case: st
     *steps, last = found["gpu"][case]["steps"]
     assert [step["waits"] for step in steps] == [{"event": 1}] * len(steps)
     if case == "stops":
-        assert last["waits"] == {"event": 1} and last["launched"] == 1, "who is to stop is not known before"
+        assert last["waits"] == {"event": 1} and last["launched"] == 2, "who is to stop is not known before"
     else:
         assert last["waits"] == {"last event": 1} and last["launched"] == 0
 
 
 @pytest.mark.parametrize("case", INSIDE)
-def test_a_step_is_one_launch_and_one_copy_to_the_host(found: dict, case: str) -> None:
+def test_a_step_is_two_launches_and_one_copy_to_the_host(found: dict, case: str) -> None:
     """But where a graph is recorded, or rows begin. What was drawn is copied once more, for several batches at once."""
     _, *steps, _ = found["gpu"][case]["steps"]
     steady = [step for step in steps if not step["recorded"]]
     assert len(steady) >= 8
     for step in steady:
-        assert step["launched"] == 1 and step["operations"] == {"aten.cat.default": 1, "aten._to_copy.default": 1}
+        assert step["launched"] == 2 and step["operations"] == {"aten.cat.default": 1, "aten._to_copy.default": 1}
 
 
 def test_requests_at_temperatures_of_their_own_share_a_graph(found: dict) -> None:
-    """One is recorded for the first request, and one when a temperature comes again."""
+    """The model's for two rows and one, with the first request; the sampler's when a temperature comes again."""
     cpu, gpu = found["temperatures"]["cpu"], found["temperatures"]["gpu"]
     assert gpu["tokens"] == cpu["tokens"]
-    assert gpu["recorded"] == [1] + [0] * 11 + [1, 0]
+    assert gpu["recorded"] == [2] + [0] * 11 + [2, 0]
 
 
 def test_graphs_of_many_shapes_stay_few(found: dict) -> None:
     """Dropped ones are recorded again: 36 batches of two prompts or more, each in several shapes."""
     cpu, gpu = found["shapes"]["cpu"], found["shapes"]["gpu"]
     assert gpu["tokens"] == cpu["tokens"]
-    assert gpu["most"] == 5 and gpu["recorded"] >= 36
+    assert gpu["most"] == 24 and gpu["recorded"] >= 36
+
+
+def test_a_run_records_in_its_first_step_only(found: dict) -> None:
+    """Ten steps, whose completions get longer, and two evaluations of fewer rows; nothing moves meanwhile."""
+    first, *others = found["steps"]["recorded"]
+    assert 0 < first <= 40 and others == [0] * 9
+    assert found["steps"]["places"] == 1
+
+
+def test_slots_and_steps_take_the_bytes_that_are_planned(found: dict) -> None:
+    """Of a step: the logits, and what sampling computes of them. A graph holds none of it when it has run."""
+    bytes = found["memory"]
+    assert bytes["slots"] == bytes["slots planned"]
+    assert abs(bytes["step"] / bytes["step planned"] - 1) < 0.1
+    assert bytes["left"] < 100

@@ -40,5 +40,6 @@ def test_the_rules_of_a_gpu() -> None:
     assert found.pop("replayed") == [0.0, 2.0, 10.0, 11.0, 11.0]
     assert found.pop("copied") == [-7.0, -7.0, 3.0]
     assert found.pop("draws") == [0, 0, 0]
+    assert found.pop("sorts") == [[0, 0], [0, 1], [1, 0], [0, 1]]
     assert max(found.pop("attention")) < 0.02, "bf16 keeps 8 bits"
     assert found == {**REFUSED, **WAITS}

@@ -30,7 +30,7 @@ def slots_engine(model: Decoder, ahead: bool = False, **options) -> Engine:
 @AHEAD
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear"])
 def test_all_at_once_and_in_any_order_of_arrival(precision, ahead):
-    """Batches join and their rows retire; a second round runs in the state that the first has left."""
+    """Rows join and retire; a second round runs in the slots that the first has left."""
     model, some = peaked(precision), jobs(40)
     expected = sampled(Engine(model), some)
     engine = slots_engine(model, ahead)
@@ -43,13 +43,12 @@ def test_all_at_once_and_in_any_order_of_arrival(precision, ahead):
         order = [some[i] for i in draw.permutation(len(some))]
         if precision == "fp32":
             assert_same(sampled(engine, order, draw), expected)
-    assert all(state.cache is None for state in engine.runner.states)
 
 
 @AHEAD
 @pytest.mark.parametrize("options", [{}, {"prefill_tokens": 16}, {"prefix_bytes": 2**20}])
 def test_cancelled_jobs_and_a_small_cache(options, ahead):
-    """The cache has room for a few jobs; what the states hold stays within it."""
+    """The cache has room for a few jobs; what the slots hold stays within it."""
     model, some = peaked(), jobs(40, seed=5)
     expected = sampled(Engine(model), some)
     engine = slots_engine(model, ahead, kv_bytes=8 * 192 * kv_bytes_per_token(CONFIG, "fp32", "cpu"), **options)
@@ -58,7 +57,7 @@ def test_cancelled_jobs_and_a_small_cache(options, ahead):
     for job in some:
         full = job.max_tokens if job.key % 3 else min(job.max_tokens, job.max_tokens // 2 + 1)
         assert len(got[job.key]) == full
-    assert sum(state.size for state in engine.runner.states) <= 8 * 192
+    assert engine.runner.state.size <= 8 * 192
 
 
 @AHEAD
@@ -68,8 +67,7 @@ def test_graphs_are_kept_when_weights_change(precision, ahead):
     some, model = jobs(6), peaked(precision)
     engine = slots_engine(model, ahead)
     sampled(engine, some)
-    (state,) = engine.runner.states
-    before = dict(state.graphs)
+    before = dict(engine.runner.graphs)
     assert len(before) > 3
     for seed in (3, 4, 5):
         other = peaked(precision, seed=seed)
@@ -77,40 +75,59 @@ def test_graphs_are_kept_when_weights_change(precision, ahead):
         model.refresh()
         engine.weights_changed(seed)
         got = sampled(engine, some)
-        assert engine.runner.states == [state] and state.graphs == before
+        assert engine.runner.graphs == before
         assert got == sampled(slots_engine(other, ahead), some)
 
 
 def test_what_a_diverged_row_has_left_in_its_slot_reaches_nobody():
     engine, some = slots_engine(peaked(), ahead=True), jobs(5)
     expected = sampled(engine, some)
-    (state,) = engine.runner.states
-    for layer in state.layers:
+    for layer in engine.runner.state.layers:
         layer.fill_(float("nan"))
     assert_same(sampled(engine, some), expected)
 
 
-def test_a_batch_that_has_to_stay_apart_gets_the_room_that_others_have_in_excess():
-    """All but one of eight rows end; their slots, and a state that nobody uses, go when a long job needs the cache."""
-    engine = Engine(peaked(), kv_bytes=1500 * kv_bytes_per_token(CONFIG, "fp32", "cpu"), cuda_graphs=True)
-    short = [Job((5, 6), i, 60 if i == 0 else 2, FREE) for i in range(8)]
-    sampled(engine, [Job((5, 6, 7), 0, 100, FREE)])
-    sampled(engine, [Job((5, 6, 7), 0, 200, FREE)])
-    assert [state.size for state in engine.runner.states] == [256]
-    sampled(engine, short)
-    assert [state.size for state in engine.runner.states] == [256, 8 * 64]
-    got: dict[int, list[tuple[int, float]]] = {1: [], 9: []}
-    tickets = {engine.add(job): 1 + job.key for job in short}
-    for step in range(60):
-        if step == 5:
-            long = Job(tuple(range(4, 250)) * 4, 9, 40, FREE)
-            tickets[engine.add(long)] = long.key
+def test_slots_are_laid_out_anew_within_the_cache():
+    """Roomy while there is room; then as many slots as the longest leaves; a long job alone may have more."""
+    model = peaked()
+    engine = slots_engine(model, kv_bytes=1024 * kv_bytes_per_token(CONFIG, "fp32", "cpu"))
+    state, seen = engine.runner.state, []
+
+    def run(*jobs: Job) -> None:
+        got = sampled(engine, list(jobs))
+        seen.append((state.slots, state.tokens, state.size))
+        assert_same(got, sampled(Engine(model), list(jobs)))
+
+    run(*(Job((5, 6), i, 2 + i, FREE) for i in range(3)))
+    run(*(Job((5, 6), i, 2, FREE) for i in range(6)))
+    run(*(Job((5, 6), i, 2, FREE) for i in range(12)))
+    run(*(Job((5, 6), i, 120, FREE) for i in range(7)))
+    run(Job(tuple(range(4, 250)) * 5, 0, 40, FREE))
+    run(*(Job((5, 6), i, 2, FREE) for i in range(2)))
+    assert seen == [(4, 256, 1024), (8, 128, 1024), (12, 64, 1024), (7, 128, 1024), (1, 1280, 1280), (2, 512, 1024)]
+
+
+def test_rows_stay_where_slots_move():
+    """A long job comes beside short ones, and further short ones; then the first have ended."""
+    model = peaked()
+    engine = slots_engine(model, kv_bytes=2048 * kv_bytes_per_token(CONFIG, "fp32", "cpu"))
+    first = [Job((5 + i, 6), i, 40, FREE) for i in range(3)]
+    later = [Job(tuple(range(4, 90)), 3, 30, FREE), *(Job((9, 8 + i), i, 50, FREE) for i in range(4, 9))]
+    tickets = {engine.add(job): job.key for job in first}
+    got: dict[int, list[tuple[int, float]]] = {key: [] for key in range(9)}
+    layouts, steps = set(), 0
+    while engine.busy:
+        steps += 1
+        if steps > 3 and later:
+            job = later.pop(0)
+            tickets[engine.add(job)] = job.key
         for token in engine.step():
-            if tickets[token.ticket] in got:
-                got[tickets[token.ticket]].append((token.id, token.logprob))
-        if step == 6:
-            assert [state.size for state in engine.runner.states] == [64, 1024]
-    assert_same(got, {1: sampled(Engine(peaked()), short)[0], 9: sampled(Engine(peaked()), [long])[9]})
+            got[tickets[token.ticket]].append((token.id, token.logprob))
+        layouts.add((engine.runner.state.slots, engine.runner.state.tokens))
+    alone = [Job((5 + i, 6), i, 40, FREE) for i in range(3)]
+    alone += [Job(tuple(range(4, 90)), 3, 30, FREE), *(Job((9, 8 + i), i, 50, FREE) for i in range(4, 9))]
+    assert_same(got, sampled(Engine(model), alone))
+    assert layouts == {(4, 512), (8, 256), (16, 128)}
 
 
 WAYS = [
@@ -122,6 +139,10 @@ WAYS = [
 ]
 
 
+def ways_recorded(engine: Engine) -> set[tuple]:
+    return {what for *_, what in engine.runner.graphs if isinstance(what, tuple)}
+
+
 @AHEAD
 def test_rows_are_sampled_within_the_step_if_all_are_sampled_in_the_same_way(ahead):
     """A way that asks for the likeliest tokens, and several at once, are sampled behind it, with the same tokens."""
@@ -130,15 +151,13 @@ def test_rows_are_sampled_within_the_step_if_all_are_sampled_in_the_same_way(ahe
     for params in WAYS:
         alike = [Job(tuple(range(5 + i, 9 + i)), i, 10, params) for i in range(4)]
         assert_same(sampled(engine, alike), sampled(Engine(model), alike))
-    keys = {key[2] for state in engine.runner.states for key in state.graphs}
-    assert keys == {params.transform for params in WAYS[:-1]} | {None}
+    assert ways_recorded(engine) == {params.transform for params in WAYS[:-1]}
     engine = slots_engine(model, ahead)
     mixed = [Job((5, 6, 7), i, 10 + 5 * i, params) for i, params in enumerate(WAYS[:-1])]
     assert_same(sampled(engine, mixed), sampled(Engine(model), mixed))
-    (state,) = engine.runner.states
-    assert {key[2] for key in state.graphs} == {None}
+    assert ways_recorded(engine) == set()
     assert_same(sampled(engine, mixed), sampled(Engine(model), mixed))
-    assert {key[2] for key in state.graphs} == {None, WAYS[3].transform}, "at last one row is left"
+    assert ways_recorded(engine) == {params.transform for params in WAYS[:-1]}, "at last one row is left"
 
 
 @AHEAD
@@ -150,11 +169,11 @@ def test_a_way_to_sample_has_a_graph_when_a_second_prompt_asks_for_it(ahead):
     def ways(params: SamplingParams, prompts: int) -> set:
         some = [Job(tuple(range(5 + i // 2, 9 + i // 2)), i, 6, params) for i in range(2 * prompts)]
         assert_same(sampled(engine, some), sampled(Engine(model), some))
-        return {key[2] for state in engine.runner.states for key in state.graphs}
+        return ways_recorded(engine)
 
-    assert ways(WAYS[1], 1) == {None} == ways(WAYS[2], 1)
-    assert ways(WAYS[1], 1) == {None, WAYS[1].transform}
-    assert ways(WAYS[3], 2) == {WAYS[3].transform}, "of two prompts at once the first; in a larger state"
+    assert ways(WAYS[1], 1) == set() == ways(WAYS[2], 1)
+    assert ways(WAYS[1], 1) == {WAYS[1].transform}
+    assert ways(WAYS[3], 2) == {WAYS[1].transform, WAYS[3].transform}, "of two prompts at once the first"
 
 
 def test_the_ways_that_are_remembered_are_few(monkeypatch):
@@ -162,7 +181,7 @@ def test_the_ways_that_are_remembered_are_few(monkeypatch):
     engine = slots_engine(peaked())
     for temperature in (1.0, 2.0, 3.0, 1.0, 4.0):
         engine.run([Job((5, 6), 0, 3)], SamplingParams(temperature=temperature, ignore_eos=True))
-    assert [(way[0], count) for way, count in engine.runner._asked.items()] == [(3.0, 1), (1.0, 2), (4.0, 1)]
+    assert [(way[0], count) for way, (count, _) in engine.runner._asked.items()] == [(3.0, 1), (1.0, 2), (4.0, 1)]
 
 
 def steps_launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -177,7 +196,7 @@ def test_no_step_begins_for_rows_that_have_no_token_left(monkeypatch):
     model, launched = peaked(), steps_launched(monkeypatch)
     for ahead in (False, True):
         slots_engine(model, ahead).run([Job((5, 6), i, 6, FREE) for i in range(3)], FREE)
-        assert launched == [3] * 5
+        assert launched == [4] * 5
         launched.clear()
     (ids,) = (c.token_ids for c in Engine(model).run([Job((5, 6), 0, 30, FREE)], FREE))
     stop = next(i for i, id in enumerate(ids) if i > 2 and id not in ids[:i])
@@ -203,9 +222,9 @@ def test_stop_strings_end_a_completion(ahead):
 
 
 def test_graphs_not_used_for_longest_are_dropped(monkeypatch):
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 5)
+    monkeypatch.setattr(graphs, "FEW", 1)
     engine = slots_engine(peaked())
     for temperature in (1.0, 2.0, 3.0, 1.0, 4.0):
         engine.run([Job((5, i), i, 3) for i in range(2)], SamplingParams(temperature=temperature, ignore_eos=True))
-    (state,) = engine.runner.states
-    assert [key[2][0] for key in state.graphs] == [3.0, 1.0, 4.0]
+    assert [way[0] for *_, way in engine.runner.graphs if not isinstance(way, int)] == [1.0, 1.0, 4.0, 4.0]

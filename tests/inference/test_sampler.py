@@ -10,7 +10,7 @@ from transformers import (
 )
 
 from hone import rng
-from hone.inference.sampler import BLOCK, WHOLE, as_words, inverse_cdf, sample_tokens, set_bits
+from hone.inference.sampler import BLOCK, WHOLE, as_words, inverse_cdf, largest_share, sample_tokens, set_bits, truncate
 from hone.inference.types import SamplingParams
 
 LOGITS = torch.tensor([[1.0, 3.0, 0.0, 2.0, -1.0]])
@@ -115,6 +115,22 @@ def test_the_kept_sets_are_those_of_transformers_warpers(temperature, top_k, top
     probs = (rows / temperature).double().softmax(-1) * kept
     right = (probs / probs.sum(-1, keepdim=True)).gather(1, tokens[:, None]).squeeze(1).log()
     assert (logprobs - right).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("levels", [2, 7, 10**6])
+@pytest.mark.parametrize("top_k", [1, 3, 20, 299])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.9999])
+def test_the_share_of_the_likeliest_needs_no_sort_of_the_vocabulary(levels, top_k, top_p):
+    """As a GPU cuts top_k and top_p: the very sets of the sort, of many equally likely tokens too; none of NaN."""
+    logits = torch.randn(40, 300, generator=torch.Generator().manual_seed(levels + top_k))
+    logits[:, :] = (logits * levels / 4).round() * 4 / levels
+    logits[3, 7] = float("nan")
+    logprobs = logits.log_softmax(-1)
+    expected = truncate(logprobs, SamplingParams(top_k=top_k, top_p=top_p)) > float("-inf")
+    best = logprobs.topk(top_k).values
+    left = logprobs.masked_fill(~(logprobs >= best[:, -1:]), float("-inf"))
+    assert torch.equal(largest_share(left, best, top_p), expected)
+    assert expected.sum(1).min() == 0 == expected[3].sum() and expected[:3].any(1).all()
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 151_936])

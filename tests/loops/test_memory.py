@@ -169,9 +169,9 @@ def test_parts_of_a_run_by_hand() -> None:
     assert plain["weights"] == 4 * shape.parameters and plain["optimiser"] == 8 * shape.parameters
     # 2 prompts and 32 completions of 512 tokens each, 114,688 bytes a token: bf16.
     assert plain["kv cache"] == (2 + 32) * 512 * 114_688
-    # With graphs a prompt for each completion; logits, and what is computed of them, in memory of their own.
-    assert graphs["kv slots"] == 32 * 1024 * 114_688
-    assert graphs["graphs"] == 4 * 32 * 151_936 * 4 + 2**29 and not {"kv slots", "graphs"} & set(plain)
+    # With graphs all of it; logits, and what is computed of them, in memory of their own.
+    assert graphs["kv slots"] == 8 * 2**30
+    assert graphs["graphs"] == 3 * 32 * 151_936 * 4 + 2**29 and not {"kv slots", "graphs"} & set(plain)
     assert plain["bf16 casts"] == 2 * 28 * shape.layer_matrices
     assert not {"packed weights", "reference model", "checkpoint copy"} & set(plain)
     with_kl = parts(rl("--trainer.loss.kl-coef", "0.1"), "cuda")

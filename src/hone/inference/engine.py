@@ -221,16 +221,14 @@ class Engine:
     def _next_tickets(self) -> list[Ticket]:
         """Return the jobs to begin now: as many as fit into the cache, with prompts that fit into one prefill."""
         budget = self._budget
-        used = sum(batch.cache.tokens for batch in self._batches)
         taken: list[Ticket] = []
         longest_prompt = longest_new = tokens = 0
         prompts: set[tuple[int, ...]] = set()
         for ticket in self._waiting:
             job = ticket.job
             widths = max(longest_prompt, len(job.prompt)), max(longest_new, job.max_tokens)
-            width = -(-sum(widths) // self.runner.granule) * self.runner.granule
             new = 0 if job.prompt in prompts else len(job.prompt)
-            full = used + width * (len(taken) + 1) > budget
+            full = self.runner.tokens_with(self._batches, len(taken) + 1, sum(widths)) > budget
             if (full and (taken or self._batches)) or (taken and new and tokens + new > self.prefill_tokens):
                 break
             tokens += new
@@ -238,7 +236,7 @@ class Engine:
             prompts.add(job.prompt)
             taken.append(ticket)
         all_fit = len(taken) == len(self._waiting)
-        if self._batches and not all_fit and used > (1 - ADMIT_AT) * budget:
+        if self._batches and not all_fit and self.runner.tokens_with(self._batches) > (1 - ADMIT_AT) * budget:
             return []
         for _ in taken:
             self._waiting.popleft()

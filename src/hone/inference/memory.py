@@ -18,6 +18,8 @@ PREFIX_SHARE = 0.25
 GRANULE = 64
 """Slots of CUDA graphs have a multiple of this many tokens, and a step covers at least as many: kernels want a mask
 aligned."""
+ROOM = 8
+"""Slots have room for so many times the tokens that are asked for, if the KV cache has: a move costs all graphs."""
 GRAPHS_GIB = 0.5
 """Memory of CUDA graphs themselves. A guess."""
 
@@ -58,13 +60,13 @@ def sampling_bytes(
     token = kv_bytes_per_token(model, config.precision, device)
     prompts = -(-rows // group) * prompt
     logits, scores = rows * model.vocab_size * 4, rows * model.num_heads * (prompt + completion) * 4
-    of_prefixes = int(PREFIX_SHARE * (config.inference.kv_gib or KV_GIB) * GIB)
+    kv_bytes = int((config.inference.kv_gib or KV_GIB) * GIB)
     graphs = uses_graphs(config, device)
     return {
         "kv cache": 0 if graphs else (prompts + rows * completion) * token,
-        "kv slots": rows * slot_tokens(prompt + completion) * token if graphs else 0,
-        "graphs": 4 * logits + int(GRAPHS_GIB * GIB) if graphs else 0,
-        "prefix cache": min(of_prefixes, asked * (prompt + completion) * token) if turns > 1 else 0,
+        "kv slots": min(kv_bytes, ROOM * power_of_two(rows) * slot_tokens(prompt + completion) * token) * graphs,
+        "graphs": 3 * logits + int(GRAPHS_GIB * GIB) if graphs else 0,
+        "prefix cache": min(int(PREFIX_SHARE * kv_bytes), asked * (prompt + completion) * token) if turns > 1 else 0,
         # Logits, logprobs, probabilities and their sums; scores of attention with their softmax.
         "sampling logits": 4 * logits + (0 if graphs else 3 * scores),
         # Keys and values as the prefill made them, before the cache has its own copy.
@@ -97,3 +99,8 @@ def uses_graphs(config: RLConfig, device: str) -> bool:
 def slot_tokens(tokens: int) -> int:
     """Return the tokens of a CUDA graph's slot with room for this many."""
     return -(-tokens // GRANULE) * GRANULE
+
+
+def power_of_two(x: int) -> int:
+    """Return the least power of two that is x or more."""
+    return 1 << (x - 1).bit_length()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hone.model.attention import PackedAttention, sdpa
+from hone.model.attention import PackedAttention, sdpa, takes_varlen, varlen, varlen_rows
 from hone.model.decoder import Decoder
 from hone.model.device import upload
 
@@ -47,11 +47,22 @@ class ContinuedAttention:
 
     def __init__(self, pasts: Sequence[Layers], lengths: list[int]) -> None:
         self.pasts, self.lengths = pasts, lengths
+        self.totals = [len(past[0][0]) + new if past else new for past, new in zip(pasts, lengths, strict=True)]
         self.layers: list[Layers] = [[] for _ in pasts]
+        self._rows: tuple[Tensor, Tensor, int, int] | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = zip(*(x.split(self.lengths) for x in (q, k, v)), self.pasts, self.layers, strict=True)
-        return torch.cat([self._one(layer, *part) for part in parts])
+        if not takes_varlen(q):
+            parts = zip(*(x.split(self.lengths) for x in (q, k, v)), self.pasts, self.layers, strict=True)
+            return torch.cat([self._one(layer, *part) for part in parts])
+        if self._rows is None:
+            self._rows = varlen_rows(self.lengths, self.totals, q.device)
+        news = zip(self.pasts, k.split(self.lengths), v.split(self.lengths), strict=True)
+        pairs = [pair for past, *new in news for pair in ([past[layer], new] if past else [new])]
+        k, v = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        for layers, *pair in zip(self.layers, k.split(self.totals), v.split(self.totals), strict=True):
+            layers.append((pair[0], pair[1]))
+        return varlen(q, k, v, *self._rows)
 
     @staticmethod
     def _one(layer: int, q: Tensor, k: Tensor, v: Tensor, past: Layers, layers: Layers) -> Tensor:

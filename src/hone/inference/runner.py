@@ -42,6 +42,10 @@ class Runner:
         cache = KVCache([prompt.layers for prompt in prompts], lengths, prompt_of_row, longest)
         return [Batch(tickets, cache, logits_BV)]
 
+    def tokens_with(self, batches: Sequence[Batch], rows: int = 0, width: int = 0) -> int:
+        """Return the tokens that the caches of batches take, and that of `rows` more of at most `width` tokens."""
+        return sum(batch.cache.tokens for batch in batches) + rows * -(-width // self.granule) * self.granule
+
     def join(self, batches: list[Batch], budget: int) -> None:
         """Join the two smallest when there are many, in place, if all caches then have at most `budget` tokens."""
         if len(batches) <= MAX_BATCHES:

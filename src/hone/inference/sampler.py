@@ -26,7 +26,7 @@ def sample_tokens(
     if params.greedy:
         tokens_B = logits_BV.argmax(dim=-1)
     else:
-        left_BV = _truncate(logprobs_BV, params)
+        left_BV = truncate(logprobs_BV, params)
         tokens_B = inverse_cdf(left_BV.exp(), uniforms_B)
         if params.keeps_ids:
             logprobs_BV, kept_BV = torch.log_softmax(left_BV, dim=-1), left_BV > float("-inf")
@@ -105,27 +105,47 @@ def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch
     return torch.log_softmax(scaled_BV, dim=-1)
 
 
-def _truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Put -inf outside the tokens of `top_k`, then of `top_p` among the rest, then of `min_p`.
 
     The order and the sets are as in transformers' warpers: tokens as likely as the k-th all stay, and `top_p` is a
     share of the probability that `top_k` left.
     """
-    if params.top_k or params.top_p < 1:
+    best_BK = None
+    if 0 < params.top_k < logprobs_BV.shape[1]:
+        best_BK = logprobs_BV.topk(params.top_k).values
+        logprobs_BV = logprobs_BV.masked_fill(~(logprobs_BV >= best_BK[:, -1:]), float("-inf"))
+    if params.top_p < 1 and best_BK is not None and logprobs_BV.is_cuda:
+        kept_BV = largest_share(logprobs_BV, best_BK, params.top_p)
+        logprobs_BV = logprobs_BV.masked_fill(~kept_BV, float("-inf"))
+    elif params.top_p < 1:
         sorted_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
-        keep_BV = torch.ones_like(sorted_BV, dtype=torch.bool)
-        if 0 < params.top_k < sorted_BV.shape[1]:
-            keep_BV = sorted_BV >= sorted_BV[:, params.top_k - 1 : params.top_k]
-        if params.top_p < 1:
-            probs_BV = (sorted_BV.exp() * keep_BV).double()
-            before_BV = _running_sum(probs_BV) - probs_BV
-            keep_BV = keep_BV & (before_BV < params.top_p * probs_BV.sum(-1, keepdim=True))
+        probs_BV = sorted_BV.exp().double()
+        before_BV = _running_sum(probs_BV) - probs_BV
+        keep_BV = before_BV < params.top_p * probs_BV.sum(-1, keepdim=True)
         kept_BV = torch.zeros_like(keep_BV).scatter(1, order_BV, keep_BV)
         logprobs_BV = logprobs_BV.masked_fill(~kept_BV, float("-inf"))
     if params.min_p:
         floor_B1 = logprobs_BV.amax(-1, keepdim=True) + torch.tensor(params.min_p).log()
         logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < floor_B1, float("-inf"))
     return logprobs_BV
+
+
+def largest_share(logprobs_BV: torch.Tensor, best_BK: torch.Tensor, share: float) -> torch.Tensor:
+    """Return the least set of tokens `[B, V]` that holds this share of the probability, without a sort of V tokens.
+
+    `best_BK` are the K likeliest, sorted; all others are at -inf, or as likely as the last of them. Of equally likely
+    tokens the first in the vocabulary are taken, as a stable sort does.
+    """
+    probs_BK = best_BK.exp().double()
+    sums_BK, last_B1 = _running_sum(probs_BK), probs_BK[:, -1:]
+    more_B1 = (logprobs_BV > float("-inf")).sum(-1, keepdim=True) - best_BK.shape[1]  # as likely as the last
+    left_B1 = share * (sums_BK[:, -1:] + more_B1 * last_B1) - sums_BK[:, -1:]
+    count_B1 = (sums_BK - probs_BK < left_B1 + sums_BK[:, -1:]).sum(-1, keepdim=True)
+    count_B1 = count_B1 + (left_B1 / last_B1).ceil().clamp(min=0).minimum(more_B1)
+    edge_B1 = best_BK.gather(1, (count_B1.long() - 1).clamp(0, best_BK.shape[1] - 1))
+    over_BV, at_BV = logprobs_BV > edge_B1, logprobs_BV == edge_B1
+    return over_BV | (at_BV & (at_BV.cumsum(-1, dtype=torch.int32) <= count_B1 - over_BV.sum(-1, keepdim=True)))
 
 
 def target_logprobs(

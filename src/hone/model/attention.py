@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,11 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hone.model.device import upload
 
 # Padding is cheaper than a split if the shortest row of a bucket has at least this share of its longest row's tokens.
 MIN_FILL = 0.7
+BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of SDPA on a GPU: the memory-efficient one, and plain operations for what it does not take."""
 
 
 class PackedAttention:
@@ -45,12 +49,11 @@ class PackedAttention:
         self.before = [self.tokens[parent] if parent >= 0 else self.tokens[0][:0] for parent in self.parents]
         self.shared, self.equal = max(self.parents) >= 0, min(segment_lengths) == max(segment_lengths)
         self._layout: _SlotLayout | None = None
-        self._cumulative: Tensor | None = None
-        self._longest_row = 0
+        self._rows: tuple[Tensor, Tensor, int, int] | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend: q [N, H, Dh], k and v [N, K, Dh] → like q; query head h reads key/value head h // (H / K)."""
-        if q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] % 8 == 0:  # the kernel takes no other head size
+        if takes_varlen(q):
             return self._varlen(q, k, v)
         if self.equal and not self.shared:
             return _attend(q, k, v, len(self.tokens))
@@ -84,28 +87,37 @@ class PackedAttention:
         return queries, keys, found
 
     def _varlen(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self._cumulative is None:
-            # A segment that is nobody's parent makes a row, behind its own.
-            leaves = sorted(set(range(len(self.tokens))) - {*self.parents})
-            rows = [np.concatenate([self.before[i], self.tokens[i]]) for i in leaves]
+        if self._rows is None:
+            keys = [np.concatenate(pair) for pair in zip(self.before, self.tokens, strict=True)]
+            self._rows = varlen_rows([len(row) for row in self.tokens], [len(row) for row in keys], q.device)
             if self.shared:
-                self._layout = _SlotLayout(rows, rows, [], self.shared, q.device)
-            starts = list(accumulate(map(len, rows), initial=0))
-            self._cumulative = upload(np.array(starts, dtype=np.int32), q.device)
-            self._longest_row = max(map(len, rows))
-        if self._layout is None:
-            return varlen(q, k, v, self._cumulative, self._longest_row)
-        return self._layout.from_slots(varlen(*self._layout.to_slots(q, k, v), self._cumulative, self._longest_row))
+                self._layout = _SlotLayout(self.tokens, keys, [], self.shared, q.device)
+        if self._layout is not None:
+            k, v = self._layout.keys_to_slots(k), self._layout.keys_to_slots(v)
+        return varlen(q, k, v, *self._rows)
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Attend causally in rows laid end to end, the last ending at `starts[-1]`: bf16 q [N, H, Dh], k, v [N, K, Dh]."""
+def takes_varlen(q: Tensor) -> bool:
+    """Return True if `varlen` can be used: its kernel takes bf16 on a GPU, and heads of a multiple of 8."""
+    return q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] % 8 == 0
+
+
+def varlen_rows(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, int, int]:
+    """Return what `varlen` wants to know of rows of so many queries and keys: where they begin, and the most."""
+    starts = [upload(np.cumsum([0, *lengths], dtype=np.int32), device) for lengths in (queries, keys)]
+    return starts[0], starts[1], max(queries), max(keys)
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, *rows: Any) -> Tensor:
+    """Attend in `varlen_rows` laid end to end: bf16 q [N, H, Dh], k, v [M, K, Dh] → like q.
+
+    A row's last query sees all its keys, the one before it all but the last, and so on.
+    """
     kernel, groups = _varlen_kernel()
     if groups:
-        out = kernel(q, k, v, starts, starts, longest, longest, window_size=(-1, 0), enable_gqa=True)
+        out = kernel(q, k, v, *rows, window_size=(-1, 0), enable_gqa=True)
     else:
-        k, v = repeat_heads(q, k, v)
-        out = kernel(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
+        out = kernel(q, *repeat_heads(q, k, v), *rows, window_size=(-1, 0))
     assert isinstance(out, Tensor)
     return out
 
@@ -128,12 +140,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attend: q [B, H, L, Dh], k and v [B, K, S, Dh] → like q. Causally, or by `mask` [L, S] (bool: sees, or added).
 
     A CPU groups query heads a fifth faster than it repeats keys and values. On a GPU fp32 has no memory-efficient
-    kernel that groups them (torch 2.13), and the plain one keeps L · S scores of each layer for the gradient.
+    kernel that groups them (torch 2.13), and the plain one keeps L · S scores of each layer for the gradient. cuDNN's
+    would build a plan for each shape, and there are reports of NaN with masks.
     """
     if q.is_cuda:
         k, v = repeat_heads(q, k, v)
     grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    with sdpa_kernel(BACKENDS) if q.is_cuda else nullcontext():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, mask: Tensor | None = None) -> Tensor:
@@ -179,8 +193,10 @@ class _SlotLayout:
 
     def to_slots(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q_slots = _ToSlots.apply(q, self.query_of_slot, self.slot_of_query, None)
-        k_slots, v_slots = (_ToSlots.apply(x, self.key_of_slot, self.slot_of_key, self.copies) for x in (k, v))
-        return q_slots, k_slots, v_slots  # pyright: ignore[reportReturnType]
+        return q_slots, self.keys_to_slots(k), self.keys_to_slots(v)  # pyright: ignore[reportReturnType]
+
+    def keys_to_slots(self, x: Tensor) -> Tensor:
+        return _ToSlots.apply(x, self.key_of_slot, self.slot_of_key, self.copies)  # pyright: ignore[reportReturnType]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         queries = [rows * length for rows, length, _ in self.buckets]
