@@ -17,12 +17,15 @@ from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks t
 import numpy as np
 
 from hone.algorithms.losses.objective import sft_objective
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
 from hone.config.shared import OptimConfig, SchedulerConfig
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
 from hone.model.config import DecoderConfig
 from hone.model.head import head_logprobs
 from hone.model.presets import random_decoder
+from hone.trainer.memory import training_bytes
 from hone.trainer.packing import Batch, Sequence
 from hone.trainer.step import Trainer
 
@@ -40,6 +43,8 @@ SHAPE = DecoderConfig(
     max_position_embeddings=4096,
 )
 PROMPT, COMPLETION, GROUP = 64, 48, 8
+STAY = ("weights", "bf16 casts", "optimiser")
+"""Parts of a plan that a step finds there."""
 
 
 def counted(gpu: FakeCuda, call: Callable[[], Any]) -> dict[str, int]:
@@ -68,10 +73,14 @@ def decode(gpu: FakeCuda, layers: int, precision: str) -> dict[str, int]:
     return counted(gpu, engine.step)
 
 
-def train(gpu: FakeCuda, layers: int, precision: str) -> dict[str, int]:
-    """One step of four prompts with eight completions each, after one that made the optimiser's state."""
-    model = random_decoder(replace(SHAPE, num_layers=layers), 0, precision).to("cuda")
-    trainer = Trainer(model, OptimConfig(lr=1e-6), SchedulerConfig(), 10, sft_objective)
+def train(gpu: FakeCuda, layers: int, precision: str, checkpointing: str = "none") -> dict[str, int]:
+    """One step of four prompts with eight completions each, after one that made the optimiser's state; beside it, what
+    the plan says that it takes at its peak.
+    """
+    shape = replace(SHAPE, num_layers=layers)
+    model = random_decoder(shape, 0, precision).to("cuda")
+    optim = OptimConfig(lr=1e-6)
+    trainer = Trainer(model, optim, SchedulerConfig(), 10, sft_objective, checkpointing=checkpointing)
     rng = np.random.default_rng(0)
     mask = np.arange(PROMPT + COMPLETION) >= PROMPT
     rows = []
@@ -83,7 +92,12 @@ def train(gpu: FakeCuda, layers: int, precision: str) -> dict[str, int]:
         ]
     batches = trainer.deal(Batch(rows), 10**6, share_prompts=True)
     trainer.step(batches)
-    return counted(gpu, lambda: trainer.step(batches))
+    flags = ["--model.name", "hone/tiny", "--orchestrator.batch-size", str(4 * GROUP), "--precision", precision]
+    flags += ["--orchestrator.rollouts-per-example", str(GROUP), "--seq-len", str(PROMPT + COMPLETION)]
+    flags += ["--orchestrator.env.id", "reverse-text", "--trainer.checkpointing", checkpointing]
+    parts = training_bytes(parse(RLConfig, flags, "rl"), shape, "cuda", PROMPT, COMPLETION)
+    planned = {"planned": sum(size for name, size in parts.items() if name not in STAY)}
+    return counted(gpu, lambda: trainer.step(batches)) | planned
 
 
 def head(gpu: FakeCuda, precision: str) -> dict[str, int]:
@@ -106,10 +120,13 @@ def main() -> None:
             for name, work in (("decode", decode), ("train", train)):
                 two, four = (work(gpu, layers, precision) for layers in (2, 4))
                 found[f"{name} {precision}"] = {
+                    "whole": four,
                     "layer": {key: (four[key] - two[key]) / 2 for key in two},
                     "rest": {key: 2 * two[key] - four[key] for key in two},
                 }
             found[f"head {precision}"] = head(gpu, precision)
+            for checkpointing in ("selective", "layer"):
+                found[f"train {precision}, {checkpointing}"] = {"whole": train(gpu, 4, precision, checkpointing)}
     json.dump(found, sys.stdout)
 
 
