@@ -8,7 +8,8 @@ It patches `torch.cuda` for good, so it belongs into a process of its own, impor
 - what is copied to the CPU without blocking holds rubbish until an event behind it was waited for;
 - a wait while a CUDA graph is captured raises, and capturing changes nothing in memory; replaying a graph repeats the
   recorded operations on the recorded memory. `fake.recorded` and `fake.launched` count the graphs and their replays,
-  `fake.operations` what else is launched, by name;
+  `fake.operations` what else is launched, by name, and `fake.bytes` what these read and write;
+- `fake.live` is the bytes of tensors on the GPU, each storage once, and `fake.peak` the most since it was set;
 - `varlen_attn` is emulated, forward and backward, as torch >= 2.12 has it, or as 2.11 with `enable_gqa=False`.
 
     python fake_cuda.py sft --max-steps 2 ...     # a command of hone on the fake GPU
@@ -21,6 +22,7 @@ import itertools
 import sys
 import threading
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -54,10 +56,19 @@ torch._C._set_only_lift_cpu_tensors(True)
 _BACKEND = torch.device("fakegpu:0")
 
 
+_LIVE: dict[int, tuple[int, int]] = {}
+"""Address and bytes of the storage of each tensor on the GPU, by the id of its token."""
+
+
+class _Token:
+    """Lives as long as the tensor that holds it."""
+
+
 class CudaTensor(torch.Tensor):
     """A tensor on the fake GPU; `data` on the CPU holds its values."""
 
     cpu_data: torch.Tensor
+    token: _Token
 
     @staticmethod
     def __new__(cls, cpu_data: torch.Tensor) -> CudaTensor:
@@ -71,6 +82,12 @@ class CudaTensor(torch.Tensor):
             device=_BACKEND,
         )
         made.cpu_data = cpu_data
+        made.token = token = _Token()  # not the tensor is watched: `Module.to` refuses one with weak references
+        storage = cpu_data.untyped_storage()
+        _LIVE[id(token)] = storage.data_ptr(), storage.nbytes()
+        weakref.finalize(token, _LIVE.pop, id(token))
+        if _Machine.gpu is not None:
+            _Machine.gpu.peak = max(_Machine.gpu.peak, _Machine.gpu.live)
         return made
 
     device = property(lambda self: CUDA)
@@ -121,12 +138,17 @@ class FakeCuda(TorchDispatchMode):
         self.waits: Counter[tuple[str, str]] = Counter()
         self.recorded = self.launched = 0
         self.operations: Counter[str] = Counter()
+        self.bytes = self.peak = 0
         self.copying: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors on the CPU, and what is on its way there."""
         self.enable_gqa = enable_gqa
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return _run(func, args, kwargs or {})
+
+    @property
+    def live(self) -> int:
+        return sum(dict(_LIVE.values()).values())
 
     @contextlib.contextmanager
     def there(self) -> Iterator[FakeCuda]:
@@ -290,7 +312,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     if device is not None:
         options = options | {"device": CPU}
     non_blocking = func is aten._to_copy.default and options.pop("non_blocking", None)
-    call = _EMULATED.get(str(func), func)
+    call, counts = _EMULATED.get(str(func), func), False
     if _Machine.capturing is not None:
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -300,7 +322,12 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
                 _Machine.capturing.before.append((written, written.clone()))
     elif _Machine.gpu is not None and not any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns):
         _Machine.gpu.operations[str(func)] += 1
+        counts = True
     out = call(*here, **options)
+    if counts:
+        touched: list[torch.Tensor] = []
+        _each(touched.append, (here, options, out))
+        _Machine.gpu.bytes += sum(x.numel() * x.element_size() for x in {id(x): x for x in touched}.values())
     if _Machine.capturing is not None:
         _Machine.capturing.calls.append((call, here, options, out))
     if not labelled and non_blocking and _Machine.gpu is not None:

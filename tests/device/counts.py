@@ -1,0 +1,134 @@
+"""Count on the fake GPU what a step launches, moves and holds; print it as JSON.
+
+A layer's share is the difference of models of four layers and of two. Sequences are a prompt each, with completions
+that share it; all sizes are small, so a count of kernels is that of any size, and bytes are those of these sizes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks there
+import numpy as np
+
+from hone.algorithms.losses.objective import sft_objective
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.config.shared import OptimConfig, SchedulerConfig
+from hone.inference.engine import Engine
+from hone.inference.types import Job, SamplingParams
+from hone.model.config import DecoderConfig
+from hone.model.head import head_logprobs
+from hone.model.presets import random_decoder
+from hone.trainer.memory import training_bytes
+from hone.trainer.packing import Batch, Sequence
+from hone.trainer.step import Trainer
+
+SHAPE = DecoderConfig(
+    family="qwen3",
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=768,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    rope_theta=1e6,
+    qk_norm=True,
+    max_position_embeddings=4096,
+)
+PROMPT, COMPLETION, GROUP = 64, 48, 8
+STAY = ("weights", "bf16 casts", "optimiser")
+"""Parts of a plan that a step finds there."""
+
+
+def counted(gpu: FakeCuda, call: Callable[[], Any]) -> dict[str, int]:
+    """Return kernels, bytes, and the peak of live bytes above what is there before and after."""
+    gc.collect()
+    kernels, moved, before = gpu.operations.total(), gpu.bytes, gpu.live
+    gpu.peak = before
+    call()
+    return {
+        "kernels": gpu.operations.total() - kernels,
+        "bytes": gpu.bytes - moved,
+        "peak": gpu.peak - before,
+        "left": gpu.live - before,
+    }
+
+
+def decode(gpu: FakeCuda, layers: int, precision: str) -> dict[str, int]:
+    """One step of eight sequences, without a graph: what one would launch."""
+    engine = Engine(random_decoder(replace(SHAPE, num_layers=layers), 0, precision).to("cuda"), cuda_graphs=False)
+    rng = np.random.default_rng(0)
+    params = SamplingParams(ignore_eos=True)
+    for number in range(GROUP):
+        engine.add(Job(tuple(rng.integers(0, 4096, PROMPT).tolist()), number, COMPLETION, params))
+    for _ in range(4):
+        engine.step()
+    return counted(gpu, engine.step)
+
+
+def train(gpu: FakeCuda, layers: int, precision: str, checkpointing: str = "none") -> dict[str, int]:
+    """One step of four prompts with eight completions each, after one that made the optimiser's state; beside it, what
+    the plan says that it takes at its peak.
+    """
+    shape = replace(SHAPE, num_layers=layers)
+    model = random_decoder(shape, 0, precision).to("cuda")
+    optim = OptimConfig(lr=1e-6)
+    trainer = Trainer(model, optim, SchedulerConfig(), 10, sft_objective, checkpointing=checkpointing)
+    rng = np.random.default_rng(0)
+    mask = np.arange(PROMPT + COMPLETION) >= PROMPT
+    rows = []
+    for group in range(4):
+        prompt = rng.integers(0, 4096, PROMPT)
+        rows += [
+            Sequence(np.concatenate([prompt, rng.integers(0, 4096, COMPLETION)]), mask, group=group, sample=i)
+            for i in range(GROUP)
+        ]
+    batches = trainer.deal(Batch(rows), 10**6, share_prompts=True)
+    trainer.step(batches)
+    flags = ["--model.name", "hone/tiny", "--orchestrator.batch-size", str(4 * GROUP), "--precision", precision]
+    flags += ["--orchestrator.rollouts-per-example", str(GROUP), "--seq-len", str(PROMPT + COMPLETION)]
+    flags += ["--orchestrator.env.id", "reverse-text", "--trainer.checkpointing", checkpointing]
+    parts = training_bytes(parse(RLConfig, flags, "rl"), shape, "cuda", PROMPT, COMPLETION)
+    planned = {"planned": sum(size for name, size in parts.items() if name not in STAY)}
+    return counted(gpu, lambda: trainer.step(batches)) | planned
+
+
+def head(gpu: FakeCuda, precision: str) -> dict[str, int]:
+    """Forward and backward of the vocabulary head for 512 tokens."""
+    model = random_decoder(SHAPE, 0, precision).to("cuda")
+    hidden = model.head_weight.detach()[:512].clone().requires_grad_()
+    targets = model.embedding.weight.new_zeros(512).long() if hasattr(model, "embedding") else hidden[:, 0].long() * 0
+
+    def both() -> None:
+        logprobs, _ = head_logprobs(hidden, model.head_weight, targets, precision=precision)
+        logprobs.sum().backward()
+
+    return counted(gpu, both)
+
+
+def main() -> None:
+    found: dict[str, Any] = {}
+    with FakeCuda().there() as gpu:
+        for precision in ("bf16_linear", "bf16"):
+            for name, work in (("decode", decode), ("train", train)):
+                two, four = (work(gpu, layers, precision) for layers in (2, 4))
+                found[f"{name} {precision}"] = {
+                    "whole": four,
+                    "layer": {key: (four[key] - two[key]) / 2 for key in two},
+                    "rest": {key: 2 * two[key] - four[key] for key in two},
+                }
+            found[f"head {precision}"] = head(gpu, precision)
+            for checkpointing in ("selective", "layer"):
+                found[f"train {precision}, {checkpointing}"] = {"whole": train(gpu, 4, precision, checkpointing)}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
