@@ -310,10 +310,10 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return countdown on generated problems, or on the rows of `dataset`: a file, a folder or a hub id.
 
-    Without `eval_dataset` a tenth of the problems of `dataset` is held out by content; if both `num_…_examples` are given,
-    train is its first and eval its next rows, as in TinyZero (327,680 and 1,024). By default 50,000 and 1,000 problems
-    are generated. `prompt` is the user message with {nums} and {target}, and optionally {uses} and {operations};
-    `format_hint` adds how to answer.
+    Without `eval_dataset` a tenth of the problems of `dataset` is held out by content; if both `num_…_examples` are
+    given, train is its first and eval its next rows, as in TinyZero (327,680 and 1,024). By default 50,000 and 1,000
+    problems are generated. `prompt` is the user message with {nums} and {target}, and optionally {uses} and
+    {operations}; `format_hint` adds how to answer.
     """
     if not operations or not set(operations) <= set("+-*/") or len(set(operations)) < len(operations):
         raise UserError(f"countdown: operations is {operations!r}; it must be one or more of + - * /, each once")

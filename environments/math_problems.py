@@ -46,8 +46,8 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Problems from `dataset` and `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id and its split.
 
-    Without `eval_dataset` a tenth of `dataset` is held out; `eval_dataset` alone is for evaluation. `format_hint` adds to
-    each question how to answer.
+    Without `eval_dataset` a tenth of `dataset` is held out; `eval_dataset` alone is for evaluation. `format_hint` adds
+    to each question how to answer.
     """
     return MathProblems(
         hint=MATH_HINT * format_hint,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks there
+from fake_cuda import FakeCuda  # isort: skip  it patches torch.cuda before hone is there
 import numpy as np
 
 from hone.algorithms.losses.objective import sft_objective
@@ -43,6 +43,7 @@ SHAPE = DecoderConfig(
     max_position_embeddings=4096,
 )
 PROMPT, COMPLETION, GROUP = 64, 48, 8
+MICRO_BATCH = 2 * (PROMPT + GROUP * COMPLETION)
 STAY = ("weights", "bf16 casts", "optimiser")
 """Parts of a plan that a step finds there."""
 
@@ -90,11 +91,13 @@ def train(gpu: FakeCuda, layers: int, precision: str, checkpointing: str = "none
             Sequence(np.concatenate([prompt, rng.integers(0, 4096, COMPLETION)]), mask, group=group, sample=i)
             for i in range(GROUP)
         ]
-    batches = trainer.deal(Batch(rows), 10**6, share_prompts=True)
+    batches = trainer.deal(Batch(rows), MICRO_BATCH, share_prompts=True)
+    assert len(batches) == 2, "the second one's peak has the gradients of the first"
     trainer.step(batches)
     flags = ["--model.name", "hone/tiny", "--orchestrator.batch-size", str(4 * GROUP), "--precision", precision]
     flags += ["--orchestrator.rollouts-per-example", str(GROUP), "--seq-len", str(PROMPT + COMPLETION)]
     flags += ["--orchestrator.env.id", "reverse-text", "--trainer.checkpointing", checkpointing]
+    flags += ["--trainer.micro-batch-tokens", str(MICRO_BATCH)]
     parts = training_bytes(parse(RLConfig, flags, "rl"), shape, "cuda", PROMPT, COMPLETION)
     planned = {"planned": sum(size for name, size in parts.items() if name not in STAY)}
     return counted(gpu, lambda: trainer.step(batches)) | planned

@@ -38,7 +38,10 @@ def test_shares_follow_from_seed_and_step():
     ("settings", "message"),
     [
         ({"orchestrator.envs": [{"id": "gsm8k"}, {"id": "gsm8k"}]}, 'two of orchestrator.envs have the name "gsm8k"'),
-        ({"orchestrator.eval.envs": [{"id": "a", "name": "b"}, {"id": "b"}]}, 'orchestrator.eval.envs have the name "b"'),
+        (
+            {"orchestrator.eval.envs": [{"id": "a", "name": "b"}, {"id": "b"}]},
+            'orchestrator.eval.envs have the name "b"',
+        ),
         ({"orchestrator.env.id": "countdown", "orchestrator.envs": [{"id": "gsm8k"}]}, "put all of them there"),
         (
             {"orchestrator.envs": [{"id": "a"}, {"id": "b", "sampling": {"temperature": 0.7}}]},

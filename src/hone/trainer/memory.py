@@ -176,27 +176,29 @@ def activation_bytes(
     low = 4 if precision == "fp32" else 2
     by_fp32 = low == 2 and takes_products_in_fp32(device)
     result = 4 if by_fp32 else low
-    norms = 2 * 4 * hidden + (4 * (q + kv) if model.qk_norm else 0)  # their inputs, normalised, in fp32
+    ragged = low == 2 and device == "cuda"  # attention's kernel for segments of any length
+    # Their inputs, normalised, in fp32; a GPU's kernel keeps the inputs as they are.
+    norms = 2 * hidden * (2 if ragged and precision == "bf16" else 4) + (4 * (q + kv) if model.qk_norm else 0)
     # Attention's output is the very input of o, unless it is cast, or taken from padded rows.
-    shared = slots == tokens and (precision == "fp32" or device == "cuda")
+    shared = ragged or (slots == tokens and (precision == "fp32" or device == "cuda"))
     inputs = low * (2 * hidden + (0 if shared else q))  # of qkv, gate_up, o
     halves = low * 7 * lora.rank if lora else 0  # A x of each matrix
     mlp = low * 3 * inner + halves  # gate_up and activation
-    wide = 2 if precision != "fp32" and device == "cuda" else 4
-    # q, k, v and the output; without a kernel that groups query heads, k and v are repeated for them.
-    attention = wide * (2 * q + 2 * (q if precision == "fp32" and device == "cuda" else kv))
+    wide, queries = (2, tokens) if ragged else (4, slots)
+    # q and the output, k and v; without a kernel that groups query heads, k and v are repeated for them.
+    attention = wide * (queries * 2 * q + slots * 2 * (q if precision == "fp32" and device == "cuda" else kv))
     rows = padded_rows(tokens) if device == "cpu" and precision == "bf16_linear" else tokens
-    layer = tokens * norms + rows * (inputs + mlp) + slots * attention
+    layer = tokens * norms + rows * (inputs + mlp) + attention
     # The gradients of gate_up, of the activation, which is dropped unless one function computes the MLP, and of the
     # residual stream; or those of q, k and v.
     of_mlp = low * inner * (4 if precision == "bf16_linear" else 3)
     of_mlp += 4 * (2 * inner + hidden) * (by_fp32 and precision == "bf16_linear")  # the operands of a product
-    passing = max(rows * of_mlp, slots * wide * 2 * (q + kv)) + tokens * 2 * 4 * hidden
+    passing = max(rows * of_mlp, wide * 2 * (queries * q + slots * kv)) + tokens * 2 * 4 * hidden
     if checkpointing == "none":
         return model.num_layers * layer, passing
     kept = tokens * hidden * (2 if precision == "bf16" else 4)  # a layer's input
     if checkpointing == "selective":
-        attended = slots * (wide * q + 4 * model.num_heads)
+        attended = queries * (wide * q + 4 * model.num_heads)
         products = rows * (result * (q + 2 * kv + 2 * inner + 2 * hidden) * (2 if lora else 1) + halves)
         kept += products + attended  # and what products and attention gave
         layer -= rows * result * 2 * inner + attended

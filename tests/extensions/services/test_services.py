@@ -163,9 +163,7 @@ def test_a_reply_that_did_not_end_by_itself_is_an_error_and_recorded(server: Ser
     record_in(tmp_path)
     for _ in range(2):
         (score,) = graded(judge(server), "three")
-        assert score.outcome is Outcome.GRADER_ERROR and f"was cut off (finish_reason is {reason!r})" in (
-            score.detail
-        )
+        assert score.outcome is Outcome.GRADER_ERROR and f"was cut off (finish_reason is {reason!r})" in (score.detail)
         Replies._known.clear()
     assert len(server.asked) == 1, "it would be cut off again"
 
