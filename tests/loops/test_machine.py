@@ -40,6 +40,8 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(machine, "free_memory", lambda device: int(gib * GIB))
 
     monkeypatch.setattr(machine, "share_of_cores", lambda processes: 12)
+    monkeypatch.setattr("hone.loops.memory.find_spec", lambda name: name)  # torchao is installed
+    monkeypatch.setattr("hone.loops.memory.ram", lambda: (64 * GIB, 64 * GIB))
     return set_free
 
 
@@ -137,9 +139,8 @@ def test_a_gpu_that_is_small_has_what_costs_least_first(
     gib: float, chosen: tuple, free: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
     """Smaller micro-batches, checkpointing, no graphs; then moments of 8 bits; then the optimiser on the host."""
-    shape, total = KNOWN["qwen2.5-1.5b"], 64 * GIB
-    for room in ("hone.loops.memory.ram", "hone.loops.machine.ram"):
-        monkeypatch.setattr(room, lambda: (total, total))
+    shape = KNOWN["qwen2.5-1.5b"]
+    monkeypatch.setattr(machine, "ram", lambda: (64 * GIB, 64 * GIB))
 
     def settings(config: RLConfig) -> tuple:
         trainer, optim = config.trainer, config.trainer.optim
@@ -302,7 +303,25 @@ def test_sft_decides_its_own(free: Any, tmp_path: Path) -> None:
     run_of(tmp_path / "run", config, "sft")
     free(1)
     again = resolved(parse(SFTConfig, [*flags, "--resume"], "sft"), MODEL, "cpu")
+    assert (config.head_cache_bytes, again.head_cache_bytes) == (5 * GIB, 5 * GIB)
     assert (again.data.micro_batch_tokens, again.checkpointing, again.threads) == (16384, "none", 12)
+
+
+def test_a_micro_batch_of_sft_holds_the_longest_row(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    free(14)
+    config = resolved(parse(SFTConfig, ["--data.path", "x", "--data.seq-len", "4096"], "sft"), MODEL, "cuda")
+    assert (config.data.micro_batch_tokens, config.checkpointing, config.optim.state) == (4096, "layer", "fp32")
+    printed = capsys.readouterr().out
+    assert printed.startswith("micro_batch_tokens 4,096 and checkpointing layer: 16,384 tokens would take ")
+    assert printed.endswith(" of 13.3 GiB\n")
+
+
+def test_where_nothing_fits_it_is_said_with_what_is_not_yet_done(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    free(8)
+    resolved(rl(), KNOWN["qwen2.5-1.5b"], "cuda")
+    warning = capsys.readouterr().out.splitlines()[-1]
+    assert warning.startswith("Warning: a step takes about ") and "8.0 GiB are free on cuda: " in warning
+    assert warning.endswith(": lower trainer.micro_batch_tokens, or set precision = bf16 or model.lora.rank = 16")
 
 
 @pytest.mark.parametrize("kind", [RLConfig, SFTConfig])

@@ -204,6 +204,7 @@ def configure(
     count = threads or default_threads(parameters, ranks)
     torch.set_num_threads(count)
     if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # where neither `hone` nor `hone.rl` has begun it
         torch.use_deterministic_algorithms(True)
         # Writing NaN into every fresh tensor is for finding reads of unset memory; it costs 5 % of a step.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
