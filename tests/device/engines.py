@@ -19,6 +19,7 @@ from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks t
 sys.path.append(str(Path(__file__).parents[1] / "inference"))
 from many_jobs import CONFIG, jobs
 
+from hone.inference import graphs
 from hone.inference.engine import Engine
 from hone.inference.memory import kv_bytes_per_token
 from hone.inference.types import Job, SamplingParams, Token
@@ -30,6 +31,7 @@ from hone.trainer.packing import Sequence, pack
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "graphs": {"cuda_graphs": True},
+    "varlen": {"cuda_graphs": True},
     "invariant": {"batch_invariant": True},
     "prefixes": {"prefix_bytes": 2**20, "prefill_tokens": 64},
     "small cache": {"kv_bytes": 300 * kv_bytes_per_token(CONFIG, "fp32", "cpu")},
@@ -93,8 +95,9 @@ def _sequence(job: Job, tokens: list[Token]) -> Sequence:
     return Sequence(ids, np.arange(len(ids)) >= len(job.prompt))
 
 
-def tried(precision: str, options: dict[str, Any], enable_gqa: bool) -> dict[str, Any]:
+def tried(precision: str, options: dict[str, Any], enable_gqa: bool, varlen: bool) -> dict[str, Any]:
     """Sample on the CPU and on the GPU, then on the GPU after each of three updates."""
+    graphs.VARLEN = varlen
     model = peaked(precision)
     cpu, _ = sampled(Engine(copy.deepcopy(model), **options))
     changed, _ = sampled(Engine(updated(copy.deepcopy(model), 3), **options))
@@ -125,5 +128,7 @@ def tried(precision: str, options: dict[str, Any], enable_gqa: bool) -> dict[str
 
 
 if __name__ == "__main__":
-    found = {name: tried(sys.argv[1], options, name != "prefixes") for name, options in VARIANTS.items()}
+    found = {
+        name: tried(sys.argv[1], options, name != "prefixes", name == "varlen") for name, options in VARIANTS.items()
+    }
     json.dump(found, sys.stdout)

@@ -344,8 +344,9 @@ def _varlen(q, k, v, ends_q, ends_k, max_q, max_k, *options):
     assert q.dtype in (torch.bfloat16, torch.float16) and ends_q.dtype == torch.int32
     assert all(x.stride(-1) == 1 and x.shape[-1] % 8 == 0 for x in (q, k, v)), "the kernel needs rows aligned"
     out = torch.empty(q.shape, dtype=q.dtype)
-    shared = q.shape[1] // k.shape[1]
-    for rows, seen in zip(_segments(ends_q), _segments(ends_k), strict=True):
+    shared, used = q.shape[1] // k.shape[1], options[4] if len(options) > 4 else None
+    ends = _segments(ends_k) if used is None else [slice(b, b + n) for b, n in zip(ends_k.tolist(), used.tolist())]  # noqa: B905
+    for rows, seen in zip(_segments(ends_q), ends, strict=True):
         queries = q[rows].float().transpose(0, 1)
         keys, values = (x[seen].float().transpose(0, 1).repeat_interleave(shared, 0) for x in (k, v))
         scores = queries @ keys.mT * q.shape[-1] ** -0.5

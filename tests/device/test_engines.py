@@ -15,7 +15,7 @@ from .conftest import report
 
 pytestmark = pytest.mark.device
 PRECISIONS = ("fp32", "bf16_linear", "bf16")
-VARIANTS = ("grouped", "graphs", "invariant", "prefixes", "small cache")
+VARIANTS = ("grouped", "graphs", "varlen", "invariant", "prefixes", "small cache")
 BOUNDS = {"fp32": (1e-5, 1e-5), "bf16_linear": (2e-3, 5e-2), "bf16": (2e-3, 5e-2)}
 APART = (1.5e-2, 0.1)
 """For what rounds the weights of attention elsewhere than the trainer's kernel: SDPA, which falls back to plain

@@ -32,13 +32,15 @@ from hone.inference.memory import GRANULE, ROOM, power_of_two, slot_tokens
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner, first_logits, rows_of
 from hone.inference.types import SamplingParams
-from hone.model.attention import sdpa
+from hone.model.attention import sdpa, takes_varlen, varlen
 from hone.model.decoder import Decoder
 from hone.model.device import upload
 from hone.model.head import head_logits
 
 MAX_GRAPHS = 128
 """The graph that was not used for longest is dropped when there are more."""
+VARLEN = False
+"""In bf16, with torch 2.13: attend by `varlen`, which reads each row's tokens and no more. Not measured yet."""
 MAX_WAYS, FEW = 1024, 4
 """Ways of sampling that are remembered, the latest ones; of those that are recorded together."""
 
@@ -307,6 +309,9 @@ class _SlotAttention:
         device = positions.device
         self.layers, self.positions, self.tokens = layers, positions, tokens
         self.rows = torch.arange(len(positions), device=device)
+        if VARLEN:
+            starts = torch.arange(len(positions) + 1, device=device, dtype=torch.int32)
+            self.varlen_rows, self.seen = (starts, starts * layers[0].shape[2], 1, tokens), (positions + 1).int()
         self.dtype = torch.float32 if device.type == "cpu" else layers[0].dtype
         future = torch.arange(tokens, device=device) > positions[:, None]
         self.mask = torch.zeros(future.shape, device=device, dtype=self.dtype).masked_fill_(future, float("-inf"))
@@ -315,6 +320,8 @@ class _SlotAttention:
         stored = self.layers[layer]
         stored[0][self.rows, self.positions] = k
         stored[1][self.rows, self.positions] = v
+        if VARLEN and takes_varlen(q):
+            return varlen(q, *stored[:, : len(q)].flatten(1, 2), *self.varlen_rows, seqused_k=self.seen)
         keys, values = stored[:, : len(q), : self.tokens].transpose(2, 3).to(self.dtype)  # each [B, K, tokens, Dh]
         # The heads that share keys stand where SDPA has a sequence's tokens: its fused kernels with a mask know no
         # groups of heads, and the others would copy the keys.

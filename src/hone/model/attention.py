@@ -108,16 +108,16 @@ def varlen_rows(queries: Sequence[int], keys: Sequence[int], device: torch.devic
     return starts[0], starts[1], max(queries), max(keys)
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, *rows: Any) -> Tensor:
-    """Attend in `varlen_rows` laid end to end: bf16 q [N, H, Dh], k, v [M, K, Dh] → like q.
+def varlen(q: Tensor, k: Tensor, v: Tensor, *rows: Any, **options: Any) -> Tensor:
+    """Attend in `varlen_rows` laid end to end: bf16 q [N, H, Dh], k, v [M, K, Dh] → like q. Takes torch's `options`.
 
     A row's last query sees all its keys, the one before it all but the last, and so on.
     """
     kernel, groups = _varlen_kernel()
     if groups:
-        out = kernel(q, k, v, *rows, window_size=(-1, 0), enable_gqa=True)
+        out = kernel(q, k, v, *rows, window_size=(-1, 0), enable_gqa=True, **options)
     else:
-        out = kernel(q, *repeat_heads(q, k, v), *rows, window_size=(-1, 0))
+        out = kernel(q, *repeat_heads(q, k, v), *rows, window_size=(-1, 0), **options)
     assert isinstance(out, Tensor)
     return out
 
