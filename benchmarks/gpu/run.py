@@ -212,9 +212,7 @@ def stop(number: int, frame: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder of the result")
-    parser.add_argument(
-        "--stages", nargs="+", metavar="WORD", help="only those of these names, or with one of these words"
-    )
+    parser.add_argument("--stages", nargs="+", metavar="WORD", help="only those with these names or words")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy shapes: says only that it runs")
     for name in ("--child", "--figures", "--work", "--end"):
