@@ -1,7 +1,6 @@
 """Count on the fake GPU what a step launches, moves and holds; print it as JSON.
 
-A layer's share is the difference of models of four layers and of two. Sequences are a prompt each, with completions
-that share it; all sizes are small, so a count of kernels is that of any size, and bytes are those of these sizes.
+A layer's share is the difference of models of four layers and of two. The kernels are as many at any size.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from hone.config.shared import OptimConfig, SchedulerConfig
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
 from hone.model.config import DecoderConfig
-from hone.model.head import head_logprobs
 from hone.model.presets import random_decoder
 from hone.trainer.memory import training_bytes
 from hone.trainer.packing import Batch, Sequence
@@ -103,19 +101,6 @@ def train(gpu: FakeCuda, layers: int, precision: str, checkpointing: str = "none
     return counted(gpu, lambda: trainer.step(batches)) | planned
 
 
-def head(gpu: FakeCuda, precision: str) -> dict[str, int]:
-    """Forward and backward of the vocabulary head for 512 tokens."""
-    model = random_decoder(SHAPE, 0, precision).to("cuda")
-    hidden = model.head_weight.detach()[:512].clone().requires_grad_()
-    targets = model.embedding.weight.new_zeros(512).long() if hasattr(model, "embedding") else hidden[:, 0].long() * 0
-
-    def both() -> None:
-        logprobs, _ = head_logprobs(hidden, model.head_weight, targets, precision=precision)
-        logprobs.sum().backward()
-
-    return counted(gpu, both)
-
-
 def main() -> None:
     found: dict[str, Any] = {}
     with FakeCuda().there() as gpu:
@@ -127,7 +112,6 @@ def main() -> None:
                     "layer": {key: (four[key] - two[key]) / 2 for key in two},
                     "rest": {key: 2 * two[key] - four[key] for key in two},
                 }
-            found[f"head {precision}"] = head(gpu, precision)
             for checkpointing in ("selective", "layer"):
                 found[f"train {precision}, {checkpointing}"] = {"whole": train(gpu, 4, precision, checkpointing)}
     json.dump(found, sys.stdout)
