@@ -122,14 +122,14 @@ def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool, lora
 
 
 def test_on_a_gpu_what_attention_gives_is_the_input_of_o() -> None:
+    """Norms store what they get. Where a prompt is shared, keys and values are copied, and queries are not."""
     shape = KNOWN["qwen3-0.6b"]
     hidden, inner, q, kv = shape.hidden_size, shape.intermediate_size, shape.q_size, shape.kv_size
-    norms, products, attention = 4 * (2 * hidden + q + kv), 2 * (2 * hidden + 3 * inner), 2 * (2 * q + 2 * kv)
-    for precision in ("bf16_linear", "bf16"):
-        each = activation_bytes(shape, precision, "cuda", 512, 512)[0] / 512 / shape.num_layers
-        assert each == norms + products + attention
-        shared = activation_bytes(shape, precision, "cuda", 512, 600)[0] / shape.num_layers
-        assert shared == 512 * (norms + products + 2 * q) + 600 * attention, "rows of a shared prompt are gathered"
+    for precision, item in (("bf16_linear", 4), ("bf16", 2)):
+        each = 2 * item * hidden + 4 * (q + kv) + 2 * (2 * hidden + 3 * inner) + 4 * q
+        for slots in (512, 600):
+            stored = activation_bytes(shape, precision, "cuda", 512, slots)[0]
+            assert stored == shape.num_layers * (512 * each + slots * 4 * kv)
 
 
 def test_what_fits_with_lora_and_not_without() -> None:
