@@ -132,7 +132,7 @@ def test_a_stage_that_is_ended_is_recorded(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_is_lost_on_the_way_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ended:
+    class ExitStatus:
         """A stage's process; the third finds no GPU."""
 
         pid, codes = -1, iter([0, 0, gpu_run.NO_GPU])
@@ -143,7 +143,7 @@ def test_a_gpu_that_is_lost_on_the_way_is_a_failure(tmp_path: Path, monkeypatch:
         def wait(self, seconds: float | None = None) -> int:
             return self.code
 
-    monkeypatch.setattr(gpu_run.subprocess, "Popen", Ended)
+    monkeypatch.setattr(gpu_run.subprocess, "Popen", ExitStatus)
     monkeypatch.setattr(gpu_run.Runner, "end_child", lambda self: None)
     monkeypatch.setattr(gpu_run, "revision", lambda: None)
     monkeypatch.setattr(gpu_run, "work_folder", lambda: None)

@@ -9,7 +9,7 @@ from email.utils import formatdate
 import pytest
 from fake_openai import Drop, FakeOpenAI, Say, Status
 
-from hone.client import LONGEST_RETRY_AFTER, LONGEST_WAIT, Client, Endpoint, Gone, Refused, delay
+from hone.client import LONGEST_RETRY_AFTER, LONGEST_WAIT, Client, Endpoint, RequestRejected, ServerUnavailable, delay
 from hone.web import MIB, retry_after
 
 
@@ -58,7 +58,7 @@ def test_what_may_pass_is_tried_again_and_what_may_not_once():
     assert all(0.5 * 2**attempt <= wait <= 2**attempt for attempt, wait in enumerate(waits) if attempt)
     for status, code in ((400, None), (501, None), (429, "insufficient_quota")):
         with FakeOpenAI(lambda body: Status(status, "no", error_code=code)) as server:  # noqa: B023
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(RequestRejected) as refused:
                 asked(server, waits)
             assert (refused.value.status, refused.value.reason, refused.value.code) == (status, "no", code)
             assert len(server.bodies) == 1
@@ -67,6 +67,6 @@ def test_what_may_pass_is_tried_again_and_what_may_not_once():
 def test_all_tries_together_have_a_limit():
     waits: list[float] = []
     own = [delay(attempt, None, "name") for attempt in range(9)]
-    with FakeOpenAI(lambda body: Status(503, "busy")) as server, pytest.raises(Gone) as gone:
+    with FakeOpenAI(lambda body: Status(503, "busy")) as server, pytest.raises(ServerUnavailable) as gone:
         asked(server, waits, patience=own[5], max_retries=8)
     assert waits == own[:5] and (gone.value.status, gone.value.reason) == (503, "busy")

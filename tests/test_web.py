@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hone.client import Endpoint, Late, Refused
+from hone.client import Endpoint, RequestRejected, ResponseTimeout
 from hone.config.shared import server_url
 from hone.environments.services import record_in
 from hone.errors import Halt, UserError
@@ -188,7 +188,7 @@ def test_no_client_reads_an_answer_without_end(client: Any, error: Any, server: 
             client(server.url)
 
 
-@each_client(RuntimeError, RuntimeError, RuntimeError, Late)
+@each_client(RuntimeError, RuntimeError, RuntimeError, ResponseTimeout)
 def test_an_answer_that_trickles_is_late(
     client: Any, error: Any, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +198,7 @@ def test_an_answer_that_trickles_is_late(
         client(server.url, timeout=0.5)
 
 
-@each_client(RuntimeError, RuntimeError, RuntimeError, Refused)
+@each_client(RuntimeError, RuntimeError, RuntimeError, RequestRejected)
 def test_no_client_follows_a_redirect(client: Any, error: Any, server: Server) -> None:
     server.write = elsewhere
     with pytest.raises(error, match="307"):

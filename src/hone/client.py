@@ -56,7 +56,7 @@ class Endpoint:
     who: str = "inference server"
 
 
-class Refused(Halt):
+class RequestRejected(Halt):
     """The server answers that it won't: with a status, a reason, and perhaps a code."""
 
     def __init__(self, url: str, status: int, reason: str, code: Any = None) -> None:
@@ -64,7 +64,7 @@ class Refused(Halt):
         self.status, self.reason, self.code = status, reason, code
 
 
-class Gone(Halt):
+class ServerUnavailable(Halt):
     """The server is not there, or fails: `status` and `reason` of its last answer, or the `cause` of having none."""
 
     def __init__(self, text: str, status: int | None, reason: str = "", cause: Exception | None = None) -> None:
@@ -72,7 +72,7 @@ class Gone(Halt):
         self.status, self.reason, self.cause = status, reason, cause
 
 
-class Late(Halt):
+class ResponseTimeout(Halt):
     """An answer takes longer than the server may take."""
 
 
@@ -118,7 +118,8 @@ class Client:
     async def request(self, method: str, url: str, body: Any = None, name: str = "") -> Any:
         """Return the server's answer (httpx.Response). The waits between tries depend on `name`.
 
-        Raises Refused if another try can't help, Gone after the last try, Late after `endpoint.timeout`, or TooLarge.
+        Raises RequestRejected if another try can't help, ServerUnavailable after the last try, ResponseTimeout after
+        `endpoint.timeout`, or TooLarge.
         """
         import httpx
 
@@ -126,8 +127,10 @@ class Client:
         log = f"; its log is {endpoint.log}" if endpoint.log else ""
         tries = "1 try" if endpoint.max_retries == 0 else f"{endpoint.max_retries + 1} tries"
 
-        def gone(why: str, *more: Any) -> Gone:
-            return Gone(f"the {endpoint.who} at {endpoint.url} is gone, or fails ({why}; {tries}{log})", *more)
+        def gone(why: str, *more: Any) -> ServerUnavailable:
+            return ServerUnavailable(
+                f"the {endpoint.who} at {endpoint.url} is gone, or fails ({why}; {tries}{log})", *more
+            )
 
         ends, attempt = time.monotonic() + endpoint.patience, 0
         while True:
@@ -139,7 +142,7 @@ class Client:
                     answer = await self._http.request(method, url, json=body)
             except (httpx.ReadTimeout, TimeoutError):
                 remedy = f"raise {endpoint.section}.timeout{log}"
-                problem = Late(f"{endpoint.url} did not answer within {endpoint.timeout:g} s: {remedy}")
+                problem = ResponseTimeout(f"{endpoint.url} did not answer within {endpoint.timeout:g} s: {remedy}")
                 if not self._asks_late_again:
                     raise problem from None
             except httpx.TransportError as error:
@@ -152,7 +155,7 @@ class Client:
                     return answer
                 status, (reason, code) = answer.status_code, refusal_in(answer.text)
                 if code == "insufficient_quota" or not may_pass(status):
-                    raise Refused(url, status, reason, code)
+                    raise RequestRejected(url, status, reason, code)
                 problem = gone(f"status {status}: {reason}", status, reason)
                 asked = retry_after(answer.headers)
             wait = delay(attempt, asked, name)

@@ -20,7 +20,7 @@ from processes import until
 
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.grading.pool import Ended, Pool, Worker
+from hone.grading.pool import ExitStatus, Pool, Worker
 from hone.types import Outcome
 
 SCRIPT = Path(__file__).with_name("process_script.py")
@@ -287,7 +287,7 @@ def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool):
 KILLED = """
 import sys
 from pathlib import Path
-from hone.grading.pool import Ended, Pool, Worker
+from hone.grading.pool import ExitStatus, Pool, Worker
 
 pool = Pool(Path(sys.argv[1]), [sys.argv[2]], "testing", workers=2)
 while not all(process and process.ready for process in pool._processes):
@@ -334,5 +334,5 @@ def test_the_process_ends_with_its_worker(tmp_path):
     ],
 )
 def test_what_a_process_ended_of_in_words(code, seconds, outcome, shown, killed):
-    failure = Ended(code, "words").failure("grading", seconds)
+    failure = ExitStatus(code, "words").failure("grading", seconds)
     assert (failure.outcome, failure.detail, failure.killed) == (outcome, shown, killed)

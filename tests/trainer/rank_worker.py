@@ -299,8 +299,8 @@ def lost_before(ranks: Ranks, folder: Path) -> None:
     """Rank 0 is killed before rank 1 follows: while that loads its model."""
     if ranks.first:
         os.kill(os.getpid(), signal.SIGKILL)
-    assert ranks.life_line is not None
-    for thread in ranks.life_line._threads:
+    assert ranks.watchdog is not None
+    for thread in ranks.watchdog._threads:
         thread.join()
     write(ranks, folder, "before", RankedTrainer(ranks, lambda: make_trainer(ranks)).follow())
 
@@ -333,8 +333,8 @@ def lost_between(ranks: Ranks, folder: Path) -> None:
         trainer.follow()
     trainer.start()
     os.kill(pid, signal.SIGKILL)
-    assert ranks.life_line is not None
-    for thread in ranks.life_line._threads:
+    assert ranks.watchdog is not None
+    for thread in ranks.watchdog._threads:
         thread.join()
     try:
         trainer.fingerprint()
@@ -353,8 +353,8 @@ def dismissed(ranks: Ranks, folder: Path) -> None:
             raise UserError("no such file")
     code = trainer.follow()
     select.select([os.pidfd_open(pid)], [], [])
-    assert ranks.life_line is not None
-    for thread in ranks.life_line._threads:
+    assert ranks.watchdog is not None
+    for thread in ranks.watchdog._threads:
         thread.join()  # it has seen that rank 0 is gone
     write(ranks, folder, "dismissed", code)
 

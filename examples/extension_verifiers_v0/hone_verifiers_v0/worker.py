@@ -26,7 +26,7 @@ OWN_SAMPLING = ("stop", "max_tokens", "max_completion_tokens")
 """Keys that an environment may set in `sampling_args`; the run sets the others."""
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """Why an environment cannot be used."""
 
 
@@ -42,7 +42,7 @@ def start(env_id: str, args: dict[str, Any], folder: str, _: None) -> Callable[[
     def answer(question: list[Any]) -> Any:
         try:
             return getattr(served, question[0])(*question[1:])
-        except Refused as why:
+        except RequestRejected as why:
             return {"refused": str(why)}
 
     return answer
@@ -92,17 +92,21 @@ def load(env_id: str, args: dict[str, Any]) -> Any:
         return importlib.import_module("verifiers").load_environment(env_id, **args)
     except Exception as error:
         missing = f" ({error.__cause__})" if isinstance(error.__cause__, ImportError) else ""
-        raise Refused(f"cannot be loaded: {str(error).partition(chr(10))[0]}{missing}") from error
+        raise RequestRejected(f"cannot be loaded: {str(error).partition(chr(10))[0]}{missing}") from error
 
 
 def check(env: Any) -> None:
-    """Raise Refused if the rollouts of an environment cannot be rewarded one by one."""
+    """Raise RequestRejected if the rollouts of an environment cannot be rewarded one by one."""
     vf = importlib.import_module("verifiers")
     if env.requires_group_rollouts:
-        raise Refused("is refused: a reward of its rubric compares the rollouts of a group; hone rewards each alone")
+        raise RequestRejected(
+            "is refused: a reward of its rubric compares the rollouts of a group; hone rewards each alone"
+        )
     computes = any(type(rubric).score_rollout is not vf.Rubric.score_rollout for rubric in rubrics(env.rubric))
     if not env.score_rollouts or not (computes or any(weights_of(env).values())):
-        raise Refused("is refused: its rubric has no reward function with a weight, or it does not score its rollouts")
+        raise RequestRejected(
+            "is refused: its rubric has no reward function with a weight, or it does not score its rollouts"
+        )
 
 
 def rubrics(rubric: Any) -> list[Any]:
@@ -123,11 +127,11 @@ def rows_of(env: Any, limit: int) -> list[list[dict[str, Any]]]:
 
 
 def messages(row: dict[str, Any]) -> list[dict[str, str]]:
-    """Return a row's prompt. Raises Refused if it is more than text."""
+    """Return a row's prompt. Raises RequestRejected if it is more than text."""
     prompt = row["prompt"]
     found = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not all(isinstance(message.get("content") or "", str) for message in found):
-        raise Refused("is refused: it has a prompt of more than text, which hone's models don't read")
+        raise RequestRejected("is refused: it has a prompt of more than text, which hone's models don't read")
     return [{"role": message["role"], "content": message.get("content") or ""} for message in found]
 
 

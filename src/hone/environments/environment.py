@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hone.environments.references import Reference
     from hone.environments.template import Template
     from hone.environments.workers import Workers
-    from hone.grading.pool import Round
+    from hone.grading.pool import RequestBatch
     from hone.model.chat import ChatRenderer
 
 Completion = str | list[Message] | Rollout
@@ -486,7 +486,7 @@ class Environment:
 class EarlyGrading:
     """Completions that are graded while others are sampled. A score is what `Environment.grade_many` gives."""
 
-    def __init__(self, env: Environment, workers: Workers, round: Round, seed: int, size: int) -> None:
+    def __init__(self, env: Environment, workers: Workers, round: RequestBatch, seed: int, size: int) -> None:
         self._env, self._workers, self._round, self._seed, self._size = env, workers, round, seed, size
         self._samples: dict[int, Sample] = {}
         self._asked: list[tuple[str, Any]] = []

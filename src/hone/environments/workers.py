@@ -20,7 +20,7 @@ from hone.environments.rubric import Measured, Rubric, Sample, in_group
 from hone.errors import UserError
 from hone.grading import GraderFailure
 from hone.grading.inline import MAX_DETAIL, cut
-from hone.grading.pool import Pool, Process, Round
+from hone.grading.pool import Pool, Process, RequestBatch
 from hone.types import Message, Outcome
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class Workers:
             [_group_measured(*pair, rubric) for pair in zip(wholes, groups, strict=True)],
         )
 
-    def put(self, round: Round, kind: str, item: Any) -> None:
+    def put(self, round: RequestBatch, kind: str, item: Any) -> None:
         round.put(question(kind, [item]), times=[times_of(kind, [item])])
 
     def answers(
-        self, round: Round, asked: Sequence[tuple[str, Any]], rubric: Rubric
+        self, round: RequestBatch, asked: Sequence[tuple[str, Any]], rubric: Rubric
     ) -> tuple[list[Measured], list[list[Measured]]]:
         found = self._ask_chunks([(kind, [item]) for kind, item in asked], 0, "grading", round)
         ones, wholes = [], []
@@ -79,7 +79,7 @@ class Workers:
                 wholes.append(_group_measured(one, item, rubric))
         return ones, wholes
 
-    def open_round(self) -> AbstractContextManager[Round]:
+    def open_round(self) -> AbstractContextManager[RequestBatch]:
         """Return a round for questions about samples and groups, without async functions: see `put`."""
         return self.pool.open_round(*self.limits.seconds(0), "grading")
 
@@ -107,7 +107,7 @@ class Workers:
         return answers
 
     def _ask_chunks(
-        self, chunks: Sequence[tuple[str, Sequence[Any]]], waits: int, doing: str, round: Round | None = None
+        self, chunks: Sequence[tuple[str, Sequence[Any]]], waits: int, doing: str, round: RequestBatch | None = None
     ) -> list[Any]:
         """Return a list of answers for each chunk of (kind, items), or its failure. `round` has the questions."""
         cpu, clock = self.limits.seconds(waits)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from hone.client import Client, Endpoint, Gone, Late, Refused, one_line
+from hone.client import Client, Endpoint, RequestRejected, ResponseTimeout, ServerUnavailable, one_line
 from hone.errors import Halt, UserError
 from hone.types import Message, Rollout, Usage
 from hone.web import MIB, TooLarge
@@ -44,10 +44,10 @@ class ChatClient(Client):
         """Return {model id: owner}; empty without a list. Raises UserError if none answers or it wants a key."""
         try:
             return {entry["id"]: entry.get("owned_by") or "" for entry in (await self._list()).json()["data"]}
-        except Refused as error:
+        except RequestRejected as error:
             if error.status in (401, 403):
                 raise UserError(self._wants_key(error)) from None
-        except Gone as error:
+        except ServerUnavailable as error:
             if error.status is None:
                 port = urlsplit(self.endpoint.url).port
                 words = f"inference --model.name {model or 'MODEL'}{f' --port {port}' if port and port != 8000 else ''}"
@@ -55,7 +55,7 @@ class ChatClient(Client):
                     f"nothing answers at {self.endpoint.url} ({_cause(error)}): start a server with `{words}` in "
                     "another terminal, or give the URL of one that runs with -b"
                 ) from None
-        except (Late, TooLarge, ValueError, TypeError, AttributeError, KeyError):
+        except (ResponseTimeout, TooLarge, ValueError, TypeError, AttributeError, KeyError):
             pass  # answers, but has no list of models that could be read: the requests will show what it can do
         return {}
 
@@ -68,14 +68,14 @@ class ChatClient(Client):
             answer = await self.request("POST", f"{self._root}/chat/completions", whole, sample_id)
         except TooLarge as error:
             return Failure(str(error))
-        except Refused as error:
+        except RequestRejected as error:
             if not self.succeeded:
                 await self._refuse_hopeless(model, error)
             return Failure(f"status {error.status}: {error.reason}")
-        except (Gone, Late) as error:
+        except (ServerUnavailable, ResponseTimeout) as error:
             if error is self.over:
                 return Failure(str(error))
-            if isinstance(error, Late):
+            if isinstance(error, ResponseTimeout):
                 reason = f"no answer within {self.endpoint.timeout:g} s"
             elif error.status is not None:
                 reason = f"status {error.status}: {error.reason}"
@@ -83,7 +83,7 @@ class ChatClient(Client):
                 refused = type(error.cause).__name__ in ("ConnectError", "ConnectTimeout")
                 reason = f"{'nothing answers' if refused else 'the connection was lost'} ({_cause(error)})"
             if self.succeeded == before and not await self._answers():
-                self.over = Gone(f"the server no longer answers ({reason})", None)
+                self.over = ServerUnavailable(f"the server no longer answers ({reason})", None)
             return Failure(f"{reason}; gave up after {self.endpoint.max_retries + 1} tries")
         except ValueError as error:
             return Failure(f"the request cannot be sent ({one_line(str(error))})")
@@ -108,7 +108,7 @@ class ChatClient(Client):
         ended, seconds = "length" if reason == "length" else "stop", answer.elapsed.total_seconds()
         return Rollout(sample_id, [*messages, turn], ended, usage=Usage(*counts, seconds=seconds))
 
-    async def _refuse_hopeless(self, model: str, error: Refused) -> None:
+    async def _refuse_hopeless(self, model: str, error: RequestRejected) -> None:
         """Raise UserError if all requests will be refused like this first one."""
         url, reason = self.endpoint.url, error.reason
         if error.status in (401, 403):
@@ -125,7 +125,7 @@ class ChatClient(Client):
             "and the name after -m"
         )
 
-    def _wants_key(self, error: Refused) -> str:
+    def _wants_key(self, error: RequestRejected) -> str:
         given = "does not accept the key" if self.endpoint.api_key else "wants an API key"
         return (
             f"{self.endpoint.url} {given} ({error.reason}): name the environment variable that holds it with -k, as "
@@ -141,7 +141,7 @@ class ChatClient(Client):
         """Return False if the server is not there: no connection, or a gateway that says so."""
         try:
             await self._list()
-        except (Refused, Gone) as error:
+        except (RequestRejected, ServerUnavailable) as error:
             return error.status is not None and error.status < 500
         except (Halt, TooLarge) as error:
             return isinstance(error, TooLarge)
@@ -157,5 +157,5 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": named}
 
 
-def _cause(error: Gone) -> str:
+def _cause(error: ServerUnavailable) -> str:
     return one_line(str(error.cause)) or type(error.cause).__name__

@@ -78,7 +78,7 @@ class NoVerdict(Exception):
         self.failure = failure
 
 
-class Garbled(Exception):
+class InvalidAnswer(Exception):
     """The answer is malformed: other code wrote to the pipe."""
 
 
@@ -91,7 +91,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Ended:
+class ExitStatus:
     """The exit code of a process, or minus the signal; None if its keeper was killed."""
 
     code: int | None
@@ -165,8 +165,8 @@ class Process:
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
         """Return the answer, the exception instead of it, and True if the process ends after it.
 
-        Raises Garbled, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds. The longest
-        wait of one of its threads for a core does not count, up to `_MOST_STARVED` times `clock`.
+        Raises InvalidAnswer, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds. The
+        longest wait of one of its threads for a core does not count, up to `_MOST_STARVED` times `clock`.
         """
         self._number += 1
         self._send([self._number, cpu, question])
@@ -191,8 +191,8 @@ class Process:
     def ends(self, seconds: float) -> bool:
         return readable(self._status, seconds)
 
-    def finish(self) -> Ended:
-        return self._end() or Ended(None, "")
+    def finish(self) -> ExitStatus:
+        return self._end() or ExitStatus(None, "")
 
     def _send(self, value: Any) -> None:
         self._out += json.dumps(value).encode() + b"\n"
@@ -228,14 +228,14 @@ class Process:
                 self._in += part
                 fresh = len(part)
             if len(self._in) > _LONGEST:
-                raise Garbled
+                raise InvalidAnswer
         line, self._in = bytes(self._in[:end]), self._in[end + 1 :]
         try:
             number, last, answer, error = json.loads(line)
         except (ValueError, TypeError, RecursionError):
-            raise Garbled from None
+            raise InvalidAnswer from None
         if number != self._number or not isinstance(last, bool) or not isinstance(error, str | None):
-            raise Garbled
+            raise InvalidAnswer
         return answer, error, last
 
 
@@ -294,7 +294,7 @@ class Pool:
         on_answer: OnAnswer = lambda done, answer: None,
         times: Sequence[int] = (),
     ) -> list[Any | GraderFailure]:
-        """Return the answers in the order of the questions, as `open_round` gives them; `times` as in `Round.put`."""
+        """Return the answers in the order of the questions, as `open_round` does; `times` as in `RequestBatch.put`."""
         with self.open_round(cpu_seconds, clock_seconds, doing) as round:
             self.start(len(questions))
             # A thread would take longer than many a question.
@@ -302,7 +302,9 @@ class Pool:
             return round.answers(on_answer)
 
     @contextlib.contextmanager
-    def open_round(self, cpu_seconds: float | None, clock_seconds: float, doing: str | None = None) -> Iterator[Round]:
+    def open_round(
+        self, cpu_seconds: float | None, clock_seconds: float, doing: str | None = None
+    ) -> Iterator[RequestBatch]:
         """Yield a round of questions. Each is asked as soon as a process is free, while the block goes on.
 
         A question that raises, or exceeds a limit, gets a failure as its answer. `cpu_seconds` of processor time (None:
@@ -313,7 +315,7 @@ class Pool:
             assert not self._round_is_open, "two rounds would take each other's answers"
             self._round_is_open = True
             try:
-                with Round(self, cpu_seconds, clock_seconds, doing or self.doing) as round:
+                with RequestBatch(self, cpu_seconds, clock_seconds, doing or self.doing) as round:
                     yield round
             except BaseException:
                 self.close()
@@ -346,7 +348,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Round:
+class RequestBatch:
     """Questions and their answers: a thread for each process asks it one question after another."""
 
     def __init__(self, pool: Pool, cpu: float | None, clock: float, doing: str) -> None:
@@ -392,7 +394,7 @@ class Round:
             on_answer(len(answers), answer)
         return [answers[index] for index in range(len(self._questions))]
 
-    def __enter__(self) -> Round:
+    def __enter__(self) -> RequestBatch:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
@@ -460,7 +462,7 @@ class Round:
                     raise Closed
                 if (error := process.get_ready(self._stop)) is None:
                     return process
-            except Garbled:
+            except InvalidAnswer:
                 error = "it wrote to the pipe of the answers while it started"
             except TimeoutError:
                 error = f"it was not ready after {START_SECONDS:.0f} seconds"
@@ -484,7 +486,7 @@ class Round:
         try:
             answer, error, last = process.ask(*self._questions[index], self._stop)
             self._enter(index, answer if error is None else GraderFailure(Outcome.GRADER_ERROR, error))
-        except Garbled:
+        except InvalidAnswer:
             failure = GraderFailure(Outcome.GRADER_ERROR, f"the process that was {self.doing} wrote what is no answer")
         except TimeoutError:
             failure = GraderFailure(Outcome.GRADER_TIMEOUT, f"{self.doing} took {clock:g} seconds")
@@ -548,7 +550,7 @@ def _core_waits(pid: int) -> dict[str, float]:
     return waits
 
 
-def _end(owner: int, keeper: processes.Process, status: int, words: int) -> Ended | None:
+def _end(owner: int, keeper: processes.Process, status: int, words: int) -> ExitStatus | None:
     """Make the keeper end everything, and itself; kill what it cannot. Do nothing in a forked process."""
     if os.getpid() != owner:
         os.close(status)
@@ -566,4 +568,4 @@ def _end(owner: int, keeper: processes.Process, status: int, words: int) -> Ende
     keeper.stdout.close()
     os.close(status)
     os.close(words)
-    return Ended(json.loads(code or b"null"), cut(text.strip(), 2000))
+    return ExitStatus(json.loads(code or b"null"), cut(text.strip(), 2000))

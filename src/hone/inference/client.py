@@ -19,7 +19,7 @@ LARGEST_ANSWER = 1024 * MIB
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model that a server lists. None: the server does not say, or there was no update.
 
     `owner` made the server, `policy_path` is the folder of the last update, `parameters` counts the weights' numbers,
@@ -42,11 +42,13 @@ class ServerClient(Client):
         super().__init__(endpoint, LARGEST_ANSWER, asks_late_again=False)
         self._root, self._requests = endpoint.url.rstrip("/").removesuffix("/v1"), 0
 
-    async def models(self) -> list[Served]:
+    async def models(self) -> list[ServedModel]:
         page = await self._send("GET", "/v1/models", None)
         try:
             return [
-                Served(entry["id"], entry["owned_by"], *(entry.get(field.name) for field in fields(Served)[2:]))
+                ServedModel(
+                    entry["id"], entry["owned_by"], *(entry.get(field.name) for field in fields(ServedModel)[2:])
+                )
                 for entry in page["data"]
             ]
         except (KeyError, TypeError, AttributeError):

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hone.client import Gone, Late
+from hone.client import ResponseTimeout, ServerUnavailable
 from hone.errors import Halt
-from hone.inference.client import Served, ServerClient
+from hone.inference.client import ServedModel, ServerClient
 from hone.loops.reach import Server
 
 CONNECTIONS = 256
@@ -32,7 +32,7 @@ LOOK = 0.5
 PROBE_SECONDS = 3.0
 """Seconds that a lost server has to show that it is back."""
 Carry = Callable[[int, Path], None]
-"""Has a version at hand on the machine of the server with this number. Raises Gone if that is lost."""
+"""Has a version at hand on the machine of the server with this number. Raises ServerUnavailable if that is lost."""
 OnAnswer = Callable[[int, Any, Server, int], None]
 """Gets each answer as it comes: number of the request, answer, server, and the oldest version it can be of."""
 
@@ -134,7 +134,7 @@ class Fleet:
         if known is not None:
             self.say(f"{member.server.name} is back, and has version {self.latest.version} of the weights")
 
-    def check(self, member: Member, served: Served | None, began: Loaded) -> None:
+    def check(self, member: Member, served: ServedModel | None, began: Loaded) -> None:
         """Raise Halt unless a server has weights from here, and is the process that had them when a call began."""
         name = member.server.name
         if began.path is not None and _is_new(served, began):
@@ -154,7 +154,7 @@ class Fleet:
         present = self.present
         ended = await asyncio.gather(*map(load, present), return_exceptions=True)
         for member, error in zip(present, ended, strict=True):
-            if isinstance(error, Gone | Late):
+            if isinstance(error, ServerUnavailable | ResponseTimeout):
                 self.mark_lost(member, error)
             elif error is not None:
                 raise error
@@ -190,7 +190,7 @@ class _Call:
             for member in self.fleet.present:
                 try:
                     answers.append(await self._post(member, body))
-                except (Gone, Late) as error:
+                except (ServerUnavailable, ResponseTimeout) as error:
                     self.fleet.mark_lost(member, error)
                 else:
                     await self._check(member)
@@ -220,7 +220,7 @@ class _Call:
                 await self.fleet.send_weights(member, self.clients[member])
             finally:
                 self.fleet.update_lock.release()
-        except (Gone, Late) as error:
+        except (ServerUnavailable, ResponseTimeout) as error:
             self.fleet.mark_lost(member, error)
 
     async def _check(self, member: Member) -> None:
@@ -228,11 +228,11 @@ class _Call:
         several, began = not self.fleet.single, self.began[member]
         try:
             served = await served_by(member, self.clients[member])
-        except (Gone, Late) as error:
+        except (ServerUnavailable, ResponseTimeout) as error:
             self.fleet.mark_lost(member, error)
             return
         if several and _is_new(served, member.loaded):  # after its answers
-            self.fleet.mark_lost(member, Gone(f"{member.server.name} was started anew", None))
+            self.fleet.mark_lost(member, ServerUnavailable(f"{member.server.name} was started anew", None))
         else:
             self.fleet.check(member, served, member.loaded if several else began)
 
@@ -243,8 +243,8 @@ class _Call:
             member.tokens += tokens
             try:
                 answer = await self._post(member, body)
-            except (Gone, Late) as error:
-                if isinstance(error, Gone) and error.status is not None:  # it is there
+            except (ServerUnavailable, ResponseTimeout) as error:
+                if isinstance(error, ServerUnavailable) and error.status is not None:  # it is there
                     failed.add(member)
                     if failed.issuperset(self.fleet.members):
                         raise
@@ -270,12 +270,12 @@ class _Call:
         return min(present, key=lambda member: member.tokens)
 
     async def _post(self, member: Member, body: dict[str, Any]) -> Any:
-        """Return an answer. Raises Gone if one of several was started anew: a retry may meet older weights."""
+        """Return an answer. Raises ServerUnavailable if one of several restarted: a retry may meet older weights."""
         client, server, loaded = self.clients[member], member.server, member.loaded
         began = self.began.setdefault(member, loaded)
         answer = await client.post("/v1/completions", body | {"model": server.model})
         if not self.fleet.single and loaded.path is not None and _is_new(await served_by(member, client), loaded):
-            raise Gone(f"{server.name} was started anew", None)
+            raise ServerUnavailable(f"{server.name} was started anew", None)
         with readable(server, "versions of its tokens"):
             versions = {v for choice in answer["choices"] for v in choice.get("policy_versions") or ()}
         for version in versions:
@@ -288,11 +288,11 @@ class _Call:
         return answer
 
 
-async def served_by(member: Member, client: ServerClient) -> Served | None:
+async def served_by(member: Member, client: ServerClient) -> ServedModel | None:
     return next((entry for entry in await client.models() if entry.id == member.server.model), None)
 
 
-def _is_new(served: Served | None, loaded: Loaded) -> bool:
+def _is_new(served: ServedModel | None, loaded: Loaded) -> bool:
     return served is not None and (served.policy_path is None or served.instance != loaded.instance)
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.client import HONE, Endpoint, Gone, Refused
+from hone.client import HONE, Endpoint, RequestRejected, ServerUnavailable
 from hone.errors import UserError
 from hone.extension import gathered, sampler_name
-from hone.inference.client import Served, ServerClient
+from hone.inference.client import ServedModel, ServerClient
 from hone.runs.display import say
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Server:
     model: str
 
     @classmethod
-    def of(cls, endpoint: Endpoint, served: Served) -> Server:
+    def of(cls, endpoint: Endpoint, served: ServedModel) -> Server:
         return cls(endpoint, served.owner, served.id)
 
     @property
@@ -70,7 +70,7 @@ def are_logprobs(values: Sequence[float]) -> bool:
     return all(-1e6 < value < 0.01 for value in values)
 
 
-def with_remedy(error: Refused, flag: str) -> UserError:
+def with_remedy(error: RequestRejected, flag: str) -> UserError:
     if error.status != 401:
         return error
     return UserError(f"{error}; name the environment variable that holds its key by {flag}")
@@ -129,9 +129,9 @@ def reach(
     while True:
         try:
             return asyncio.run(ask())
-        except Refused as error:
+        except RequestRejected as error:
             raise with_remedy(error, "--orchestrator.client.api-key-var") from None
-        except Gone as gone:
+        except ServerUnavailable as gone:
             now = time.monotonic()
             if gone.status == 503:  # after an update that failed half way, or hone's without its engine
                 raise UserError(f"{gone}: stop that server and start it anew") from None
@@ -164,7 +164,7 @@ async def _check_root(client: ServerClient, spool: Path) -> None:
     """Raise UserError if the server does not take weights from below `spool`, tried with a folder that is not there."""
     try:
         await client.post("/update_weights", {"path": str(spool.resolve() / "none"), "version": 0})
-    except Refused as error:
+    except RequestRejected as error:
         if error.status == 403 or "weights root" in error.reason:
             root = spool.resolve().parent
             raise UserError(f"{error}; here it has to be --weights-root {root}, or a folder above that") from None

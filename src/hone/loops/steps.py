@@ -137,7 +137,7 @@ class Steps(Loop):
         totals = {"tokens/total": self.ledger.tokens} | pool_metrics(self.tasks.curricula)
         self._pending.append(PendingStep(step, groups, metrics, totals))
         while self._pending and (len(self._pending) > orch.lag or self.trainer.ready):
-            self._take()
+            self._receive_update()
         return self.metrics
 
     def begin(self, last: bool = False) -> bool:
@@ -166,7 +166,7 @@ class Steps(Loop):
 
     def finish(self, complete: bool = True) -> Ending:
         while self._pending:
-            self._take()
+            self._receive_update()
         return super().finish(complete)
 
     def record_end(self, version: int, metrics: dict[str, float]) -> None:
@@ -177,13 +177,13 @@ class Steps(Loop):
         self.trainer.give_up()
         while self._pending:
             with suppress(Halt):  # the first one ends the run
-                self._take(begin=False)
+                self._receive_update(begin=False)
 
     def snapshot(self, checkpoint: bool) -> Snapshot:
         tensors, part = self.trainer.snapshot(checkpoint)
         return Snapshot(tensors, self.ledger.state(before=self.version), part)
 
-    def _take(self, begin: bool = True) -> None:
+    def _receive_update(self, begin: bool = True) -> None:
         """Record the next update. Begin its version if another one is on its way, or for `done` to see the target."""
         update, pending = self.trainer.take(), self._pending.popleft()
         measured, self._measured = dict(self._measured), {}

@@ -23,7 +23,7 @@ from hone.model.decoder import Decoder, Linear
 from hone.trainer import WHOLE_GRADIENT_BYTES
 
 if TYPE_CHECKING:
-    from hone.trainer.life_line import LifeLine
+    from hone.trainer.watchdog import PeerWatchdog
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Ranks:
     local_world: int = 1
     control: Any = field(default=None, repr=False, compare=False)
     """Process group (gloo) of `agree`, `collect`, `gather` and `barrier`."""
-    life_line: LifeLine | None = field(default=None, repr=False, compare=False)
+    watchdog: PeerWatchdog | None = field(default=None, repr=False, compare=False)
 
     @property
     def alone(self) -> bool:
@@ -82,8 +82,8 @@ class Ranks:
             torch.distributed.barrier(group=self.control)
 
     def watched(self) -> AbstractContextManager[None]:
-        """End this process, in the block, soon after another rank's has ended; see `LifeLine.armed`."""
-        return self.life_line.armed() if self.life_line else nullcontext()
+        """End this process, in the block, soon after another rank's has ended; see `PeerWatchdog.armed`."""
+        return self.watchdog.armed() if self.watchdog else nullcontext()
 
     def together(self, action: Callable[[], T]) -> T:
         """Call `action` on each rank; if it raises UserError on some, all ranks raise the first one."""
@@ -151,14 +151,14 @@ def joined(device: str) -> Iterator[Ranks]:
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     torch.distributed.init_process_group(backend, store=_meeting_point(rank, world), rank=rank, world_size=world)
     control, line = (torch.distributed.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
-    from hone.trainer.life_line import LifeLine
+    from hone.trainer.watchdog import PeerWatchdog
 
-    life_line = LifeLine(rank, world, line)
-    ranks = Ranks(rank, world, local_rank, local_world, control, life_line)
+    watchdog = PeerWatchdog(rank, world, line)
+    ranks = Ranks(rank, world, local_rank, local_world, control, watchdog)
     yield ranks
     with suppress(RuntimeError):  # a rank that ended by an error is not there
         ranks.barrier()
-    life_line.close()
+    watchdog.close()
     torch.distributed.destroy_process_group()
 
 

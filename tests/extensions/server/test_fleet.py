@@ -14,7 +14,7 @@ import torch
 from processes import until
 from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving
 
-from hone.client import Gone
+from hone.client import ServerUnavailable
 from hone.errors import Halt
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
@@ -192,7 +192,7 @@ def test_what_fails_on_every_server_ends_the_run(fleet, tmp_path: Path, monkeypa
         monkeypatch.setattr(one.service.engine, "step", fail)
         same(policy.sample(requests(), LONG), expected)
         monkeypatch.setattr(other.service.engine, "step", fail)
-        with pytest.raises(Gone, match="status 5"):
+        with pytest.raises(ServerUnavailable, match="status 5"):
             policy.sample(requests(), LONG)
         assert policy.fleet.changes == [], "both are there"
 

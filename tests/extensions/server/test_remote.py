@@ -14,7 +14,7 @@ from fake_openai import Drop, FakeOpenAI, Raw, Status
 from processes import until
 from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving
 
-from hone.client import Endpoint, Gone
+from hone.client import Endpoint, ServerUnavailable
 from hone.errors import Halt, UserError
 from hone.inference.client import ServerClient
 from hone.inference.engine import Engine
@@ -158,7 +158,7 @@ def test_a_server_that_was_started_anew_is_noticed(tmp_path: Path, monkeypatch: 
         policy, port = policy_of(served.url, random_model(), tmp_path), served.port
         policy.load(3, saved(folder, 3))
         expected = policy.sample(requests(), SamplingParams())
-    with pytest.raises(Gone, match="is gone, or fails"):
+    with pytest.raises(ServerUnavailable, match="is gone, or fails"):
         policy.sample(requests(), SamplingParams())
     with serving(weights_root=tmp_path, port=port):
         with pytest.raises(Halt, match=r"at http://.*/v1 was started anew, and has not been given the weights$"):

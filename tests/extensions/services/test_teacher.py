@@ -12,7 +12,7 @@ from fake_openai import FakeOpenAI, Raw
 from real_server import random_model, serving
 from rollouts_made import rollout_of
 
-from hone.client import Gone
+from hone.client import ServerUnavailable
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.errors import Halt, UserError
@@ -138,7 +138,7 @@ def test_one_that_is_late_or_goes_away_ends_the_run(monkeypatch):
             answered.set()
         assert "teacher_logprobs" in teacher(groups())[0].rollouts[0].first.columns
         served.stop()
-        with pytest.raises(Gone, match="is gone, or fails"):
+        with pytest.raises(ServerUnavailable, match="is gone, or fails"):
             teacher(groups())
 
 

@@ -24,7 +24,7 @@ from ray.exceptions import RayActorError, RayError
 from hone.errors import UserError
 from hone.extensions.cluster.host import versions
 from hone.extensions.cluster.nodes import SAY_AFTER, check_versions
-from hone.grading.pool import START_SECONDS, Closed, Ended, Garbled, Process, Stopped, readable
+from hone.grading.pool import START_SECONDS, Closed, ExitStatus, InvalidAnswer, Process, Stopped, readable
 
 LOOK = 0.1
 """Seconds between two looks whether an answer is still wanted."""
@@ -73,7 +73,7 @@ class Grader:
             return "answer", call()
         except TimeoutError:
             return "late", None
-        except Garbled:
+        except InvalidAnswer:
             return "garbled", None
         except Closed:
             ended = self._process.finish()
@@ -140,8 +140,8 @@ class RemoteProcess:
         if kind == "answer":
             return answer
         if kind == "closed":
-            self._ended = Ended(*answer)
-        raise {"late": TimeoutError, "garbled": Garbled, "closed": Closed}[kind]
+            self._ended = ExitStatus(*answer)
+        raise {"late": TimeoutError, "garbled": InvalidAnswer, "closed": Closed}[kind]
 
     def ends(self, seconds: float) -> bool:
         return self._ended is not None
@@ -149,11 +149,11 @@ class RemoteProcess:
     def let_go(self) -> None:
         self._actor.end.remote()
 
-    def finish(self) -> Ended:
+    def finish(self) -> ExitStatus:
         with contextlib.suppress(RayError):  # one that nobody has asked yet may have a folder, too
             ray.get(self._actor.end.remote(), timeout=END_SECONDS if self._is_placed else UNPLACED_SECONDS)
         ray.kill(self._actor)
-        self._ended = self._ended or Ended(None, "")
+        self._ended = self._ended or ExitStatus(None, "")
         return self._ended
 
     def _get(self, reference: Any, stop: int, deadline: float | None, waits_for: str | None = None) -> Any:
@@ -172,7 +172,7 @@ class RemoteProcess:
             return ray.get(reference)
         except RayActorError:
             print("a grading process was lost with its node or its actor", file=sys.stderr, flush=True)
-            self._ended = Ended(None, "its node or its actor is gone")
+            self._ended = ExitStatus(None, "its node or its actor is gone")
             raise Closed from None
 
 

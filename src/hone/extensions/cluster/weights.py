@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.client import Gone
+from hone.client import ServerUnavailable
 from hone.errors import Halt
 
 SECONDS, LOOK_SECONDS = 600.0, 20.0
@@ -53,7 +53,9 @@ class Carrier:
                 f"in {folder.parent.parent} there"
             ) from error
         except (ValueError, RayError) as error:
-            raise Gone(f"{self.roles[number]} is not on any node now ({type(error).__name__})", None) from error
+            raise ServerUnavailable(
+                f"{self.roles[number]} is not on any node now ({type(error).__name__})", None
+            ) from error
 
     def _store(self, folder: Path) -> Any:
         """Put the files of a version into the object store, once, instead of the version before."""

@@ -43,7 +43,7 @@ SCORE_CLOCK = 60.0
 """The backstop by the clock."""
 
 
-class Served:
+class TasksetProcess:
     """A taskset in its process, which loads it again after a restart. Raises UserError for a refused taskset."""
 
     worker = Path(__file__).with_name("verifiers_worker.py")
@@ -112,7 +112,7 @@ class Served:
 class Tasks(SingleTurnEnv):
     """Rows have the column `index`, the number of a task of the taskset: `env.example(index=3)`."""
 
-    def __init__(self, served: Served, **kwargs: Any) -> None:
+    def __init__(self, served: TasksetProcess, **kwargs: Any) -> None:
         self._served = served
         self._row = functools.lru_cache(maxsize=4096)(served.row)
         super().__init__(**kwargs)
@@ -133,7 +133,7 @@ class Verifiers(Tasks):
 
     has_own_process = True
 
-    def __init__(self, served: Served, correctness: str, **kwargs: Any) -> None:
+    def __init__(self, served: TasksetProcess, correctness: str, **kwargs: Any) -> None:
         weights = served.weights
         funcs = [self._component(name, first=i == 0) for i, name in enumerate(weights)]
         super().__init__(served, rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
@@ -156,7 +156,7 @@ class Verifiers(Tasks):
 class Episodes(AgentEnv, Tasks):
     """Tasks with rollouts that verifiers makes and rewards, all in one separate process, started at the first."""
 
-    def __init__(self, served: Served, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
+    def __init__(self, served: TasksetProcess, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
         super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)
         self.agent_limits, self.max_turns = limits, limits.max_calls
         self._correctness = correctness
@@ -212,7 +212,7 @@ def load(
         raise UserError(f"{env_id}: held_out is {held_out}; it must be a share between 0 and 1")
     if max_tasks < 2:
         raise UserError(f"{env_id}: max_tasks is {max_tasks}; it must be at least 2")
-    served = Served(env_id, _python(env_id), config, max_tasks, env)
+    served = TasksetProcess(env_id, _python(env_id), config, max_tasks, env)
 
     @functools.cache
     def halves() -> tuple[Rows, Rows]:

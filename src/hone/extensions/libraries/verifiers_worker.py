@@ -30,18 +30,18 @@ def start(
     - `["score", index, text, stop_reason]`: {reward function: its score}; null if there are no tasks yet.
     """
     sys.path.append(folder)
-    served = Served(taskset_id, config, env)
+    served = LoadedTaskset(taskset_id, config, env)
     return lambda question: getattr(served, question[0])(*question[1:])
 
 
 IMAGES = "a prompt of more than text, which hone's models don't read"
 
 
-class Refused(Exception):
+class TasksetRefused(Exception):
     """Why a taskset cannot be scored faithfully."""
 
 
-class Served:
+class LoadedTaskset:
     def __init__(self, taskset_id: str, config: dict[str, Any], env: dict[str, Any] | None) -> None:
         self.id, self.config, self.env = taskset_id, config, env
         self.tasks: list[Any] = []
@@ -55,7 +55,7 @@ class Served:
             self.episodes = "an env was given" if self.env is not None else self._needs_episodes()
             found = {"weights": self._weights()} if self.episodes is None else self._episodes()
             return found | {"sources": self._sources()}
-        except Refused as why:
+        except TasksetRefused as why:
             return {"refused": str(why)}
 
     def load(self, limit: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Served:
         try:
             for i, task in enumerate(self.tasks):
                 check_task(task, i, self.episodes is not None, self.here)
-        except Refused as why:
+        except TasksetRefused as why:
             return {"refused": str(why)}
         return {"keys": [hashlib.blake2b(repr(messages(t)).encode(), digest_size=8).hexdigest() for t in self.tasks]}
 
@@ -107,9 +107,9 @@ class Served:
             taskset = vf.load_taskset(made)
             env = loaders.environment_class(self.id)
         except ValidationError as error:
-            raise Refused(_fault(error)) from None
+            raise TasksetRefused(_fault(error)) from None
         except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as error:
-            raise Refused(f"cannot be loaded: {error}{_missing(error)}") from None
+            raise TasksetRefused(f"cannot be loaded: {error}{_missing(error)}") from None
         self.drives = env.__name__
         return taskset
 
@@ -141,7 +141,7 @@ class Served:
     def _weights(self) -> dict[str, float]:
         rewards = self._rewards()
         if not rewards:
-            raise Refused("is refused: it has no reward function")
+            raise TasksetRefused("is refused: it has no reward function")
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
 
     def _episodes(self) -> dict[str, Any]:
@@ -161,23 +161,25 @@ class Served:
                 given[role] = mine
             env = loaders.load_environment(loaders.resolve_env_config(copy.deepcopy(given)))
         except ValidationError as error:
-            raise Refused(_fault(error)) from None
+            raise TasksetRefused(_fault(error)) from None
         except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise Refused(f"cannot be loaded: {error}{_missing(error)}") from None
+            raise TasksetRefused(f"cannot be loaded: {error}{_missing(error)}") from None
         self.here = [role for role, agent in env._agent_specs.items() if agent.runtime.type == "subprocess"]
         for role, agent in env._agent_specs.items():
             kind, harness = agent.runtime.type, env._harnesses[role]
             if kind in ("docker", "podman", "apptainer") and shutil.which(kind) is None:
-                raise Refused(f"is refused: its {role} runs in {kind}, which is not installed here")
+                raise TasksetRefused(f"is refused: its {role} runs in {kind}, which is not installed here")
             if kind == "docker" and not _docker_answers():
-                raise Refused(f"is refused: its {role} runs in docker, whose daemon cannot be reached (`docker info`)")
+                raise TasksetRefused(
+                    f"is refused: its {role} runs in docker, whose daemon cannot be reached (`docker info`)"
+                )
             if kind == "subprocess" and (harness.EXECUTES_CODE or harness.NEEDS_CONTAINER):
-                raise Refused(
+                raise TasksetRefused(
                     f"is refused: its {role} ({harness.config.id}) would run what a model writes on this machine; give "
                     f'it a container: "env": {{"{role}": {{"runtime": {{"type": "docker"}}}}}}'
                 )
             if kind == "subprocess" and type(self.taskset).task_type().NEEDS_CONTAINER:
-                raise Refused(
+                raise TasksetRefused(
                     "is refused: its tasks need a container; with docker installed, give it one: "
                     f'"env": {{"{role}": {{"runtime": {{"type": "docker"}}}}}}'
                 )
@@ -201,21 +203,21 @@ def _docker_answers() -> bool:
 
 
 def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) -> None:
-    """Raise Refused if the task needs more than text; with `episodes`, more than the local agents `here` have."""
+    """Raise TasksetRefused if the task needs more than text, or with `episodes` than the local agents `here`."""
     problem = problem_of(task.data)
     if episodes and here:
         data = task.data
         policy = "*" not in getattr(data, "network_allow", "*") or getattr(data, "network_block", None)
         needs = {"image": data.image, "agent_user": getattr(data, "agent_user", None), "network policy": policy}
         if (name := next((name for name, value in needs.items() if value), None)) is not None:
-            raise Refused(
+            raise TasksetRefused(
                 f"is refused: task {index} has its own {name}, which takes a container; with docker installed, give "
                 f'its {here[0]} one: "env": {{"{here[0]}": {{"runtime": {{"type": "docker"}}}}}}'
             )
     if problem is not None and not episodes:
-        raise Refused(f'is refused: task {index} has {problem}; with "env": {{}} verifiers makes the rollouts')
+        raise TasksetRefused(f'is refused: task {index} has {problem}; with "env": {{}} verifiers makes the rollouts')
     if problem == IMAGES:
-        raise Refused(f"is refused: task {index} has {problem}")
+        raise TasksetRefused(f"is refused: task {index} has {problem}")
 
 
 def problem_of(data: Any) -> str | None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hone.client import Client, Endpoint, Gone, Late, Refused
+from hone.client import Client, Endpoint, RequestRejected, ResponseTimeout, ServerUnavailable
 from hone.config.shared import server_url
 from hone.environments.numbers import LastNumberParser, read_number
 from hone.environments.parsers import completion_text
@@ -155,12 +155,16 @@ async def _post(service: Service, url: str, body: dict[str, Any]) -> Any:
             answer = await client.request("POST", url, body, content_hash(body))
     except TooLarge as error:
         raise ValueError(f"{shown} gives no answer that could be read: {error}") from None
-    except Late:
+    except ResponseTimeout:
         raise RuntimeError(f"{shown} did not answer within {service.timeout:g} s") from None
-    except (Refused, Gone) as error:
-        if isinstance(error, Gone) and error.status is None:
+    except (RequestRejected, ServerUnavailable) as error:
+        if isinstance(error, ServerUnavailable) and error.status is None:
             raise RuntimeError(f"{shown} does not answer ({type(error.cause).__name__})") from None
-        how = "a redirect: give its last URL" if isinstance(error, Refused) and error.status < 400 else error.reason
+        how = (
+            "a redirect: give its last URL"
+            if isinstance(error, RequestRejected) and error.status < 400
+            else error.reason
+        )
         raise RuntimeError(f"{shown} answered with {error.status}: {how}") from None
     text = redact(answer.text)
     try:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hone.algorithms.advantages import distilled, reverse_kl
-from hone.client import HONE, Endpoint, Gone, Refused, api_key
+from hone.client import HONE, Endpoint, RequestRejected, ServerUnavailable, api_key
 from hone.errors import Halt, UserError
 from hone.extensions.services.config import TeacherConfig
 from hone.inference.client import ServerClient
@@ -64,9 +64,9 @@ class Teacher:
         endpoint = Endpoint(config.base_url, key, **patience, section=config.place, who="teacher")
         try:
             return asyncio.run(cls._checked(endpoint, config.model, renderer, vocab_size, seq_len))
-        except Refused as error:
+        except RequestRejected as error:
             raise with_remedy(error, "--teacher.api-key-var") from None
-        except Gone as gone:
+        except ServerUnavailable as gone:
             raise UserError(f"{gone}: start the teacher there with `inference --model.name TEACHER`") from None
 
     def __call__(self, groups: Sequence[Group]) -> list[Group]:
@@ -121,7 +121,7 @@ class Teacher:
                 )
             try:
                 await teacher._score(client, [own[0], vocab_size - 1])
-            except Refused as error:
+            except RequestRejected as error:
                 raise UserError(
                     f"the policy may sample ids up to {vocab_size - 1}, and the teacher {known[0].id} does not take "
                     f"that one ({error.reason}): serve one with at least that vocabulary"

@@ -21,7 +21,7 @@ GRACE = 5.0
 """Seconds for the main thread to notice the loss, before its process is ended."""
 
 
-class LifeLine:
+class PeerWatchdog:
     """Threads that are blocked in a receive over gloo, which fails when the process of the sender ends.
 
     Rank 0 and each other rank listen to one another; nobody sends before `close`. If a peer is lost while `armed`, the
