@@ -21,7 +21,6 @@ import pytest
 import sampling
 import serving
 import torch
-import train_step
 import viewer
 from gpu import measures
 from gpu import run as gpu_run
@@ -236,24 +235,6 @@ def test_limits(precision: str, seconds: float, weight_bytes: int, kv_bytes: int
     assert found["bandwidth"] == pytest.approx(3 / ((weight_bytes + kv) / 0.5e9))
     untied = replace(TOY, tie_word_embeddings=False)
     assert sampling_limits(untied, precision, 3, 2, 8, rates, 0.5) == found, "embeddings are looked up"
-
-
-def test_train_step(run) -> None:
-    """hone's gradient is transformers', packed or padded; a speedup is against the faster way of the same precision."""
-    result = run(train_step.main, "--quick", "--cases", "tiny", "varied")
-    tiny, varied = (result[name]["workload"] for name in ("tiny", "varied"))
-    assert (tiny["tokens"], tiny["padding"]) == (4 * (24 + 9), 0) and varied["padding"] > 0
-    assert (varied["tokens"] + varied["padding"]) % 4 == 0
-    for name in ("tiny", "varied"):
-        found = result[name]
-        (row,) = found["rounds"]
-        assert found["seconds"] == row and min(row.values()) > 0
-        fastest = min(row["transformers_fp32"], row["transformers_fp32_micro"])
-        assert found["speedup"]["fp32_shared"] == fastest / row["hone_fp32_shared"]
-        fastest = min(seconds for side, seconds in row.items() if side.startswith("transformers"))
-        assert found["speedup"]["default_shared"] == fastest / row["hone_bf16_linear_shared"]
-        gradients = found["gradients_relative"]
-        assert max(gradients["hone_fp32"], gradients["hone_fp32_shared"]) < 5e-6 < gradients["hone_bf16_linear"] < 0.02
 
 
 def test_the_table_of_algorithms() -> None:

@@ -95,7 +95,7 @@ def surprises(plan: Plan) -> Iterator[str]:
     if config.ckpt is not None and shape is not None and plan.here:
         size, free = disk_needed(config, shape), free_disk(config.output_dir)
         if size > free:
-            keep = "" if config.ckpt.keep_last else ", for all are kept: add --ckpt.keep-last 2"
+            keep = "" if config.ckpt.keep_last else ", because every checkpoint stays: add --ckpt.keep-last 2"
             yield f"checkpoints will take {size / GIB:,.0f} GiB, and the disk has {free / GIB:,.0f} GiB free{keep}"
     if config.budget is not None and times is not None:
         tokens = plan.steps.total * plan.lengths.sequence
@@ -104,7 +104,7 @@ def surprises(plan: Plan) -> Iterator[str]:
             if limit and need is not None and need > 1.1 * limit:
                 yield (
                     f"budget.{name} = {limit:,g} ends the run after about {int(steps * limit / need):,} of {steps:,} "
-                    f"steps, for all of which it needs {need:,.3g}: lower max_steps, so that schedule and evaluations "
+                    f"steps; all of them need {need:,.3g}: lower max_steps, so that schedule and evaluations "
                     "fit"
                 )
 

@@ -35,7 +35,7 @@ class _AboutRun(BaseConfig):
 
 
 class PlanConfig(_AboutRun):
-    """What a run will do, take and cost: steps, memory, time, money, and settings that surprise.
+    """Predict what a run will do, take and cost: steps, memory, time, money, and settings that surprise.
 
     Takes the files and flags of `hone rl` or `hone sft`; which of the two is seen by their keys. Exit code 1 if the run
     does not fit into memory, or a prompt not into `seq_len`.

@@ -1,4 +1,4 @@
-"""Facts about a task or data set: the number of rows, lengths of prompts and reference answers. Nothing is fetched."""
+"""Facts about a task or data set: the number of rows, lengths of prompts and reference answers. It downloads nothing."""
 
 from __future__ import annotations
 
@@ -199,5 +199,5 @@ def _renderer(config: RLConfig | SFTConfig) -> ChatRenderer | None:
 def _not_seen(what: str, error: Exception) -> str:
     text = first_line(error)
     named, neither, _ = text.partition(" is neither a local file or folder nor ")
-    text = f"{named} is not here, and nothing is fetched for a plan" if neither else text
+    text = f"{named} is not here, and a plan downloads nothing" if neither else text
     return f"the {what} can't be looked at: {text}"

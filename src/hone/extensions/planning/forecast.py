@@ -1,4 +1,4 @@
-"""What a run will take, said when it begins."""
+"""Time and memory that a run will take, printed when it starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hone.runs.observer import Observer
 from hone.runs.writer import RunWriter
 
 EXAMPLES = 16
-"""Of the task that are measured for the forecast: few, for it must not delay the start."""
+"""Number of prompts to measure for the forecast. Small, so that the start is not delayed."""
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer:
@@ -52,7 +52,7 @@ def forecast(
 ) -> Iterator[str]:
     """Yield lines to print before step 0; if no plan can be made, why, for the run goes on without.
 
-    `envs` are the tasks of RL by name, whose data have been read. A run of several processes is not `alone`: a plan
+    `envs` are the tasks of RL by name, with their data read. A run of several processes is not `alone`: a plan
     does not know what each of them takes.
     """
     try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a run before it starts, as one process on one device.
+    """Prediction of a run before it starts, as one process on one device.
 
     `memory` and the times are None where the model's shape isn't known. `evaluated` is the config as a run
     resolves it for the device's memory, with an evaluation of no more examples than are held out; `saving` names what
@@ -91,7 +91,7 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a run on `device`; `here`: on this machine.
 
-    `facts` are what its data showed, `shape` its model's, if it is at hand. A device whose speed isn't known has no
+    `facts` are what its data showed, `shape` its model's, if it is at hand. A device of unknown speed has no
     times.
     """
     config = with_precision(config, device.kind)

@@ -32,7 +32,7 @@ class EngineKeys(BaseConfig):
     def _check_parallel(self: Any) -> Any:
         if self.tensor_parallel > 1 and self.backend != "vllm":
             raise UserError(
-                f"inference.tensor_parallel = {self.tensor_parallel} is for inference.backend = vllm: the own engine "
+                f"inference.tensor_parallel = {self.tensor_parallel} is for inference.backend = vllm: hone's engine "
                 "has one GPU; leave it out, and set inference.replicas to have several"
             )
         return self

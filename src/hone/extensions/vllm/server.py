@@ -205,7 +205,7 @@ class VllmServer:
         if self.api_key is not None:
             env["VLLM_API_KEY"] = self.api_key
         if self.device.startswith("cuda:"):
-            number = self.device.removeprefix("cuda:")  # of those that this process sees
+            number = self.device.removeprefix("cuda:")  # among the GPUs of this process
             seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
             env["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) else number
         if self.installed.cpu:
@@ -275,8 +275,8 @@ def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Instal
         raise UserError(f"there is no Python at {python}: give the bin/python of an environment with vLLM")
     where = f"{python} has no vLLM" if python is not None else "vLLM is not installed"
     raise UserError(
-        f"{where}: on a CPU, `make vllm-env` in a checkout of hone makes .venv-vllm; for a GPU, install it in an "
-        f"environment of its own (`pip install 'vllm>=0.32'`), and give the Python of that with {flag}"
+        f"{where}: on a CPU, `make vllm-env` in a checkout of hone makes .venv-vllm; for a GPU, install it in a "
+        f"separate environment (`pip install 'vllm>=0.32'`), and give its Python with {flag}"
     )
 
 
@@ -307,6 +307,6 @@ def default_threads(model: str) -> int:
 
 
 def _clean() -> dict[str, str]:
-    """Return the environment variables, except those for this Python and those that are set here."""
+    """Return the environment variables, without the ones for this Python and the ones set here."""
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTORCH_ALLOC_CONF", *_OPENING)
     return {name: value for name, value in os.environ.items() if name not in own} | {"PYTHONSAFEPATH": "1"}

@@ -59,5 +59,5 @@ def _serve(config: Any, scratch: Path) -> None:
     with server:
         print(introduction(config, server.described), flush=True)
         code = server.wait()
-        print(f"error: vLLM ended by itself, with exit code {code}: {server.why()}", file=sys.stderr, flush=True)
+        print(f"error: vLLM ended with exit code {code}: {server.why()}", file=sys.stderr, flush=True)
         raise SystemExit(1)

@@ -190,7 +190,7 @@ def weights_folder(path: str) -> Path:
     if not _is_below_a_root(folder):
         raise ValueError(f"{path} is not under the weights root {root}: save the weights there")
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: give that of saved weights, such as weights/step_20")
+        raise ValueError(f"there is no folder {folder}: give a folder of saved weights, such as weights/step_20")
     return folder
 
 
