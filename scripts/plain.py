@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Count constructions that slow a reader down, in docstrings, comments, messages and pages.
 
-    python scripts/plain.py [PATH ...]           # rates by folder, and the worst files
+    python scripts/plain.py [PATH ...]           # rates by folder
     python scripts/plain.py --show src/hone/runs # each place, with the line
     python scripts/plain.py --max 60 src docs    # exit 1 above this rate (per 10,000 words)
 
@@ -16,7 +16,6 @@ import io
 import re
 import sys
 import tokenize
-from collections import Counter
 from pathlib import Path
 
 PATTERNS = {  # name: (pattern, better)
@@ -112,16 +111,11 @@ def main() -> int:
     args = parser.parse_args()
     files = [f for p in args.paths for f in ([p] if p.is_file() else sorted([*p.rglob("*.py"), *p.rglob("*.md")]))]
     folders: dict[str, list[int]] = {}
-    kinds: Counter[str] = Counter()
-    worst = []
     for file in files:
         words, places = examine(file)
         folder = folders.setdefault(str(file.parent), [0, 0])
         folder[0] += words
         folder[1] += len(places)
-        kinds.update(name for _, name, _ in places)
-        if words > 150:
-            worst.append((10_000 * len(places) / words, len(places), str(file)))
         if args.show:
             for line, name, around in sorted(places):
                 print(f"{file}:{line}: {name} ({PATTERNS[name][1]}): …{around}…")
@@ -131,8 +125,6 @@ def main() -> int:
         for folder, (w, c) in sorted(folders.items(), key=lambda item: -item[1][1] / max(1, item[1][0])):
             if w > 300:
                 print(f"{10_000 * c / w:6.0f}  {c:5} of {w:6} words  {folder}")
-        print("worst files:", ", ".join(f"{name} {r:.0f}" for r, _, name in sorted(worst, reverse=True)[:12]))
-        print("kinds:", ", ".join(f"{name} {n}" for name, n in kinds.most_common()))
     print(f"{rate:.0f} per 10,000 words: {count} in {words} words of {len(files)} files")
     high = [
         name for name, (w, c) in folders.items() if w > 300 and args.max_folder and 10_000 * c / w > args.max_folder

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +26,6 @@ INIT = InitConfig(layers=2, hidden=48)
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
-class Token:
-    """Lives as long as the tensor that holds it."""
-
-
-class Live:
-    """The bytes of the fake GPU's tensors, each storage once: now, and the most since `peak` was set."""
-
-    def __init__(self) -> None:
-        self.storages: dict[int, tuple[int, int]] = {}
-        """Address and bytes, by the id of a token."""
-        self.peak = 0
-        make = fake_cuda.CudaTensor.__new__
-
-        def counted(cls: type, cpu_data: torch.Tensor) -> Any:
-            made, token = make(cls, cpu_data), Token()
-            made.token = token  # not the tensor is watched: `Module.to` swaps what it has, but for weak references
-            storage = cpu_data.untyped_storage()
-            self.storages[id(token)] = storage.data_ptr(), storage.nbytes()
-            weakref.finalize(token, self.storages.pop, id(token))
-            self.peak = max(self.peak, self.now)
-            return made
-
-        fake_cuda.CudaTensor.__new__ = staticmethod(counted)
-
-    @property
-    def now(self) -> int:
-        return sum(dict(self.storages.values()).values())
-
-
 def damaged(folder: Path, target: Path) -> None:
     """Copy the weights with one infinite value in the last tensor of the file."""
     shutil.copytree(folder, target)
@@ -71,8 +41,7 @@ def main(root: Path, precision: str) -> None:
     save_model(source, root / "memory", reserved=True)
     damaged(root / "disk", root / "bad")
     found: dict[str, Any] = {}
-    live = Live()
-    with fake_cuda.FakeCuda().there():
+    with fake_cuda.FakeCuda().there() as gpu:
         target = load_model("hone/tiny", precision=precision, init=INIT, device="cuda")
         engine, folders = Engine(target), WeightsFolder(root, root)
         before = engine.generate([[70, 71]], PARAMS)
@@ -84,14 +53,14 @@ def main(root: Path, precision: str) -> None:
             found["refused"] = str(error)
         found["after bad"] = engine.generate([[70, 71]], PARAMS) == before
         for name in ("disk", "memory"):
-            resident = live.peak = live.now
+            resident = gpu.peak = gpu.live
             loaded = folders.load(name, target)
             found[f"{name}: on the host"] = loaded.device.type == "cpu"
             swap_weights(loaded, target)
-            found[f"{name}: peak above resident"] = live.peak - resident
+            found[f"{name}: peak above resident"] = gpu.peak - resident
             del loaded
         engine.weights_changed(1)
-        found["resident"] = live.now
+        found["resident"] = gpu.live
         found["in place"] = places == [parameter.data_ptr() for parameter in target.parameters()]
         found["largest"] = max(parameter.nbytes for parameter in target.parameters())
         found["parameters"] = sum(parameter.nbytes for parameter in target.parameters())

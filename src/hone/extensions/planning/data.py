@@ -1,4 +1,4 @@
-"""Facts about a task or data set: the number of rows, lengths of prompts and reference answers. It downloads nothing."""
+"""Facts about a task or data set: number of rows, lengths of prompts and of reference answers. It downloads nothing."""
 
 from __future__ import annotations
 
