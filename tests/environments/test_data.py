@@ -197,17 +197,16 @@ def pairs(*texts: str) -> list[dict]:
     return [{"question": pair[0], "answer": pair[1:]} for pair in texts]
 
 
-def test_equal_prompts_are_found_whatever_the_answer():
-    found = overlap(pairs("a1", "b2", "c3", "b5", "d4"), pairs("x0", "b2", "d9", "b2"))
-    assert found == Overlap(checked=5, held_out=4, rows=(1, 3, 4), identical=1, pair=(1, 1))
-
-
-def test_no_overlap():
-    assert overlap(pairs("a1", "b2"), pairs("c1", "d2")) == Overlap(2, 2)
-
-
-def test_only_the_named_rows_are_compared_in_any_order():
-    assert overlap(pairs("a1", "b2", "c3"), pairs("a1", "b2", "c3"), [2, 0]).rows == (0, 2)
+@pytest.mark.parametrize(
+    ("train", "held_out", "indices", "found"),
+    [
+        ("a1 b2 c3 b5 d4", "x0 b2 d9 b2", None, Overlap(5, 4, rows=(1, 3, 4), identical=1, pair=(1, 1))),
+        ("a1 b2", "c1 d2", None, Overlap(2, 2)),
+        ("a1 b2 c3", "a1 b2 c3", [2, 0], Overlap(2, 3, rows=(0, 2), identical=2, pair=(0, 0))),
+    ],
+)
+def test_equal_prompts_are_found_whatever_the_answer_in_the_named_rows(train, held_out, indices, found):
+    assert overlap(pairs(*train.split()), pairs(*held_out.split()), indices) == found
 
 
 def test_prompts_that_are_all_the_same_tell_nothing():

@@ -157,12 +157,9 @@ def test_a_task_of_ones_own_reads_its_rows_through_a_template_without_knowing(as
     assert example.info == {"x": "b"}
 
 
-def test_a_column_that_nothing_reads_is_refused():
+def test_a_template_that_is_of_no_use_is_refused():
     env = SingleTurnEnv(id="own", dataset=[{"x": "a"}], rubric=answer_rubric(correctness))
     with pytest.raises(UserError, match=r"env.template makes a column 'anwser', but own reads .*did you mean 'answer'"):
         env.use_template({"question": "{x}", "anwser": "{x}"}, "env.template")
-
-
-def test_a_task_that_makes_up_its_rows_has_no_use_for_a_template():
     with pytest.raises(UserError, match=r"template is for the rows of a data set, but gsm8k makes up its own"):
         load_environment("gsm8k").use_template(GSM8K)
