@@ -11,22 +11,6 @@ def env():
     return load_environment("math-problems")
 
 
-OUTCOMES = {
-    Outcome.CORRECT: [r"So \boxed{\frac{5}{12}}.", r"\boxed{\dfrac{10}{24}}", r"\boxed{x = 5/12}",
-        "<answer>\n5/12\n</answer>\n", "**Answer:** $5/12$", r"\boxed{1}, no, \boxed{\frac{5}{12}}"],
-    Outcome.WRONG: [r"\boxed{\frac{5}{12}}, no, \boxed{1}", r"\boxed{0.4167}", r"\boxed{5/12 or 1/2}"],
-    Outcome.UNPARSABLE: [r"\boxed{5 12}", r"\boxed{}", r"\boxed{\frac{5}{12}",
-        r"<think>\boxed{\frac{5}{12}}</think> Hm.", r"It is \frac{5}{12}."],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "outcome"), [(given, value) for value, texts in OUTCOMES.items() for given in texts])
-def test_answers(env, text: str, outcome: Outcome):
-    score = env.grade(env.example(problem="3/4 - 1/3?", answer=r"\frac{5}{12}"), text)
-    assert score.outcome is outcome, score.detail
-    assert score.reward == (outcome is Outcome.CORRECT)
-
-
 RIGHT_14400 = [
     r"Final Answer: The final answer is $\boxed{14400}$. I hope it is correct.",
     "\\boxed{14400}\nI am sure of my answer: every step was checked.",
@@ -53,21 +37,19 @@ WRONG_14400 = [
     "ANSWER: 144001",
     "ANSWER: not 14400",
     "ANSWER: 14400 (or 14401)",
-    "ANSWER: 14400. No, 7.",
     "ANSWER: 14400 if n is odd, else 7",
     "ANSWER: 14400 + 1",
     "ANSWER: 14.400",
     "\\boxed{14400}\nANSWER: 7",
     "\\boxed{14400}\nANSWER: 14400 or 7",
     "answer: I tried 14400 but it is 7",
-    "The answer is not 14400.",
-    "It is 14400.",
 ]
 
 
 RIGHT = {
     "14400": RIGHT_14400,
-    r"\frac{5}{12}": [r"ANSWER: \frac{5}{12} (I checked it)"],
+    r"\frac{5}{12}": [r"So \boxed{\frac{5}{12}}.", r"\boxed{\dfrac{10}{24}}", r"\boxed{x = 5/12}", "**Answer:** $5/12$",
+        "<answer>\n5/12\n</answer>\n", r"\boxed{1}, no, \boxed{\frac{5}{12}}", r"ANSWER: \frac{5}{12} (I checked it)"],
     "x^2 - 5x + 6": ["ANSWER: $x^2 - 5x + 6$ (by Vieta's formulas)"],
     "-7, 7": ["ANSWER: x = -7 or x = 7"],
     "(3, 6)": ["ANSWER: (3, 6), since both lines meet there."],
@@ -80,16 +62,28 @@ RIGHT = {
     "1234.5": [r"\boxed{1 234,5}"],
     "3, 100": [r"\boxed{3,\ 100}"],
     "3 2/3": [r"\boxed{3 2/3}", "ANSWER: 3 2/3"],
+}  # fmt: skip
+WRONG = {
+    "14400": WRONG_14400,
+    r"\frac{5}{12}": [r"\boxed{\frac{5}{12}}, no, \boxed{1}", r"\boxed{0.4167}", r"\boxed{5/12 or 1/2}"],
+    "3.125": [r"\boxed{3,125}"],
+    "35": [r"\boxed{3,5}"],
+    "3100": [r"\boxed{3,\ 100}"],
 }
-WRONG = {"14400": WRONG_14400, "3.125": [r"\boxed{3,125}"], "35": [r"\boxed{3,5}"], "3100": [r"\boxed{3,\ 100}"]}
+UNPARSABLE = {
+    "14400": ["ANSWER: 14400. No, 7.", "The answer is not 14400.", "It is 14400."],
+    r"\frac{5}{12}": [r"\boxed{5 12}", r"\boxed{}", r"\boxed{\frac{5}{12}", r"<think>\boxed{\frac{5}{12}}</think> Hm.",
+        r"It is \frac{5}{12}."],
+}  # fmt: skip
+OUTCOMES = {Outcome.CORRECT: RIGHT, Outcome.WRONG: WRONG, Outcome.UNPARSABLE: UNPARSABLE}
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_an_answer_is_read_however_it_is_written_and_a_hedge_is_none(env, right: bool):
-    table = RIGHT if right else WRONG
-    asked = [(gold, text) for gold, texts in table.items() for text in texts]
-    scores = env.grade_many([(env.example(problem="?", answer=gold), text) for gold, text in asked])
-    assert [one for one, score in zip(asked, scores, strict=True) if (score.reward == 1.0) != right] == []
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_an_answer_is_read_however_it_is_written_and_a_hedge_is_none(env, outcome: Outcome):
+    for gold, texts in OUTCOMES[outcome].items():
+        scores = env.grade_many([(env.example(problem="?", answer=gold), text) for text in texts])
+        found = {text: (score.outcome, score.reward) for text, score in zip(texts, scores, strict=True)}
+        assert found == dict.fromkeys(texts, (outcome, float(outcome is Outcome.CORRECT)))
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
