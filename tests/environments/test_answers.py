@@ -63,23 +63,20 @@ def test_a_remark_behind_an_answer_in_its_line_is_no_part_of_it(text: str, answe
     assert PARSER.value(text) == answer
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<answer>a red house</answer>", "a red house"),
-        ("Answer: a red house", "a red house"),
-        ("Answer: St. Louis", "St. Louis"),
-        ("<answer>a</answer>\nI am sure of my answer: every step was checked.", "a"),
-        ("\\boxed{a}\nAnswer: see the box above.", "a"),
-        ("ANSWER: a\nANSWER: b", "b"),
-        ("<answer></answer>", None),
-        ("The answer is a.", None),
-        ("a", None),
+PROSE = {
+    "a red house": ["<answer>a red house</answer>", "Answer: a red house"],
+    "St. Louis": ["Answer: St. Louis"],
+    "a": [
+        "<answer>a</answer>\nI am sure of my answer: every step was checked.",
+        "\\boxed{a}\nAnswer: see the box above.",
     ],
-)
-def test_without_a_reader_any_text_is_an_answer_and_prose_after_a_marker_does_not_replace_one(
-    text: str, answer: str | None
-):
+    "b": ["ANSWER: a\nANSWER: b"],
+    None: ["<answer></answer>", "The answer is a.", "a"],
+}
+
+
+@pytest.mark.parametrize(("text", "answer"), [(given, value) for value, texts in PROSE.items() for given in texts])
+def test_without_a_reader_any_text_is_an_answer_but_prose_after_a_marker_replaces_none(text: str, answer: str | None):
     assert AnswerParser().parse_answer(text) == AnswerParser().value(text) == answer
 
 
