@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hone.config.rl import RLConfig
 from hone.runs.files import new_dir, write_file
 from hone.runs.rollouts import write_rollouts
+from hone.runs.writer import RunWriter
 
 CONFIG = """max_steps = {max_steps}
 seed = 3
@@ -44,6 +47,14 @@ def make_run(
     write_lines(folder / "events.jsonl", [{"kind": "start", "step": 0, "time": "2026-01-02T03:04:05+00:00"}])
     (folder / ".hone.lock").touch()
     return folder
+
+
+def start(folder: Path, protect: Any = (), observers: Any = None, sources: Any = None, **settings: Any) -> RunWriter:
+    """A run that begins, or is resumed."""
+    parameters = settings.pop("parameters", None)
+    config = RLConfig(**{"output_dir": folder, "max_steps": 8, "display": "plain"} | settings)
+    more = {"sources": sources or {}, "observers": observers, "parameters": parameters}
+    return RunWriter.start(config, "rl", ["hone", "rl"], list(protect), **more)
 
 
 def metrics(kind: str, step: int) -> dict[str, Any]:
@@ -83,8 +94,8 @@ def rollouts(run: Path, step: int, *groups: tuple[int, str, list[str]]) -> None:
 HOLDER = """
 import signal, sys
 from pathlib import Path
-from hone.runs.outputs import Lock
-lock = Lock(Path(sys.argv[1]))
+from hone.runs.outputs import Lock, view
+lock = Lock(Path(sys.argv[1]), getattr(view, sys.argv[3]))
 if sys.argv[2] == "polite":
     def stop(*_):
         path = Path(sys.argv[1]) / "run.json"
@@ -99,15 +110,42 @@ signal.pause()
 
 
 @contextmanager
-def held(folder: Path, manner: str = "polite") -> Iterator[subprocess.Popen]:
-    """A process that holds the run's lock. At SIGTERM a `polite` one marks the run as stopped, a `deaf` one goes on."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), manner], stdout=subprocess.PIPE, text=True)
+def held(folder: Path, manner: str = "polite", lock: str = "LOCK") -> Iterator[subprocess.Popen]:
+    """A process that holds a lock of the run. At SIGTERM a `polite` one marks it as stopped, a `deaf` one goes on."""
+    command = [sys.executable, "-c", HOLDER, str(folder), manner, lock]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         yield process
     finally:
         process.kill()
         process.communicate()
+
+
+class Crash(BaseException):
+    """Nothing may catch it, as nothing catches SIGKILL."""
+
+
+def crash_at(patch: Any, count: int, *names: str, module: Any = os) -> None:
+    """Make the count-th call of these functions of the module crash instead of doing its work."""
+    calls: list[Any] = []
+
+    def crashing(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(args)
+            if len(calls) == count:
+                raise Crash
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in names:
+        patch.setattr(module, name, crashing(getattr(module, name)))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The content of every file below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:

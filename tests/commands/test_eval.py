@@ -4,18 +4,16 @@ import contextlib
 import io
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from readers import nobody_reads
+from run_folders import held
 
 import hone
 from hone.cli import call
 from hone.extension import extensions
-
-WAIT = "time.sleep(600)"
 
 
 def hone_eval(*words: str) -> int:
@@ -102,11 +100,8 @@ def test_a_folder_in_which_another_process_evaluates_is_refused(here: Path, tiny
     words = ("reverse-text", "-m", str(tiny_model_dir), "-n", "2", "-t", "2", "--output-dir", "out")
     assert hone_eval(*words) == 0
     before = {path.name: path.read_bytes() for path in (here / "out").iterdir()}
-    hold = f"import time; from hone.runs.outputs import Lock, Path; a = Lock(Path('out')); print(1, flush=True); {WAIT}"
-    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None and other.stdout.readline()
+    with held(here / "out"):
         assert hone_eval(*words) == 2
-        other.kill()
     assert "another process is writing a run in out" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (here / "out").iterdir()} == before
     assert hone_eval(*words) == 0, "it was let go"

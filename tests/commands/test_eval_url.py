@@ -23,11 +23,10 @@ def vf_eval(*words: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(client, "delay", lambda *_: 0.0)
     monkeypatch.setattr(evaluating, "load_weights", lambda *_: pytest.fail("no model may be loaded here"))
-    return tmp_path
+    return here
 
 
 def question(body) -> str:

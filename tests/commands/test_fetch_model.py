@@ -25,21 +25,14 @@ from hone.model import fetch, files
         (["--from", "cut.gguf", "out"], "cannot be read as a model"),
     ],
 )
-def test_bad_input(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/mine").write_text("mine")
-    (tmp_path / "bad.gguf").write_bytes(b"no model")
-    (tmp_path / "cut.gguf").write_bytes(b"GGUF, but no more")
+def test_bad_input(words: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "full").mkdir()
+    (here / "full/mine").write_text("mine")
+    (here / "bad.gguf").write_bytes(b"no model")
+    (here / "cut.gguf").write_bytes(b"GGUF, but no more")
     assert main(["fetch-model", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf", "cut.gguf", "full"]
+    assert sorted(path.name for path in here.iterdir()) == ["bad.gguf", "cut.gguf", "full"]
 
 
 def test_a_known_name_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

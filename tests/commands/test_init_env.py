@@ -13,12 +13,7 @@ from refusals import fails
 from hone.cli import main
 from hone.runs import Run
 
-
-@pytest.fixture(autouse=True)
-def _here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder in which no task of another test has the same name."""
-    for name in ("my_task", "sort_it_2"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def files() -> set[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from present import NO_AUDIT, QUIET, reproduced
 from hone.cli import main
 from hone.runs import Run
 from hone.runs.view import RunView, read_lines
-from hone.trainer.step import Trainer
 
 CONSTANT = '''
 from hone.environments import Rubric, SingleTurnEnv
@@ -58,16 +55,14 @@ def judge(completion) -> float:
 
 
 @pytest.fixture
-def rl(tiny_model_dir, tmp_path, monkeypatch):
+def rl(tiny_model_dir, here):
     """Calls `hone rl` with working defaults, in a folder that holds two environments; later flags win."""
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments" / "constant.py").write_text(CONSTANT)
-    (tmp_path / "environments" / "broken.py").write_text(BROKEN)
-    (tmp_path / "environments" / "lengths.py").write_text(LENGTHS)
-    monkeypatch.chdir(tmp_path)
+    (here / "environments").mkdir()
+    for name, text in {"constant": CONSTANT, "broken": BROKEN, "lengths": LENGTHS}.items():
+        (here / "environments" / f"{name}.py").write_text(text)
 
     def call(*flags: str, model: str | Path = tiny_model_dir) -> int:
-        base = f"--model.name {model} --max-steps 3 --output-dir {tmp_path / 'out'} --seq-len 64 --display plain"
+        base = f"--model.name {model} --max-steps 3 --output-dir {here / 'out'} --seq-len 64 --display plain"
         base += " --orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4"
         base += " --orchestrator.sampling.max-tokens 12 --trainer.optim.lr 1e-4"
         return main(["rl", *base.split(), *flags])
@@ -173,26 +168,3 @@ def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
     assert Run(out).info["status"] == "failed"
     assert [line["step"] for line in metrics(out)] == [0] and metrics(out)[0]["outcome/grader_error"] == 1.0
     assert {row["outcome"] for row in Run(out).rollouts(0).to_pylist()} == {"grader_error"}
-
-
-def test_a_terminal_that_goes_away_finishes_the_step_saves_and_says_where(rl, tmp_path, monkeypatch, capfd):
-    step = Trainer.step
-
-    def interrupted(self, batches):
-        if self.version == 1:
-            signal.raise_signal(signal.SIGHUP)
-        return step(self, batches)
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
-    assert rl() == 128 + signal.SIGHUP
-    monkeypatch.undo()
-    out = tmp_path / "out"
-    assert [line["step"] for line in metrics(out)] == [0, 1]
-    assert (out / "checkpoints" / "step_2" / "COMPLETE").exists() and (out / "weights" / "step_2").exists()
-    assert json.loads((out / "run.json").read_text())["status"] == "stopped"
-    printed = capfd.readouterr().out
-    assert f"Saved: {out / 'checkpoints' / 'step_2'}\nGo on with: " in printed
-    assert printed.endswith(f"rl @ {out / 'config.toml'} --resume\n")
-    assert main(["rl", "@", str(out / "config.toml"), "--resume"]) == 0
-    assert rl("--output-dir", str(tmp_path / "straight")) == 0
-    assert (tmp_path / "straight" / "metrics.jsonl").read_bytes() == (out / "metrics.jsonl").read_bytes()

@@ -14,9 +14,8 @@ from hone.runs import Run
 
 
 @pytest.fixture
-def rl(tiny_model_dir, tmp_path, monkeypatch):
+def rl(tiny_model_dir, here):
     """Calls `hone rl`, two prompts a step; it writes into outputs."""
-    monkeypatch.chdir(tmp_path)
 
     def call(*flags: str) -> int:
         base = ["rl", "--model.name", str(tiny_model_dir), "--max-steps", "4", "--display", "plain"]

@@ -59,24 +59,3 @@ def test_a_mode_whose_extension_is_gone_is_refused_with_what_to_do(line, monkeyp
     why = "an extension that is not there.: install that, or train in one process, with one rank and one server"
     with pytest.raises(UserError, match=f"^mode split can't run .it comes with {why}$"):
         rl.run(parse(RLConfig, [*line.split(), "--output-dir", str(tmp_path)], "rl"))
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--mode colocated --trainer.ranks 2", "leave out one"),
-        ("--mode colocated --inference.replicas 2", "leave out one"),
-        ("--inference.replicas 2 --orchestrator.client.base-url http://h/v1", "leave out one of them"),
-        ("--inference.replicas 2 --inference.port 65535", "lower inference.port"),
-        pytest.param(
-            *("--inference.tensor-parallel 2", "is for inference.backend = vllm"), marks=pytest.mark.needs("vllm")
-        ),
-        ("--trainer.ranks 2 --trainer.optim.offload", "are for one rank"),
-        ("--trainer.ranks 2 --trainer.optim.state 8bit", "are for one rank"),
-        ("--trainer.ranks 2 --trainer.optim.type muon", "needs whole matrices: leave it out, or start one rank"),
-        ("--trainer.optim.type muon --model.lora.rank 4", 'model.lora does not work with optim.type = "muon"'),
-    ],
-)
-def test_settings_that_several_ranks_have_not_are_refused_before_anything_starts(line, words) -> None:
-    with pytest.raises(UserError, match=words):
-        parse(RLConfig, line.split(), "rl")

@@ -86,10 +86,11 @@ def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(
     monkeypatch.setattr(GroupSampler, "sample", endless)
     assert main(command("--grace-seconds", "1.2")) == 143
     monkeypatch.undo()
-    printed = capfd.readouterr().out
+    printed, out = capfd.readouterr().out, tmp_path / "out"
+    saved = f"Saved: {out / 'checkpoints' / 'step_2'}\nGo on with: "
+    assert saved in printed and printed.endswith(f"rl @ {out / 'config.toml'} --resume\n")
     assert "within 1.2 s, else the step is given up" in printed
     assert "The step can't be finished in time: saving the state before it." in printed
-    out = tmp_path / "out"
     assert Run(out).info["status"] == "stopped" and Run(out).checkpoints.steps() == [2]
     assert Run(out).metrics()["step"].to_pylist() == [0, 1]
     assert main([*command(), "--resume"]) == 0

@@ -18,9 +18,8 @@ SECTION = PAGE.read_text().split("## Data with other columns")[1].split("\n## ")
 
 
 @pytest.fixture(autouse=True)
-def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def problems(here: Path) -> Path:
     """The data set of the page: its own line, and more like it."""
-    monkeypatch.chdir(tmp_path)
     (shown,) = re.findall(r"```json\n(.*?)\n```", SECTION)
     row = {**json.loads(shown), "nil": None}
     rows = [

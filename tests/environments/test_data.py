@@ -158,19 +158,11 @@ def test_a_generated_row_depends_on_seed_id_split_and_index_alone():
     assert rows[7] not in [row(7, seed=1), row(7, env_id="y"), row(7, split="eval"), row(8)]
 
 
-def test_each_epoch_is_a_permutation_and_differs_from_the_next_and_from_other_seeds():
-    first = epoch_order(50, 0, 0).tolist()
-    assert sorted(first) == list(range(50))
-    assert first != list(range(50))
-    assert epoch_order(50, 0, 1).tolist() != first
-    assert epoch_order(50, 1, 0).tolist() != first
-    assert epoch_order(50, 0, 0).tolist() == first
-
-
 def test_the_order_is_fixed_for_ever():
     """A checkpoint stores the number of draws only: another order would make it resume elsewhere."""
     assert epoch_order(8, 0, 0).tolist() == [7, 3, 0, 1, 2, 6, 5, 4]
     assert epoch_order(8, 0, 3).tolist() == [0, 5, 1, 3, 2, 6, 4, 7]
+    assert sorted(epoch_order(50, 1, 0)) == [*range(50)] and [*epoch_order(50, 1, 0)] != [*epoch_order(50, 0, 0)]
 
 
 def test_draws_visit_each_example_once_per_epoch_in_any_order_of_asking():
@@ -197,17 +189,16 @@ def pairs(*texts: str) -> list[dict]:
     return [{"question": pair[0], "answer": pair[1:]} for pair in texts]
 
 
-def test_equal_prompts_are_found_whatever_the_answer():
-    found = overlap(pairs("a1", "b2", "c3", "b5", "d4"), pairs("x0", "b2", "d9", "b2"))
-    assert found == Overlap(checked=5, held_out=4, rows=(1, 3, 4), identical=1, pair=(1, 1))
-
-
-def test_no_overlap():
-    assert overlap(pairs("a1", "b2"), pairs("c1", "d2")) == Overlap(2, 2)
-
-
-def test_only_the_named_rows_are_compared_in_any_order():
-    assert overlap(pairs("a1", "b2", "c3"), pairs("a1", "b2", "c3"), [2, 0]).rows == (0, 2)
+@pytest.mark.parametrize(
+    ("train", "held_out", "indices", "found"),
+    [
+        ("a1 b2 c3 b5 d4", "x0 b2 d9 b2", None, Overlap(5, 4, rows=(1, 3, 4), identical=1, pair=(1, 1))),
+        ("a1 b2", "c1 d2", None, Overlap(2, 2)),
+        ("a1 b2 c3", "a1 b2 c3", [2, 0], Overlap(2, 3, rows=(0, 2), identical=2, pair=(0, 0))),
+    ],
+)
+def test_equal_prompts_are_found_whatever_the_answer_in_the_named_rows(train, held_out, indices, found):
+    assert overlap(pairs(*train.split()), pairs(*held_out.split()), indices) == found
 
 
 def test_prompts_that_are_all_the_same_tell_nothing():

@@ -38,6 +38,13 @@ def task(funcs, rows=ROWS, **more):
     return given_task(Path("out"), {}, rows, None, funcs, **more).load()
 
 
+def printed(source: str, **variables: str) -> str:
+    """What a program of this source prints."""
+    Path("program.py").write_text(source)
+    words, env = [sys.executable, "program.py"], os.environ | variables
+    return subprocess.run(words, capture_output=True, text=True, check=True, env=env).stdout
+
+
 def components(env, text="6", row=0):
     return env.grade(env.split("train")[row], text).components
 
@@ -228,7 +235,7 @@ def test_partials_objects_and_bound_methods_are_rewards_and_kept(here, monkeypat
     monkeypatch.setattr(sys.modules[__name__], "a_judge", judge, raising=False)
     assert place_of(judge) == f"{__name__}:a_judge"
     monkeypatch.delattr(sys.modules[__name__], "a_judge")
-    (here / "program.py").write_text(
+    text = printed(
         "import functools, json\nfrom dataclasses import dataclass\nfrom pathlib import Path\n"
         "from hone.environments.functions import given_task\n"
         f"FACTOR = 3.0\n{inspect.getsource(scaled)}\n{inspect.getsource(Judge)}\n"
@@ -239,8 +246,7 @@ def test_partials_objects_and_bound_methods_are_rewards_and_kept(here, monkeypat
         "for name, text in given.files.items():\n    (Path('out') / name).write_text(text)\n"
         "print(json.dumps([given.args, given.graded_here, given.not_kept]))\n"
     )
-    done = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, check=True)
-    args, graded_here, not_kept = json.loads(done.stdout)
+    args, graded_here, not_kept = json.loads(text)
     assert (graded_here, not_kept) == (["scaled", "Judge", "ranked"], "")
     assert args["rewards"] == [f"out/rewards.py:reward_{name}" for name in graded_here]
     env = load_environment("functions", **args)
@@ -369,20 +375,15 @@ def test_what_a_function_uses_is_written_down_before_it():
 
 
 def test_the_text_is_the_same_in_every_process(here):
-    (here / "script.py").write_text(
+    source = (
         "seen, counted, table, words = [], {'b': 1}, {'x', 'y', 'z'}, ('p',)\n"
         "def f(completion):\n"
         "    seen.append(1)\n    counted['a'] = 2\n    table.add('w')\n"
         "    return float(len(words))\n"
         "from hone.environments.kept_source import kept_source\nprint(kept_source([f]))"
     )
-    texts = {
-        subprocess.run(
-            [sys.executable, "script.py"], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout
-        for seed in "12"
-    }
-    assert len(texts) == 1 and b"table = set([" in texts.pop()
+    texts = {printed(source, PYTHONHASHSEED=seed) for seed in "12"}
+    assert len(texts) == 1 and "table = set([" in texts.pop()
 
 
 def test_an_answer_is_read_by_name_or_among_all_columns():
@@ -399,15 +400,14 @@ def test_an_answer_is_read_by_name_or_among_all_columns():
 
 
 def test_an_object_that_holds_itself_is_kept(here):
-    (here / "script.py").write_text(
+    text = printed(
         "class Loop:\n"
         "    def __init__(self):\n        self.me, self.worth = self, 2.0\n\n"
         "    def __call__(self, completion):\n        return self.me.me.worth\n\n"
         "from hone.environments.kept_source import kept_source\n"
         "text, why = kept_source([Loop()])\nnames = {}\nexec(text, names)\nprint(why, names['reward_Loop'](''))"
     )
-    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "2.0"
+    assert text.strip() == "2.0"
 
 
 LENGTH = 3

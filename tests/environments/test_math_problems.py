@@ -11,23 +11,7 @@ def env():
     return load_environment("math-problems")
 
 
-OUTCOMES = {
-    Outcome.CORRECT: [r"So \boxed{\frac{5}{12}}.", r"\boxed{\dfrac{10}{24}}", r"\boxed{x = 5/12}",
-        "<answer>\n5/12\n</answer>\n", "**Answer:** $5/12$", r"\boxed{1}, no, \boxed{\frac{5}{12}}"],
-    Outcome.WRONG: [r"\boxed{\frac{5}{12}}, no, \boxed{1}", r"\boxed{0.4167}", r"\boxed{5/12 or 1/2}"],
-    Outcome.UNPARSABLE: [r"\boxed{5 12}", r"\boxed{}", r"\boxed{\frac{5}{12}",
-        r"<think>\boxed{\frac{5}{12}}</think> Hm.", r"It is \frac{5}{12}."],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "outcome"), [(given, value) for value, texts in OUTCOMES.items() for given in texts])
-def test_answers(env, text: str, outcome: Outcome):
-    score = env.grade(env.example(problem="3/4 - 1/3?", answer=r"\frac{5}{12}"), text)
-    assert score.outcome is outcome, score.detail
-    assert score.reward == (outcome is Outcome.CORRECT)
-
-
-RIGHT = [
+RIGHT_14400 = [
     r"Final Answer: The final answer is $\boxed{14400}$. I hope it is correct.",
     "\\boxed{14400}\nI am sure of my answer: every step was checked.",
     "\\boxed{14400}\nAnswer: see the box above.",
@@ -49,58 +33,57 @@ RIGHT = [
     r"\boxed{14\,400}",
     r"\boxed{14400 dollars}",
 ]
-NOT_RIGHT = [
+WRONG_14400 = [
     "ANSWER: 144001",
     "ANSWER: not 14400",
     "ANSWER: 14400 (or 14401)",
-    "ANSWER: 14400. No, 7.",
     "ANSWER: 14400 if n is odd, else 7",
     "ANSWER: 14400 + 1",
     "ANSWER: 14.400",
     "\\boxed{14400}\nANSWER: 7",
     "\\boxed{14400}\nANSWER: 14400 or 7",
     "answer: I tried 14400 but it is 7",
-    "The answer is not 14400.",
-    "It is 14400.",
 ]
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_an_answer_is_read_however_it_is_written_and_a_hedge_is_none(env, right: bool):
-    example = env.example(problem="120^2?", answer="14400")
-    texts = RIGHT if right else NOT_RIGHT
-    scores = env.grade_many([(example, text) for text in texts])
-    assert [text for text, score in zip(texts, scores, strict=True) if (score.reward == 1.0) != right] == []
+RIGHT = {
+    "14400": RIGHT_14400,
+    r"\frac{5}{12}": [r"So \boxed{\frac{5}{12}}.", r"\boxed{\dfrac{10}{24}}", r"\boxed{x = 5/12}", "**Answer:** $5/12$",
+        "<answer>\n5/12\n</answer>\n", r"\boxed{1}, no, \boxed{\frac{5}{12}}", r"ANSWER: \frac{5}{12} (I checked it)"],
+    "x^2 - 5x + 6": ["ANSWER: $x^2 - 5x + 6$ (by Vieta's formulas)"],
+    "-7, 7": ["ANSWER: x = -7 or x = 7"],
+    "(3, 6)": ["ANSWER: (3, 6), since both lines meet there."],
+    r"25\pi": ["\\boxed{25\\pi}. The answer: checked."],
+    "x < 5": ["ANSWER: x < 5"],
+    "B": ["**Answer: (B)** because it fits"],
+    r"\text{Evelyn}": ["Answer: Evelyn", "\\boxed{Evelyn}\nAnswer: as above."],
+    "3.5": [r"\boxed{3,5}", r"\boxed{3{,}5}", "ANSWER: 3,5 cm"],
+    "3,5": [r"\boxed{3.5}"],
+    "1234.5": [r"\boxed{1 234,5}"],
+    "3, 100": [r"\boxed{3,\ 100}"],
+    "3 2/3": [r"\boxed{3 2/3}", "ANSWER: 3 2/3"],
+}  # fmt: skip
+WRONG = {
+    "14400": WRONG_14400,
+    r"\frac{5}{12}": [r"\boxed{\frac{5}{12}}, no, \boxed{1}", r"\boxed{0.4167}", r"\boxed{5/12 or 1/2}"],
+    "3.125": [r"\boxed{3,125}"],
+    "35": [r"\boxed{3,5}"],
+    "3100": [r"\boxed{3,\ 100}"],
+}
+UNPARSABLE = {
+    "14400": ["ANSWER: 14400. No, 7.", "The answer is not 14400.", "It is 14400."],
+    r"\frac{5}{12}": [r"\boxed{5 12}", r"\boxed{}", r"\boxed{\frac{5}{12}", r"<think>\boxed{\frac{5}{12}}</think> Hm.",
+        r"It is \frac{5}{12}."],
+}  # fmt: skip
+OUTCOMES = {Outcome.CORRECT: RIGHT, Outcome.WRONG: WRONG, Outcome.UNPARSABLE: UNPARSABLE}
 
 
-@pytest.mark.parametrize(
-    ("gold", "text", "right"),
-    [
-        (r"\frac{5}{12}", r"ANSWER: \frac{5}{12} (I checked it)", True),
-        ("x^2 - 5x + 6", "ANSWER: $x^2 - 5x + 6$ (by Vieta's formulas)", True),
-        ("-7, 7", "ANSWER: x = -7 or x = 7", True),
-        ("(3, 6)", "ANSWER: (3, 6), since both lines meet there.", True),
-        (r"25\pi", "\\boxed{25\\pi}. The answer: checked.", True),
-        ("x < 5", "ANSWER: x < 5", True),
-        ("B", "**Answer: (B)** because it fits", True),
-        (r"\text{Evelyn}", "Answer: Evelyn", True),
-        (r"\text{Evelyn}", "\\boxed{Evelyn}\nAnswer: as above.", True),
-        ("3.5", r"\boxed{3,5}", True),
-        ("3.5", r"\boxed{3{,}5}", True),
-        ("3.5", "ANSWER: 3,5 cm", True),
-        ("3,5", r"\boxed{3.5}", True),
-        ("1234.5", r"\boxed{1 234,5}", True),
-        ("3.125", r"\boxed{3,125}", False),
-        ("35", r"\boxed{3,5}", False),
-        ("3, 100", r"\boxed{3,\ 100}", True),
-        ("3100", r"\boxed{3,\ 100}", False),
-        ("3 2/3", r"\boxed{3 2/3}", True),
-        ("3 2/3", "ANSWER: 3 2/3", True),
-    ],
-)
-def test_formulas_words_and_decimal_commas(env, gold: str, text: str, right: bool):
-    score = env.grade(env.example(problem="?", answer=gold), text)
-    assert (score.reward == 1.0) is right, score.detail
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_an_answer_is_read_however_it_is_written_and_a_hedge_is_none(env, outcome: Outcome):
+    for gold, texts in OUTCOMES[outcome].items():
+        scores = env.grade_many([(env.example(problem="?", answer=gold), text) for text in texts])
+        found = {text: (score.outcome, score.reward) for text, score in zip(texts, scores, strict=True)}
+        assert found == dict.fromkeys(texts, (outcome, float(outcome is Outcome.CORRECT)))
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

@@ -97,21 +97,21 @@ NUTS = {
     "answer": "There are 3*14 = <<3*14=42>>42 nuts.\n#### 42",
 }
 REWARDS = [
-    ("char-count", {"word": "strawberry", "letter": "r"}, {
+    ("char-count", {}, {"word": "strawberry", "letter": "r"}, {
         1.0: ["<think>s0t0r1</think>\n<answer>3</answer>\n", "<answer>\n3\n</answer>", "There are \\boxed{3}.",
             "ANSWER: 3", "<answer>2</answer> no, <answer>3</answer>", "<answer>3 times</answer>"],
         0.1: ["<answer>2</answer>", "<answer>3</answer> no, <answer>2</answer>"],
         0.0: ["<answer>2 or 3</answer>", "<answer>three</answer>", "<answer>r</answer>", "3",
             "<think><answer>3</answer>", "<answer>3"],
     }),
-    ("scramble", {"word": "stop", "scrambled": "opts"}, {  # any anagram in the word list is right
+    ("scramble", {}, {"word": "stop", "scrambled": "opts"}, {  # any anagram in the word list is right
         1.0: ["<answer>stop</answer>", "<answer>\n Stop. \n</answer>\n", '<answer>"**STOP**"</answer>',
             "\\boxed{stop}", "<answer>post</answer>", "<answer>psto</answer> Let me correct it. <answer>stop</answer>"],
         0.1: ["<answer>opst</answer>", "<answer>stops</answer>", "<answer>top</answer>", "<answer>table</answer>"],
         0.0: ["<answer>stop or post</answer>", "<answer>st op</answer>", "<answer>st0p</answer>", "stop",
             "<think><answer>stop</answer></think>"],
     }),
-    ("countdown", {"answer": "98", "info": {"nums": [44, 19, 35], "target": 98}}, {  # the defects of TinyZero's reward
+    ("countdown", {}, {"answer": "98", "info": {"nums": [44, 19, 35], "target": 98}}, {  # TinyZero's defects
         1.0: ["<answer>44+19+35</answer>\n", "<answer>\n44 + 19 + 35\n</answer>", "<answer>44+19+35 = 98</answer>",
             "<answer>(44 + 19) + 35</answer><|im_end|>", "thoughts</think>\n\n<answer>35+44+19</answer>",
             "\\boxed{44+19+35}"],
@@ -120,21 +120,33 @@ REWARDS = [
             "<answer>44/0+19+35</answer>", "<answer>44+19+35</answer></think><answer>44-19</answer>"],
         0.0: ["<answer>any garbage</answer>", "<answer></answer>", "44+19+35", "<think><answer>44+19+35</answer>"],
     }),
-    ("gsm8k", NUTS, {
+    ("gsm8k", {}, NUTS, {
         1.1: ["14 a bag.\nANSWER: 42", "answer: $42.00 (three bags)", "ANSWER: **42** nuts.", "ANSWER: <42>",
             "Final Answer: The final answer is $\\boxed{42}$. I hope it is correct.", "ANSWER: 41\nNo:\nANSWER: 42",
             "ANSWER: 42\nI am sure of my answer: every step was checked."],
         0.1: ["ANSWER: 41", "ANSWER: 42\nANSWER: 41"],
         0.0: ["ANSWER: 41 or 42", "ANSWER: many", "It is 42.", "<think>ANSWER: 42</think> I am not sure.", ""],
     }),
+    ("gsm8k", {"mode": "sparse"}, NUTS, {  # the last number
+        1.0: ["3 bags of 14 make 42."],
+        (0.0, Outcome.WRONG): ["So 42, for 3 bags", "It is 40."],
+        0.0: ["I do not know."],
+    }),
+    *(("reverse-text", {"reward": reward}, {"text": "abc"}, {  # paid only if it is exact
+        1.0: ["<reversed_text>cba</reversed_text>"],
+        (paid, Outcome.WRONG): ["<reversed_text>cbb</reversed_text>"],
+        0.0: ["cba"],
+    }) for reward, paid in (("exact", 0.0), ("two_part", 0.1))),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("task", "row", "rewards"), REWARDS, ids=[task for task, *_ in REWARDS])
-def test_rewards(task: str, row: dict, rewards: dict):
-    env = load_environment(task)
+@pytest.mark.parametrize(("task", "args", "row", "rewards"), REWARDS)
+def test_rewards(task: str, args: dict, row: dict, rewards: dict):
+    env = load_environment(task, **args)
     pairs = [(env.example(**row), text) for texts in rewards.values() for text in texts]
-    expected = [(reward, OUTCOMES[reward]) for reward, texts in rewards.items() for _ in texts]
+    expected = [
+        key if isinstance(key, tuple) else (key, OUTCOMES[key]) for key, texts in rewards.items() for _ in texts
+    ]
     scores = env.grade_many(pairs)
     assert [(round(score.reward, 9), score.outcome) for score in scores] == expected, [s.detail for s in scores]
 
@@ -153,15 +165,6 @@ def test_built_in_tasks_are_those_of_the_checkout():
     """An editable install once had copies of them, which hid the files that people edit."""
     folder = Path(__file__).resolve().parents[2] / "environments"
     assert Path(sys.modules["scramble"].__file__ or "").parent == folder
-
-
-def test_sparse_gsm8k_takes_the_last_number():
-    env = load_environment("gsm8k", mode="sparse")
-    texts = ["3 bags of 14 make 42.", "So 42, for 3 bags", "It is 40.", "I do not know."]
-    scores = [env.grade(env.example(**NUTS), text) for text in texts]
-    assert [(score.reward, score.outcome) for score in scores] == [
-        (1.0, Outcome.CORRECT), (0.0, Outcome.WRONG), (0.0, Outcome.WRONG), (0.0, Outcome.UNPARSABLE)
-    ]  # fmt: skip
 
 
 def test_the_answer_of_gsm8k_is_a_solution_or_just_the_number():
@@ -263,15 +266,6 @@ def test_the_reward_of_a_reversed_text_is_the_ratcliff_obershelp_ratio_and_corre
         assert score.reward == difflib.SequenceMatcher(None, answer, text[::-1], autojunk=False).ratio()
         assert score.outcome is (Outcome.CORRECT if right else Outcome.WRONG)
         assert score.components["exact"] == right and (score.reward == 1.0) == right
-
-
-@pytest.mark.parametrize(("reward", "paid"), [("exact", [1, 0, 0]), ("two_part", [1, 0.1, 0])])
-def test_a_reversed_text_may_be_paid_only_if_it_is_exact(reward: str, paid: list[float]):
-    env = load_environment("reverse-text", reward=reward)
-    texts = ["<reversed_text>cba</reversed_text>", "<reversed_text>cbb</reversed_text>", "cba"]
-    scores = env.grade_many([(env.example(text="abc"), text) for text in texts])
-    assert [score.reward for score in scores] == paid
-    assert [score.outcome for score in scores] == [Outcome.CORRECT, Outcome.WRONG, Outcome.UNPARSABLE]
 
 
 def test_calculator_may_pay_for_calls_which_then_beat_a_right_answer():

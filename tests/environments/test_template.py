@@ -53,23 +53,15 @@ def test_what_is_no_placeholder_is_refused(text):
         Template({"prompt": text}, "data.template").row(ROW, "row")
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{golden}", "no column 'golden', which template.answer wants (did you mean {gold}?); there is 'q', "),
-        ("{meta.levle}", "no 'levle' in 'meta', which template.answer wants (did you mean {meta.level}?); there is"),
-        ("{q.__class__}", "no '__class__' in 'q', which template.answer wants; that is '2 + 3?'"),
-        ("{meta.__class__}", "no '__class__' in 'meta'"),
-        ("{meta.tags.2}", "no '2' in 'meta.tags', which template.answer wants; that is ['sum', 'easy']"),
-        ("{meta.tags.-1}", "no '-1' in 'meta.tags'"),
-        ("It is {none}", "'none', which template.answer writes into a text, is null"),
-    ],
-)
-def test_a_row_that_lacks_something_is_named(text, why):
-    with pytest.raises(UserError, match=f"^data.jsonl, line 3: .*{re.escape(why)}"):
-        Template({"answer": text}).row(ROW, "data.jsonl, line 3")
-
-
+LACKING = {
+    "{golden}": "no column 'golden', which template.x wants (did you mean {gold}?); there is 'q', ",
+    "{meta.levle}": "no 'levle' in 'meta', which template.x wants (did you mean {meta.level}?); there is",
+    "{q.__class__}": "no '__class__' in 'q', which template.x wants; that is '2 + 3?'",
+    "{meta.__class__}": "no '__class__' in 'meta'",
+    "{meta.tags.2}": "no '2' in 'meta.tags', which template.x wants; that is ['sum', 'easy']",
+    "{meta.tags.-1}": "no '-1' in 'meta.tags'",
+    "It is {none}": "'none', which template.x writes into a text, is null",
+}
 TURNS = {
     "each": "{conversations}",
     "role": "{from}",
@@ -92,35 +84,27 @@ def test_turns_become_messages_also_between_others():
     assert Template({"messages": [bye, TURNS, bye]}).row(row, "row") == {"messages": [bye, *made, bye]}
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ({"talk": []}, "row: no column 'conversations', which template.messages.each wants"),
-        ({"conversations": "hi"}, "row: {conversations} of template.messages.each is 'hi', not a list of turns"),
-        (
-            {"conversations": [{"from": "gpt", "value": "a"}, {"from": "gpt", "text": "b"}]},
-            "row, turn 1: no column 'value'",
-        ),
-    ],
-)
-def test_bad_turns_are_named(row, why):
-    with pytest.raises(UserError, match=f"^{re.escape(why)}"):
-        Template({"messages": TURNS}).row(row, "row")
+BAD_TURNS = [
+    ({"talk": []}, "row: no column 'conversations', which template.x.each wants"),
+    ({"conversations": "hi"}, "row: {conversations} of template.x.each is 'hi', not a list of turns"),
+    ({"conversations": [{"from": "gpt", "value": "a"}, {"from": "gpt"}]}, "row, turn 1: no column 'value'"),
+]
+NO_TURNS = [
+    (TURNS | {"rolse": {}}, "template.x has 'rolse'; beside each there may be role, content, roles and name"),
+    (TURNS | {"roles": {"human": 1}}, "template.x.roles is {'human': 1}: give a table"),
+    (TURNS | {"roles": "user"}, "template.x.roles is 'user': give a table"),
+    ({"each": "{conversations}"}, "template.x has each, but no content: say what is in a turn, such as"),
+    ({"each": "{conversations}", "content": "a"}, "template.x has each, but no role"),
+]
+REFUSED = [(text, ROW, f"row: .*{re.escape(why)}") for text, why in LACKING.items()]
+REFUSED += [(TURNS, row, re.escape(why)) for row, why in BAD_TURNS]
+REFUSED += [(value, {"conversations": []}, re.escape(why)) for value, why in NO_TURNS]
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        (TURNS | {"rolse": {}}, "template.x has 'rolse'; beside each there may be role, content, roles and name"),
-        (TURNS | {"roles": {"human": 1}}, "template.x.roles is {'human': 1}: give a table"),
-        (TURNS | {"roles": "user"}, "template.x.roles is 'user': give a table"),
-        ({"each": "{conversations}"}, "template.x has each, but no content: say what is in a turn, such as"),
-        ({"each": "{conversations}", "content": "a"}, "template.x has each, but no role"),
-    ],
-)
-def test_a_table_of_turns_that_can_make_no_messages_is_refused(value, why):
-    with pytest.raises(UserError, match=f"^{re.escape(why)}"):
-        Template({"x": value}).row({"conversations": []}, "row")
+@pytest.mark.parametrize(("value", "row", "why"), REFUSED)
+def test_what_is_missing_in_a_row_or_in_a_table_of_turns_is_named(value, row, why):
+    with pytest.raises(UserError, match=f"^{why}"):
+        Template({"x": value}).row(row, "row")
 
 
 GSM8K = {"question": "{task.text}", "answer": "{steps}\n#### {gold}"}
@@ -157,12 +141,9 @@ def test_a_task_of_ones_own_reads_its_rows_through_a_template_without_knowing(as
     assert example.info == {"x": "b"}
 
 
-def test_a_column_that_nothing_reads_is_refused():
+def test_a_template_that_is_of_no_use_is_refused():
     env = SingleTurnEnv(id="own", dataset=[{"x": "a"}], rubric=answer_rubric(correctness))
     with pytest.raises(UserError, match=r"env.template makes a column 'anwser', but own reads .*did you mean 'answer'"):
         env.use_template({"question": "{x}", "anwser": "{x}"}, "env.template")
-
-
-def test_a_task_that_makes_up_its_rows_has_no_use_for_a_template():
     with pytest.raises(UserError, match=r"template is for the rows of a data set, but gsm8k makes up its own"):
         load_environment("gsm8k").use_template(GSM8K)

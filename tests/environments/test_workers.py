@@ -6,7 +6,6 @@ import datetime
 import json
 import math
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -115,11 +114,8 @@ HERE = GradingConfig(workers=0)
 
 
 @pytest.fixture(autouse=True)
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "graded_task", raising=False)
-    (tmp_path / "graded_task.py").write_text(TASK)
-    return tmp_path / "graded_task.py"
+def _task(here: Path) -> None:
+    (here / "graded_task.py").write_text(TASK)
 
 
 def load(workers: int | None, timeout: float = 10.0, **kwargs) -> Environment:

@@ -146,8 +146,7 @@ def test_conversations_side_by_side_keep_their_answers():
         assert text == [str(rng.key(seed) % 10) for seed in seeds][: len(text)]
 
 
-def test_a_long_conversation_is_shown_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_long_conversation_is_shown_in_part(here: Path, capsys):
     with FakeOpenAI(lambda body: Say("x" * 3000)) as server:
         words = ["guessing", "-m", "toy", "-b", server.url, "-n", "1", "-a", '{"max_turns": 20}', "--no-save"]
         assert call("eval", words, "hone eval") == 0

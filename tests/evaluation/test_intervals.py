@@ -43,7 +43,9 @@ def test_unequal_counts_centre_on_the_mean_of_all_values():
     assert (interval.high - interval.low) / 2 == pytest.approx(half)
 
 
-def test_one_example_has_no_interval():
+def test_one_example_has_no_interval_and_equal_rewards_no_width():
+    assert bounded_interval(arrays([1], [1], [1]), 0.0, 1.0) == Interval(1.0, 1.0)
+    assert bounded_interval(arrays([1, 0]), 0.0, 1.0) is None
     assert mean_interval(arrays([0.1, 0.9, 0.4])) is None
     assert mean_interval([]) is None
     assert share_interval(arrays([], [])) is None
@@ -116,11 +118,6 @@ def test_no_interval_leaves_the_range_however_few_the_examples(values, per_examp
         interval, mean = bounded_interval(rewards, min(values), max(values)), float(np.mean(rewards))
         assert min(values) <= interval.low <= mean + 1e-9 and mean - 1e-9 <= interval.high <= max(values), trial
         assert bounded_interval(rewards, -99.0, 99.0) == mean_interval(rewards), "far from its ends it is Student's"
-
-
-def test_equal_rewards_have_no_width_and_one_example_no_interval():
-    assert bounded_interval(arrays([1], [1], [1]), 0.0, 1.0) == Interval(1.0, 1.0)
-    assert bounded_interval(arrays([1, 0]), 0.0, 1.0) is None
 
 
 @pytest.mark.parametrize(("n", "correct"), [(1, 0), (1, 1), (6, 0), (6, 2), (6, 5), (6, 6)])

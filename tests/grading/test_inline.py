@@ -78,31 +78,23 @@ def test_plain_functions_run_outside_an_event_loop_even_after_async_ones():
     assert together([both(), both()]) == [(1.0, 1.0)] * 2
 
 
-def waiting():
-    """A function that keeps something of its event loop, as the client of a judge does, and how many wait for it."""
-    one_at_a_time = asyncio.Semaphore(1)
+@pytest.mark.parametrize("beside_a_loop", [False, True])
+def test_what_a_function_keeps_of_its_event_loop_is_of_use_the_next_time(beside_a_loop):
+    """As the client of a judge does; beside a loop that runs, it is one other loop."""
+    one_at_a_time = asyncio.Semaphore(1)  # keeps how many wait for it
 
     async def judged(n):
         async with one_at_a_time:
             await asyncio.sleep(0.001)
         return n
 
-    return judged
-
-
-def test_what_a_function_keeps_of_its_event_loop_is_of_use_the_next_time():
-    judged = waiting()
-    for _ in range(3):
-        assert together([run_reward(judged, {"n": n}) for n in range(3)]) == [0, 1, 2]
-
-
-def test_beside_a_running_event_loop_it_is_one_other_loop():
-    judged = waiting()
-
-    async def notebook():
+    def asked():
         return [together([run_reward(judged, {"n": n}) for n in range(3)]) for _ in range(3)]
 
-    assert asyncio.run(notebook()) == [[0, 1, 2]] * 3
+    async def notebook():
+        return asked()
+
+    assert (asyncio.run(notebook()) if beside_a_loop else asked()) == [[0, 1, 2]] * 3
 
 
 def test_what_a_function_leaves_running_is_cancelled():

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from graders import children, gone
-from processes import until
+from graders import gone
+from processes import children, until
 
 from hone.errors import UserError
 from hone.grading import GraderFailure

@@ -4,14 +4,13 @@ import json
 from unittest import mock
 
 import pytest
+from run_folders import start
 
-from hone.config.rl import RLConfig
 from hone.config.shared import ResumeConfig
 from hone.errors import AlarmStop, UserError
 from hone.runs import Run
 from hone.runs.alarms import Alarms
 from hone.runs.observer import Action, Finding, Observer
-from hone.runs.writer import RunWriter
 
 
 def found(value: float = 0.5) -> Finding:
@@ -52,12 +51,8 @@ def test_what_was_told_before_a_resume_is_not_told_again():
     assert alarms.active == {} and alarms.raised(3, "gap", found()) is not None and alarms.times["gap"] == 2
 
 
-def config(folder, **settings) -> RLConfig:
-    return RLConfig(output_dir=folder, max_steps=9, display="plain", **settings)
-
-
 def test_an_alarm_that_stops_does_so_once_its_step_is_written(tmp_path):
-    run = RunWriter.start(config(tmp_path), "rl", [])
+    run = start(tmp_path)
     run.alarms.actions, run.alarms.remedy = {"too_long": "stop"}, "--x.{} warn goes on"
     with pytest.raises(AlarmStop, match=r"stopped at step 1 by the alarm too_long \(--x.too-long warn goes on\)"), run:
         run.log_step(0, {"reward/mean": 0.5})
@@ -68,10 +63,10 @@ def test_an_alarm_that_stops_does_so_once_its_step_is_written(tmp_path):
 
 
 def test_a_pause_that_was_killed_is_over_when_the_run_is_resumed(tmp_path):
-    run = RunWriter.start(config(tmp_path), "rl", [])
+    run = start(tmp_path)
     (tmp_path / "paused.json").write_text('{"step": 1, "alarm": "kl"}')
     run.finish("stopped")
-    RunWriter.start(config(tmp_path, resume=ResumeConfig()), "rl", []).finish("done")
+    start(tmp_path, resume=ResumeConfig()).finish("done")
     assert not (tmp_path / "paused.json").exists()
 
 
@@ -81,7 +76,7 @@ class AtStepOne(Observer):
 
 
 def test_an_observer_stops_the_run_once_its_step_is_written(tmp_path):
-    run = RunWriter.start(config(tmp_path), "rl", [], observers=[AtStepOne()])
+    run = start(tmp_path, observers=[AtStepOne()])
     with pytest.raises(AlarmStop, match=r"stopped at step 1 by AtStepOne$"), run:
         for step in range(3):
             run.log_step(step, {"reward/mean": 0.5})
@@ -90,14 +85,14 @@ def test_an_observer_stops_the_run_once_its_step_is_written(tmp_path):
 
 @pytest.mark.parametrize("action", ["checkpoint", "pause"])
 def test_an_observer_asks_for_a_checkpoint(tmp_path, action):
-    run = RunWriter.start(config(tmp_path), "rl", [], observers=[AtStepOne()])
+    run = start(tmp_path, observers=[AtStepOne()])
     with run, mock.patch.object(AtStepOne, "after_step", lambda *_: action):
         run.log_step(0, {"reward/mean": 0.5})
     assert (run.alarms.asked, run.alarms.cause, run.alarms.saves) == (action, "AtStepOne", True)
 
 
 def test_what_an_observer_may_not_return_is_said(tmp_path):
-    run = RunWriter.start(config(tmp_path), "rl", [], observers=[AtStepOne()])
+    run = start(tmp_path, observers=[AtStepOne()])
     wrong = mock.patch.object(AtStepOne, "after_step", lambda *_: "halt")
     with (
         wrong,

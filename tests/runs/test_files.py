@@ -5,33 +5,13 @@ import os
 import stat
 
 import pytest
+from run_folders import Crash, contents, crash_at
 
 from hone.errors import UserError
 from hone.runs import files
 from hone.runs.files import JsonlLog, is_complete, new_dir, remove_dir, sha256, sweep, verify, write_file
 from hone.runs.rollback import move_lines
 from hone.runs.view import read_lines
-
-
-class Crash(BaseException):
-    """Nothing may catch it, as nothing catches SIGKILL."""
-
-
-def crash_at(monkeypatch, function: str, count: int = 1, module=os):
-    """Make the count-th call of `module.function` crash instead of doing its work."""
-    original, calls = getattr(module, function), []
-
-    def wrapper(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == count:
-            raise Crash
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(module, function, wrapper)
-
-
-def listing(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def make_dir(path, **contents):
@@ -55,13 +35,13 @@ def test_write_file_replaces_or_leaves_the_old_content(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     write_file(path, "old")
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_at(patch, "replace")
+        crash_at(patch, 1, "replace")
         write_file(path, "new")
-    assert listing(tmp_path).keys() == {"run.json", ".tmp-hone-new-run.json"}
+    assert contents(tmp_path).keys() == {"run.json", ".tmp-hone-new-run.json"}
     sweep(tmp_path)
-    assert listing(tmp_path) == {"run.json": b"old"}
+    assert contents(tmp_path) == {"run.json": b"old"}
     write_file(path, b"new")
-    assert listing(tmp_path) == {"run.json": b"new"}
+    assert contents(tmp_path) == {"run.json": b"new"}
 
 
 def test_content_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
@@ -107,18 +87,18 @@ def test_new_dir_lists_sizes_and_hashes_and_verify_names_what_is_wrong(tmp_path)
 
 def test_new_dir_that_fails_leaves_the_old_one(tmp_path):
     make_dir(tmp_path / "d", a="old")
-    before = listing(tmp_path)
+    before = contents(tmp_path)
     with pytest.raises(RuntimeError), new_dir(tmp_path / "d") as folder:
         (folder / "a").write_text("half")
         raise RuntimeError
-    assert listing(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("rename", [1, 2])
 def test_killed_while_replacing_a_dir_leaves_one_of_the_two(tmp_path, monkeypatch, rename):
     make_dir(tmp_path / "d", a="old")
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_at(patch, "rename", rename)
+        crash_at(patch, rename, "rename")
         make_dir(tmp_path / "d", a="new")
     sweep(tmp_path)
     assert verify(tmp_path / "d") == []
@@ -132,7 +112,7 @@ def test_a_dir_that_was_half_made_or_half_removed_goes(tmp_path, monkeypatch):
     (half / "model.safetensors").write_text("half")
     make_dir(tmp_path / "d", a="1")
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_at(patch, "rmtree", 2, files.shutil)  # the first clears an older leftover
+        crash_at(patch, 2, "rmtree", module=files.shutil)  # the first clears an older leftover
         remove_dir(tmp_path / "d")
     assert not is_complete(half) and not (tmp_path / "d").exists()
     sweep(tmp_path)
@@ -170,7 +150,7 @@ def test_lines_move_byte_for_byte_and_killed_midway_none_is_lost(tmp_path, monke
     make_log(log, 4).close()
     lines = log.read_bytes().splitlines(keepends=True)
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_at(patch, "replace", 2)
+        crash_at(patch, 2, "replace")
         move_lines(log, lambda record: record["step"] >= 2, old)
     assert steps(log) == [0, 1, 2, 3]
     move_lines(log, lambda record: record["step"] >= 2, old)

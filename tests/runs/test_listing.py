@@ -10,9 +10,8 @@ from hone.runs.listing import find_run, find_runs, is_previous
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(here: Path) -> Path:
     """outputs/ is a run, with runs in it, an earlier one, and what looks like runs inside a run's own folders."""
-    monkeypatch.chdir(tmp_path)
     root = Path("outputs")
     make_run(root)
     make_run(root / "a")

@@ -1,23 +1,15 @@
 """A new run moves hone's own earlier run aside and touches nothing else; who writes a run is asked of its lock."""
 
-import os
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
+from run_folders import Crash, crash_at, held, start
 
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.runs import Run
 from hone.runs.outputs import clear, holder, with_own_folder
-from hone.runs.writer import RunWriter
-
-
-def start(folder, protect=()) -> RunWriter:
-    return RunWriter.start(
-        RLConfig(output_dir=folder, max_steps=3, display="none"), "rl", ["hone", "rl"], list(protect)
-    )
 
 
 def snapshot(folder):
@@ -62,20 +54,8 @@ def test_an_earlier_run_moves_to_previous_and_what_is_not_of_it_stays(tmp_path):
 def test_killed_while_moving_the_earlier_run(tmp_path, monkeypatch, rename):
     run_id = finished_run(tmp_path / "a")
     before = snapshot(tmp_path / "a")
-
-    class Crash(BaseException):
-        pass
-
-    calls, original = [], os.rename
-
-    def crashing(*args):
-        calls.append(args)
-        if len(calls) == rename:
-            raise Crash
-        original(*args)
-
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(os, "rename", crashing)
+        crash_at(patch, rename, "rename")
         clear(tmp_path / "a")
     assert clear(tmp_path / "a") == tmp_path / "a" / ".previous" / run_id
     del before[".hone.lock"]
@@ -112,33 +92,16 @@ def test_a_run_touches_no_other_run_and_not_its_own_sources(tmp_path, folder, pr
     assert snapshot(tmp_path) == before
 
 
-@contextmanager
-def locked(folder, name):
-    """Another process holds this lock of the run."""
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom hone.runs import outputs\n"
-        "lock = outputs.Lock(Path(sys.argv[1]), getattr(outputs.view, sys.argv[2]))\n"
-        "print('held', flush=True)\nsys.stdin.read()"
-    )
-    command, pipe = [sys.executable, "-c", code, folder, name], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def test_the_holder_of_a_run_is_named_while_it_lives_and_keeps_others_out(tmp_path):
     finished_run(tmp_path)
     assert holder(tmp_path) is None and holder(tmp_path / "nothing") is None
-    with locked(tmp_path, "LOCK") as process:
+    with held(tmp_path) as process:
         before = snapshot(tmp_path)
         assert holder(tmp_path) == process.pid == holder(tmp_path), "asking takes nothing from it"
         with pytest.raises(UserError, match=r"another process is writing a run in .*: wait for it, or choose another"):
             start(tmp_path)
         assert snapshot(tmp_path) == before
-        with locked(tmp_path, "LAUNCHER") as launcher:
+        with held(tmp_path, lock="LAUNCHER") as launcher:
             assert holder(tmp_path) == launcher.pid, "it stands for the processes of its run"
     assert holder(tmp_path) is None
     with start(tmp_path), pytest.raises(UserError, match=r"this program is writing a run in .* already"):

@@ -3,29 +3,21 @@ changed then. Killed at any move, it can be repeated.
 """
 
 import json
-import os
+from functools import partial
 
 import pytest
+import run_folders
 import torch
+from run_folders import Crash, contents, crash_at
 
-from hone.config.rl import RLConfig
 from hone.config.shared import CkptConfig, ResumeConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.runs import Run, writer
-from hone.runs.files import remove_dir
 from hone.runs.view import read_lines
 from hone.runs.writer import RunWriter
 
 SOURCES = {"environment": "e" * 64, "data": "d" * 16, "model": "a" * 16, "tokenizer": "t" * 64}
-
-
-class Crash(BaseException):
-    """Nothing may catch it, as nothing catches SIGKILL."""
-
-
-def start(folder, sources=SOURCES, parameters=None, **settings) -> RunWriter:
-    config = RLConfig(**{"output_dir": folder, "max_steps": 8, "display": "plain"} | settings)
-    return RunWriter.start(config, "rl", ["hone", "rl"], sources=sources, parameters=parameters)
+start = partial(run_folders.start, sources=SOURCES)
 
 
 def save(run: RunWriter, step: int) -> None:
@@ -49,14 +41,10 @@ def steps(run: RunWriter, first: int, last: int) -> None:
         run.log_step(step, metrics, {"tokens/s": 100.0}, weights=f"{step:016x}")
 
 
-def everything(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 def exact_files(folder):
     """What must be equal, byte for byte, whatever happened in between."""
     names = ("metrics.jsonl", "hashes.jsonl", "rollouts/", "weights/", "evals/", "tokens/", "checkpoints/")
-    return {name: content for name, content in everything(folder).items() if name.startswith(names)}
+    return {name: content for name, content in contents(folder).items() if name.startswith(names)}
 
 
 @pytest.fixture
@@ -105,20 +93,8 @@ def test_a_run_that_was_stopped_has_nothing_to_say_of_what_came_after(run_dir, c
 @pytest.mark.parametrize("move", range(1, 24, 2))
 def test_a_resume_that_is_killed_can_be_repeated(run_dir, monkeypatch, move):
     """Killed at each rename and each whole-file write of the roll-back in turn."""
-    calls, originals = [], {name: getattr(os, name) for name in ("rename", "replace")}
-
-    def crashing(name):
-        def call(*args):
-            calls.append(args)
-            if len(calls) == move:
-                raise Crash
-            originals[name](*args)
-
-        return call
-
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        for name in originals:
-            patch.setattr(os, name, crashing(name))
+        crash_at(patch, move, "rename", "replace")
         start(run_dir, resume=ResumeConfig(step=4))._lock.release()  # as when its process ends
         raise Crash  # later than the last move: nothing was interrupted
     with start(run_dir, resume=ResumeConfig(step=4)) as run:
@@ -135,7 +111,7 @@ def test_a_resume_that_is_killed_can_be_repeated(run_dir, monkeypatch, move):
 
 def test_an_unfinished_roll_back_is_finished_before_a_checkpoint_is_chosen(run_dir, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(Crash()))
+        crash_at(patch, 1, "rename")
         start(run_dir, resume=ResumeConfig(step=2))
     assert Run(run_dir).checkpoints.steps() == [2, 4, 6]
     with start(run_dir, resume=ResumeConfig()) as run:
@@ -158,11 +134,11 @@ def test_resuming_a_finished_run_has_nothing_left_to_do(tmp_path, capsys):
         steps(run, 0, 8)
         save(run, 8)
         run.log_step(8, {"eval/x/reward/mean": 0.5})
-    before = everything(tmp_path)
+    before = contents(tmp_path)
     with start(tmp_path, resume=ResumeConfig()) as run:
         assert run.nothing_left and run.start_step == 8
     assert f"Nothing left to do in {tmp_path}: all 8 steps are done." in capsys.readouterr().out
-    assert everything(tmp_path) == before
+    assert contents(tmp_path) == before
     with start(tmp_path, resume=ResumeConfig(), max_steps=9) as run:
         assert not run.nothing_left and run.start_step == 8
 
@@ -175,10 +151,10 @@ def test_a_finished_run_whose_last_checkpoint_is_of_an_earlier_interruption_is_d
         with run.weights_dir(8) as folder:
             (folder / "model.safetensors").write_text("version 8")
     assert Run(tmp_path).checkpoints.steps() == [2, 4, 6]
-    before = everything(tmp_path)
+    before = contents(tmp_path)
     with start(tmp_path, resume=ResumeConfig()) as run:
         assert run.nothing_left and run.start_step == 8
-    assert everything(tmp_path) == before
+    assert contents(tmp_path) == before
     with start(tmp_path, resume=ResumeConfig(step=6)) as run:
         assert not run.nothing_left and run.start_step == 6
 
@@ -189,16 +165,8 @@ def test_killed_while_pruning_ends_with_the_same_files(tmp_path, monkeypatch, ca
     with start(tmp_path / "whole", ckpt=ckpt) as run:
         steps(run, 0, 8)
     assert Run(tmp_path / "whole").checkpoints.steps() == list(Run(tmp_path / "whole").weights()) == [6]
-    calls = []
-
-    def crashing(path):
-        calls.append(path)
-        if len(calls) == call:
-            raise Crash
-        remove_dir(path)
-
     with monkeypatch.context() as patch, pytest.raises(Crash), start(tmp_path / "split", ckpt=ckpt) as run:
-        patch.setattr(writer, "remove_dir", crashing)
+        crash_at(patch, call, "remove_dir", module=writer)
         steps(run, 0, 8)
         raise Crash  # more calls than there are
     with start(tmp_path / "split", resume=ResumeConfig(), ckpt=ckpt) as run:
@@ -228,10 +196,10 @@ def test_what_changed_is_refused_unless_drift_is_allowed(run_dir, capsys, change
     settings = dict(change)
     if damage := settings.pop("damage", None):
         damage(run_dir)
-    before = everything(run_dir)
+    before = contents(run_dir)
     with pytest.raises(UserError, match=message):
         start(run_dir, resume=ResumeConfig(), **settings)
-    assert everything(run_dir) == before
+    assert contents(run_dir) == before
     start(run_dir, resume=ResumeConfig(), allow_drift=True, **settings).finish("done")
     assert "Changed since the run began: " in capsys.readouterr().out
     (entry,) = Run(run_dir).info["inexact"]
@@ -258,10 +226,10 @@ def test_what_can_not_be_gone_on_from_is_named_and_nothing_is_changed(run_dir, c
     if fact := settings.pop("fact", None):
         info = json.loads((run_dir / "run.json").read_text())
         (run_dir / "run.json").write_text(json.dumps({name: info[name] for name in info if name != fact}))
-    before = everything(run_dir)
+    before = contents(run_dir)
     with pytest.raises(UserError, match=message):
         start(run_dir, allow_drift=True, **settings)
-    assert everything(run_dir) == before
+    assert contents(run_dir) == before
 
 
 @pytest.mark.parametrize(("schedule", "allowed"), [("constant", True), ("cosine", False)])
@@ -294,25 +262,25 @@ def test_a_run_that_an_older_hone_pushed_to_the_hub_is_resumed_exactly(run_dir):
 def test_drift_is_undone_by_a_resume_from_before_it(run_dir):
     """With the settings that the run had then, though config.toml has others since."""
     other = SOURCES | {"data": "f" * 16}
-    with start(run_dir, other, resume=ResumeConfig(step=4), seed=5, allow_drift=True) as run:
+    with start(run_dir, sources=other, resume=ResumeConfig(step=4), seed=5, allow_drift=True) as run:
         steps(run, 4, 7)
     assert Run(run_dir).info["drift"] == [{"step": 4, "settings": {"seed": 0}, "sources": {"data": "d" * 16}}]
     with pytest.raises(UserError, match=r"with another seed \(5, now 0\), data \(ffffffff, now dddddddd\)"):
         start(run_dir, resume=ResumeConfig(step=6))
-    start(run_dir, other, resume=ResumeConfig(step=4), seed=5).finish("done")
+    start(run_dir, sources=other, resume=ResumeConfig(step=4), seed=5).finish("done")
     start(run_dir, resume=ResumeConfig(step=2)).finish("done")
     info = Run(run_dir).info
     assert info["exact"] is True and info["drift"] == [] and info["sources"]["data"] == SOURCES["data"]
 
 
 def test_a_branch_has_the_history_up_to_its_checkpoint(run_dir, tmp_path, capsys):
-    before = everything(run_dir)
+    before = contents(run_dir)
     branch, resume = tmp_path / "b", ResumeConfig(dir=run_dir, step=2)
     with start(branch, resume=resume, max_steps=7) as run:
         assert run.start_step == 2 and run.restored is not None
         assert run.budget.tokens == 20 and run.budget.seconds > 0
         steps(run, 2, 5)
-    assert everything(run_dir) == before
+    assert contents(run_dir) == before
     a, b = Run(run_dir), Run(branch)
     assert b.info["parent"] == {"id": a.info["id"], "dir": str(run_dir), "step": 2} and b.info["id"] != a.info["id"]
     copied = {name: content for name, content in exact_files(branch).items() if name in before}

@@ -12,7 +12,7 @@ from hone.errors import UserError
 from hone.runs.signals import StepAbandoned, StopRequest, explain
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_the_first_signal_only_asks(signum, code):
     before, lines = signal.getsignal(signum), []
     with StopRequest(lines.append) as stop:

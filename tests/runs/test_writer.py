@@ -8,20 +8,14 @@ from datetime import date, datetime
 
 import pytest
 import torch
+from run_folders import start
 
-from hone.config.rl import RLConfig
 from hone.runs import Run
 from hone.runs.budget import process_seconds
 from hone.runs.display import make_display
 from hone.runs.observer import Observer
 from hone.runs.progress import Progress
 from hone.runs.rollouts import as_read
-from hone.runs.writer import RunWriter
-
-
-def start(folder, **settings) -> RunWriter:
-    config = RLConfig(**{"output_dir": folder, "max_steps": 8, "display": "plain"} | settings)
-    return RunWriter.start(config, "rl", ["hone", "rl"])
 
 
 def test_lines_of_a_step(tmp_path, capsys):
@@ -73,10 +67,7 @@ class LateWarning(Observer):
 
 
 def test_a_warning_at_the_very_end_is_announced(tmp_path, capsys):
-    config = RLConfig(output_dir=tmp_path, display="plain")
-    with RunWriter.start(
-        config, "rl", ["hone", "rl"], observers=[make_display("plain", Progress("rl", 1)), LateWarning()]
-    ):
+    with start(tmp_path, observers=[make_display("plain", Progress("rl", 1)), LateWarning()]):
         pass
     assert f"There are warnings in {tmp_path}/logs/rl.log." in capsys.readouterr().out
 
