@@ -162,16 +162,9 @@ class _SplitRotate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        qkv: Tensor,
-        weight: Tensor | None,
-        cos: Tensor,
-        sin: Tensor,
-        heads: tuple[int, int],
-        eps: float,
-        dtype: torch.dtype,
+        ctx: Any, qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, *heads_eps_dtype: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, normed, inverse_rms = _split_rotate_forward(qkv, weight, cos, sin, heads, eps, dtype)
+        q, k, v, normed, inverse_rms = _split_rotate_forward(qkv, weight, cos, sin, *heads_eps_dtype)
         ctx.save_for_backward(cos, sin, weight, normed, inverse_rms)
         ctx.dtype = qkv.dtype
         return q, k, v
