@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Count constructions that slow a reader down, in docstrings, comments, messages and pages.
 
     python scripts/plain.py [PATH ...]           # rates by folder
@@ -52,10 +51,7 @@ COMPILED = {
 def python_texts(source: str) -> list[tuple[int, str]]:
     """(line, text) of docstrings, other strings with a space in them, and comments."""
     texts: list[tuple[int, str]] = []
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return texts
+    tree = ast.parse(source)
     inside = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):  # an f-string is one text
@@ -64,13 +60,9 @@ def python_texts(source: str) -> list[tuple[int, str]]:
             if text.count(" ") > 2:
                 texts.append((node.lineno, text))
     for node in ast.walk(tree):
-        if (
-            id(node) not in inside
-            and isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and node.value.count(" ") > 2
-        ):
-            texts.append((node.lineno, node.value))
+        text = node.value if isinstance(node, ast.Constant) and id(node) not in inside else None
+        if isinstance(text, str) and text.count(" ") > 2:
+            texts.append((node.lineno, text))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             texts.append((token.start[0], token.string.lstrip("# ")))
