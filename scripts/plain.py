@@ -2,7 +2,6 @@
 
     python scripts/plain.py [PATH ...]           # rates by folder
     python scripts/plain.py --show src/hone/runs # each place, with the line
-    python scripts/plain.py --max 60 src docs    # exit 1 above this rate (per 10,000 words)
 
 It is a signal, not a judge: a sentence without any of these can still be a riddle. Read it aloud as well.
 """
