@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import tampering
 from readers import nobody_reads
 from recorded import PARITY, Bench
 from refusals import fails
+from run_folders import held
 
 from hone.cli import main
 from hone.runs import Run, provenance
@@ -380,13 +380,9 @@ def test_a_run_in_the_middle_of_an_interrupted_resume_is_told(copied, capsys):
 
 
 def test_a_run_that_is_being_written_is_left_alone(copied, capsys):
-    code = f"from pathlib import Path; from hone.runs.outputs import Lock; lock = Lock(Path({str(copied)!r})); "
-    code += "print('held', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        assert writer.stdout and writer.stdout.readline() == b"held\n"
+    with held(copied):
         for command in ("verify", "replay"):
             fails(capsys, main([command, str(copied)]), "is being written by a process", "hone runs attach")
-        writer.communicate(b"\n")
     assert not copied.with_name("copied.verify.json").exists()
 
 
