@@ -223,20 +223,6 @@ def test_elsewhere_a_difference_is_not_comparable_and_an_equal_step_is_verified(
     assert "verdict       not comparable: executed again, step 0, weights:" in printed and "(here 7)" in printed
 
 
-@pytest.mark.parametrize("command", [["verify"], ["regrade"], ["regrade", "--env.args", "{}"]])
-def test_a_task_file_here_that_is_not_the_runs_is_not_executed(copied, tmp_path, bench, monkeypatch, capsys, command):
-    (tmp_path / "environments").mkdir()
-    trace = tmp_path / "executed"
-    task = tmp_path / "environments" / "parity.py"
-    task.write_text(f"open({str(trace)!r}, 'w')\n" + PARITY)
-    monkeypatch.chdir(tmp_path)
-    model = ["--model", str(bench.folder / "model")] if command == ["verify"] else []
-    assert main([command[0], str(copied), *command[1:], *model]) == 2
-    error = capsys.readouterr().err
-    assert str(task) in error and "--trust-local-task" in error
-    assert not trace.exists()
-
-
 def truncate(path: Path, lines: int) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-lines]))
 
