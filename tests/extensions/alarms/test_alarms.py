@@ -3,7 +3,6 @@
 import pytest
 
 from hone.config.rl import RLConfig
-from hone.errors import AlarmStop
 from hone.extensions.alarms.config import AlarmsConfig
 from hone.extensions.alarms.watch import AlarmWatch, MetricAlarms
 from hone.runs import Run
@@ -101,9 +100,3 @@ def test_a_run_writes_tells_and_shows_its_alarms(tmp_path, capsys):
     assert events[0]["evidence"].startswith("80 % of the completions were cut") and "max_tokens" in events[0]["advice"]
     text = capsys.readouterr().out
     assert text.count("ALARM truncation at step 1: 80 % of the completions") == 1 and "What helps: raise" in text
-
-
-def test_an_alarm_that_stops_says_what_lets_the_run_go_on(tmp_path):
-    words = r"stopped at step 1 by the alarm truncation \(--alarms.truncation warn goes on\)"
-    with pytest.raises(AlarmStop, match=words), start(tmp_path, truncation={"action": "stop"}) as run:
-        log(run, 0, 0.8, 0.8)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hone.cli import main
 from hone.environments import Environment, SingleTurnEnv, TagParser, load_environment
 from hone.extensions.audit.probes import Prober, Subject, subjects_of
 from hone.types import Example
@@ -48,6 +49,41 @@ if "load_environment" not in globals():
         rubric = globals().get("RUBRIC") or Rubric([correctness])
         return Task(parser=PARSER, rubric=rubric, dataset=ROWS, system_prompt=PROMPT)
 """
+SAYS = """
+import time
+from pathlib import Path
+
+from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, inline
+
+PARSER = AnswerParser(str.strip)
+
+
+def correctness(completion, answer):
+    began = time.process_time()
+    while time.process_time() - began < SECONDS:
+        pass
+    return float(PARSER.parse_answer(completion) == answer)
+
+
+class Says(SingleTurnEnv):
+    answer_is_exact = True
+
+    def reference(self, example):
+        return PARSER.wrap(WRAPPED(example.answer))
+
+
+def rows():
+    with Path("reads.txt").open("a") as log:
+        log.write("read\\n")
+    return [{"question": f"Say {word}", "answer": word} for word in ("apple", "river")]
+
+
+def load_environment(broken: bool = False):
+    global WRAPPED
+    WRAPPED = (lambda text: text[::-1]) if broken else str
+    return Says(id="says", parser=PARSER, rubric=answer_rubric(correctness), dataset=rows)
+"""
+"""Task file of words to repeat; its references are reversed where it is broken."""
 _numbers = itertools.count()
 
 
@@ -105,3 +141,10 @@ def task_file(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> Env
     (folder / f"{name}.py").write_text("\n".join([HEAD, *map(textwrap.dedent, (rows, source)), TAIL]))
     monkeypatch.chdir(folder)
     return load_environment(name.replace("_", "-"))
+
+
+def rl(model: Path, *flags: str, task: str = "says") -> int:
+    """The exit code of one small step of RL."""
+    base = ["rl", "--model.name", str(model), "--max-steps", "1", "--seq-len", "256", "--display", "plain"]
+    base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "outputs"]
+    return main([*base, "--orchestrator.sampling.max-tokens", "24", "--orchestrator.env.id", task, *flags])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from made import SAYS, rl
 
 from hone.cli import main
 from hone.runs import Run
@@ -45,40 +46,15 @@ def load_environment(bonus: float = 1.0):
     rubric = Rubric([correct, tool_calls], [1, bonus], parser=PARSER)
     return Words(id="words", tools=[look_up], max_turns=6, dataset=rows, rubric=rubric)
 """
-SWAPPED = """
-from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, inline
-
-PARSER = AnswerParser(str.strip)
-
-
-@inline
-def correctness(completion, answer):
-    return float(PARSER.parse_answer(completion) == answer)
-
-
-class Swapped(SingleTurnEnv):
-    def reference(self, example):
-        return PARSER.wrap(example.answer[::-1])
-
-
-def load_environment():
-    rows = [{"question": f"Say {word}", "answer": word} for word in ("apple", "river", "stone", "cloud")]
-    return Swapped(id="swapped", parser=PARSER, rubric=answer_rubric(correctness), dataset=rows)
-"""
+BROKEN = ("audit", "says", "-n", "2", "-a", '{"broken": true}')
 
 
 @pytest.fixture
 def tasks(tmp_path, monkeypatch) -> Path:
     (tmp_path / "words.py").write_text(TOOL_BONUS)
-    (tmp_path / "swapped.py").write_text(SWAPPED)
+    (tmp_path / "says.py").write_text(SAYS.replace("SECONDS", "0"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def rl(model: Path, task: str, *flags: str) -> int:
-    base = ["--model.name", str(model), "--max-steps", "1", "--seq-len", "256", "--display", "plain"]
-    base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "outputs"]
-    return main(["rl", *base, "--orchestrator.sampling.max-tokens", "8", "--orchestrator.env.id", task, *flags])
 
 
 def test_a_sound_task_passes_and_is_told_how_to_go_on(capsys):
@@ -88,32 +64,32 @@ def test_a_sound_task_passes_and_is_told_how_to_go_on(capsys):
     assert text.endswith("next        rl --orchestrator.env.id char-count --model.name MODEL\n")
 
 
-def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys):
-    """The bonus of the published run: the inversion is named by its numbers."""
-    assert main(["audit", "words", "-n", "2"]) == 1
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        (["words"], "5 calls of tools (tool_calls: 5.0) can beat a right answer (1.0)"),
+        (["calculator", "-a", '{"call_bonus": 0.2}'], "12 calls of tools (calls: 2.4) can beat a right answer (1.0)"),
+    ],
+)
+def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys, words, title):
+    """The bonus of the published run, and the least of the study of bonuses."""
+    assert main(["audit", *words, "-n", "2"]) == 1
     text = " ".join(capsys.readouterr().out.split())
-    assert "fail inversion: 5 " in text and "(tool_calls: 5.0) can beat a right answer" in text and "(1.0)" in text
+    assert f"fail inversion: {title}" in text
     assert "verdict fails: inversion" in text
 
 
-def test_the_least_bonus_of_the_study_of_bonuses_is_refused(capsys):
-    assert main(["audit", "calculator", "-n", "2", "-a", '{"call_bonus": 0.2}']) == 1
-    text = " ".join(capsys.readouterr().out.split())
-    assert "12 calls of tools (calls: 2.4) can beat a right answer (1.0)" in text
-
-
 def test_json_is_the_whole_report(tasks, capsys):
-    assert main(["audit", "swapped", "-n", "4", "--json"]) == 1
+    assert main([*BROKEN, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert (report["subject"], report["verdict"], report["examples"]) == ("swapped", "fail", 4)
+    assert (report["subject"], report["verdict"], report["examples"]) == ('says {"broken": true}', "fail", 2)
     found = {f["name"]: f for check in report["checks"] for f in check["findings"] if f["verdict"] == "fail"}
-    assert found["reference"]["title"].startswith("4 of 4 references")
-    reversed_words = {f"<answer>{word[::-1]}</answer>" for word in ("apple", "river", "stone", "cloud")}
-    assert found["reference"]["shown"][0]["completion"] in reversed_words
+    assert found["reference"]["title"].startswith("2 of 2 references")
+    assert found["reference"]["shown"][0]["completion"] in ("<answer>elppa</answer>", "<answer>revir</answer>")
 
 
 def test_the_page_is_one_file_with_texts_escaped(tasks, capsys):
-    assert main(["audit", "swapped", "-n", "4", "--html", "page.html"]) == 1
+    assert main([*BROKEN, "--html", "page.html"]) == 1
     page = (tasks / "page.html").read_text()
     assert "&lt;answer&gt;elppa&lt;/answer&gt;" in page and "<answer>" not in page
     assert "http://" not in page and "https://" not in page and "<script" not in page
@@ -128,7 +104,7 @@ def test_what_is_meant_so_becomes_a_note(tasks, capsys):
 
 
 def test_a_run_does_not_start_on_an_inversion(tasks, tiny_model_dir, capsys):
-    assert rl(tiny_model_dir, "words") == 2
+    assert rl(tiny_model_dir, task="words") == 2
     text = capsys.readouterr().err
     assert "the reward of words fails its audit: inversion: " in text and "(tool_calls: 5.0) can beat a right" in text
     assert "See it with: hone audit words" in text and "--no-audit" in text
@@ -137,7 +113,7 @@ def test_a_run_does_not_start_on_an_inversion(tasks, tiny_model_dir, capsys):
 
 def test_what_the_audit_found_is_in_the_run(tasks, tiny_model_dir, capsys):
     fits = ("--orchestrator.sampling.max-tokens", "64")
-    assert rl(tiny_model_dir, "char-count", *fits) == 0
+    assert rl(tiny_model_dir, *fits, task="char-count") == 0
     first = Path("outputs/audit.json").read_bytes()
     report = json.loads(first)
     assert (report["subject"], report["part"], report["verdict"]) == ("char-count", "fast", "pass")
@@ -145,7 +121,7 @@ def test_what_the_audit_found_is_in_the_run(tasks, tiny_model_dir, capsys):
         "reference", "restylings", "exploits", "inversion", "instructions",
     ]  # fmt: skip
     assert [event["verdict"] for event in Run("outputs").events() if event["kind"] == "audit"] == ["pass"]
-    assert rl(tiny_model_dir, "char-count", *fits, "--output-dir", "again") == 0
+    assert rl(tiny_model_dir, *fits, "--output-dir", "again", task="char-count") == 0
     assert Path("again/audit.json").read_bytes() == first  # no clock in it
     capsys.readouterr()
     assert main(["runs", "show", "outputs"]) == 0
@@ -153,7 +129,7 @@ def test_what_the_audit_found_is_in_the_run(tasks, tiny_model_dir, capsys):
 
 
 def test_a_page_is_not_put_into_a_run(tasks, tiny_model_dir, capsys):
-    assert rl(tiny_model_dir, "swapped", "--no-audit") == 0
-    assert main(["audit", "swapped", "--html", "outputs/report.html"]) == 2
+    assert rl(tiny_model_dir, "--no-audit") == 0
+    assert main(["audit", "says", "--html", "outputs/report.html"]) == 2
     assert "lies in the run" in capsys.readouterr().err
-    assert main(["audit", "swapped", "--html", "outputs"]) == 2
+    assert main(["audit", "says", "--html", "outputs"]) == 2

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from made import SAYS, rl
 
 import hone
-from hone.cli import main
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.environments.data import given_rows
@@ -24,41 +24,6 @@ from hone.runs.outputs import Lock
 
 pytestmark = pytest.mark.audit
 
-SAYS = """
-import time
-from pathlib import Path
-
-from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, inline
-
-PARSER = AnswerParser(str.strip)
-
-
-def correctness(completion, answer):
-    began = time.process_time()
-    while time.process_time() - began < SECONDS:
-        pass
-    return float(PARSER.parse_answer(completion) == answer)
-
-
-class Says(SingleTurnEnv):
-    answer_is_exact = True
-
-    def reference(self, example):
-        return PARSER.wrap(WRAPPED(example.answer))
-
-
-def rows():
-    with Path("reads.txt").open("a") as log:
-        log.write("read\\n")
-    return [{"question": f"Say {word}", "answer": word} for word in ("apple", "river")]
-
-
-def load_environment(broken: bool = False):
-    global WRAPPED
-    WRAPPED = (lambda text: text[::-1]) if broken else str
-    return Says(id="says", parser=PARSER, rubric=answer_rubric(correctness), dataset=rows)
-"""
-
 
 @pytest.fixture
 def task(tmp_path, monkeypatch) -> Path:
@@ -66,16 +31,6 @@ def task(tmp_path, monkeypatch) -> Path:
     file.write_text(SAYS.replace("SECONDS", "0"))
     monkeypatch.chdir(tmp_path)
     return file
-
-
-def words(model: Path, *flags: str) -> list[str]:
-    base = ["rl", "--model.name", str(model), "--max-steps", "1", "--seq-len", "256", "--display", "plain"]
-    base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "outputs"]
-    return [*base, "--orchestrator.sampling.max-tokens", "24", "--orchestrator.env.id", "says", *flags]
-
-
-def rl(model: Path, *flags: str) -> int:
-    return main(words(model, *flags))
 
 
 def test_a_run_is_the_same_with_its_audit_and_without(task, tiny_model_dir):

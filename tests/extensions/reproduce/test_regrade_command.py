@@ -94,13 +94,10 @@ def folder(tmp_path, monkeypatch) -> Path:
 def drifted(folder) -> Path:
     """20 steps of 4: three of four are right all along; from step 10 on so late that the task reads none of them."""
     right, late, wrong = "yes is it", "I think that yes is it", "no is it"
-    early = [[row(s, i, wrong if i == 0 else right, i > 0) for i in range(4)] for s in range(10)]
-    for of_step in early:
-        of_step[0]["outcome"] = "wrong"
-    grown = [[row(s, i, wrong if i == 0 else late, False) for i in range(4)] for s in range(10, 20)]
-    for of_step in grown:
-        of_step[0]["outcome"] = "wrong"
-    return record(folder / "drifted", early + grown)
+    steps = [[row(s, 0, wrong, False, outcome="wrong")] for s in range(20)]
+    for s, of_step in enumerate(steps):
+        of_step += [row(s, i, right if s < 10 else late, s < 10) for i in (1, 2, 3)]
+    return record(folder / "drifted", steps)
 
 
 def regrade(run: Path, *flags: str) -> dict[str, Any]:
@@ -177,14 +174,9 @@ def test_new_scores_as_a_table(drifted, tmp_path):
     regrade(drifted, "--env.args.reads", "100", "--output", str(out))
     rows = pq.read_table(out).to_pylist()
     assert len(rows) == 80 and sum(r["reward"] for r in rows) == 60 and sum(r["recorded_reward"] for r in rows) == 30
-    last = rows[-1]
-    assert (last["step"], last["sample_id"], last["recorded_outcome"], last["outcome"]) == (
-        19,
-        "19-0-3",
-        "unparsable",
-        "correct",
-    )
-    assert last["components"] == [("correctness", 1.0)] and last["detail"] == "expected 'yes', got 'yes'; correctness 1"
+    expected = {"step": 19, "sample_id": "19-0-3", "recorded_outcome": "unparsable", "outcome": "correct"}
+    expected |= {"components": [("correctness", 1.0)], "detail": "expected 'yes', got 'yes'; correctness 1"}
+    assert expected.items() <= rows[-1].items()
 
 
 def test_nothing_is_written_into_a_run(drifted, tmp_path, capsys):

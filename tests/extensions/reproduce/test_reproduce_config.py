@@ -8,7 +8,6 @@ import pytest
 
 from hone.config.help import render
 from hone.config.parse import parse
-from hone.errors import UserError
 from hone.extensions.reproduce.config import DiffConfig, RegradeConfig
 
 
@@ -28,15 +27,6 @@ def test_a_line_sets_a_key(cls: type, line: str, key: str, value: object, here: 
     for name in key.split("."):
         config = getattr(config, name)
     assert config == value
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["one", "two", "three"], "^unexpected argument 'three'"), (["one"], "^B is missing: say `prog A B`")],
-)
-def test_positional_words(words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        parse(DiffConfig, words, "prog")
 
 
 def test_help_says_how_a_section_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:

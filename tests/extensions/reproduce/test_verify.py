@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import tampering
 from readers import nobody_reads
 from recorded import PARITY, Bench
 from refusals import fails
+from run_folders import held
 
 from hone.cli import main
 from hone.runs import Run, provenance
@@ -223,20 +223,6 @@ def test_elsewhere_a_difference_is_not_comparable_and_an_equal_step_is_verified(
     assert "verdict       not comparable: executed again, step 0, weights:" in printed and "(here 7)" in printed
 
 
-@pytest.mark.parametrize("command", [["verify"], ["regrade"], ["regrade", "--env.args", "{}"]])
-def test_a_task_file_here_that_is_not_the_runs_is_not_executed(copied, tmp_path, bench, monkeypatch, capsys, command):
-    (tmp_path / "environments").mkdir()
-    trace = tmp_path / "executed"
-    task = tmp_path / "environments" / "parity.py"
-    task.write_text(f"open({str(trace)!r}, 'w')\n" + PARITY)
-    monkeypatch.chdir(tmp_path)
-    model = ["--model", str(bench.folder / "model")] if command == ["verify"] else []
-    assert main([command[0], str(copied), *command[1:], *model]) == 2
-    error = capsys.readouterr().err
-    assert str(task) in error and "--trust-local-task" in error
-    assert not trace.exists()
-
-
 def truncate(path: Path, lines: int) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-lines]))
 
@@ -380,13 +366,9 @@ def test_a_run_in_the_middle_of_an_interrupted_resume_is_told(copied, capsys):
 
 
 def test_a_run_that_is_being_written_is_left_alone(copied, capsys):
-    code = f"from pathlib import Path; from hone.runs.outputs import Lock; lock = Lock(Path({str(copied)!r})); "
-    code += "print('held', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        assert writer.stdout and writer.stdout.readline() == b"held\n"
+    with held(copied):
         for command in ("verify", "replay"):
             fails(capsys, main([command, str(copied)]), "is being written by a process", "hone runs attach")
-        writer.communicate(b"\n")
     assert not copied.with_name("copied.verify.json").exists()
 
 

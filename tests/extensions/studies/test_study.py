@@ -109,9 +109,9 @@ def test_what_is_wrong_is_said_before_anything_runs(tmp_path: Path, words: str) 
     assert not (tmp_path / "study").exists()
 
 
-@pytest.fixture
-def ran(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
-    """A study with three cells, the last of which fails, as a command; what it printed."""
+def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(
         f'output_dir = "out"\nseeds = 1\n[sft]\nfile = "{FILES["sft"]}"\n'
@@ -123,13 +123,7 @@ def ran(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         '[[cells]]\nname = "no room"\nrl = {max_steps = 1, seq_len = 20, orchestrator.sampling.max_tokens = 4}\n'
     )
     assert main(["study", "@", "study.toml"]) == 1
-    return tmp_path / "out", capsys.readouterr().out
-
-
-def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
-    ran: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, printed = ran
+    out, printed = tmp_path / "out", capsys.readouterr().out
     assert "STUDY: 3 cells x 1 seed: 1 of sft, 2 of rl, 3 of eval" in printed
     assert "rl of no room, seed 0: FAILED, it exited with code 2 (reverse-text (train), row " in printed
     assert "eval of no room, seed 0 (it needs rl of no room, seed 0, which failed)" in printed

@@ -10,28 +10,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_runs import INFO, client
+from made_runs import client
+from run_folders import make_run
 
 from hone.errors import UserError
 from hone.extensions.viewer.catalog import Catalog
 from hone.extensions.viewer.site import json_block, with_code
-from hone.runs.files import write_json
-
-
-def make_run(folder: Path, **facts) -> Path:
-    folder.mkdir(parents=True)
-    write_json(folder / "run.json", INFO | facts)
-    (folder / "config.toml").write_text("max_steps = 2\n")
-    (folder / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n{"step": 1, "reward/mean": 0.75}\n')
-    return folder
 
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    make_run(tmp_path / "runs" / "a" / "rl")
-    make_run(tmp_path / "runs" / 'odd "name" <b>', id="id-b", started="2026-01-02T00:00:00+00:00")
-    make_run(tmp_path / "runs" / "torn", id="id-c")
-    (tmp_path / "runs" / "torn" / "config.toml").write_text("torn =")
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    make_run(tmp_path / "runs" / "a" / "rl", steps=2)
+    odd = make_run(tmp_path / "runs" / 'odd "name" <b>', started="2026-01-03T00:00:00+00:00")
+    (odd / "config.toml").write_text("max_steps = 2\n")  # the fixture's has its folder in it
+    (make_run(tmp_path / "runs" / "torn") / "config.toml").write_text("torn =")
     return tmp_path / "runs"
 
 
@@ -96,7 +89,8 @@ def test_halves_of_characters_end_no_page(root) -> None:
 
 
 def test_a_folder_may_have_a_name_that_is_no_text(root) -> None:
-    make_run(Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9")), id="id-d")
+    run = make_run(root / "plain")
+    run.rename(os.fsdecode(os.fsencode(root) + b"/caf\xe9"))
     page = client(root).get("/").text
     assert "caf\ufffd" in page and "run/caf%EF%BF%BD/" in page
     assert client(root).get("/run/caf%EF%BF%BD/").status_code == 200

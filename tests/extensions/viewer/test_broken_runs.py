@@ -18,7 +18,6 @@ from made_runs import INFO, client, row, write_run
 
 from hone.cli import main
 from hone.extensions.viewer.card.facts import facts_of
-from hone.extensions.viewer.card.files import whole_page
 from hone.runs.files import sha256, write_json
 from hone.runs.rollouts import write_evaluation
 from hone.runs.view import rollouts_file
@@ -184,15 +183,3 @@ def test_a_setting_of_another_type_is_left_out_and_named(root: Path, capfd) -> N
     assert main(["runs", "show", str(root / "good")]) == 0 and "orchestrator.env.id" in capfd.readouterr().out
     assert main(["runs", "list", str(root)]) == 0 and "orchestrator.env.id" in capfd.readouterr().out
     assert any("orchestrator.env.id" in sentence for sentence in facts_of(root / "good").caveats)
-
-
-def test_a_card_of_many_steps_keeps_its_spikes_and_stays_small(tmp_path: Path) -> None:
-    """Figures in words are of all points; curves of a few, the extremes among them."""
-    run, steps, spike = full_run(tmp_path / "run"), 20_000, 12_345
-    with open(run / "metrics.jsonl", "w") as file:
-        for step in range(steps):
-            value = 9.0 if step == spike else (step * 7919 % 1000) / 1000
-            held = {"eval/t/reward/mean": value, "eval/t/ci95/low": value - 0.1, "eval/t/ci95/high": value + 0.1}
-            file.write(json.dumps({"step": step, "reward/mean": value} | held) + "\n")
-    card = facts_of(run)
-    assert len(card.lines) == steps and len(whole_page(card)) < 1_000_000

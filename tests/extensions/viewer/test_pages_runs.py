@@ -298,15 +298,7 @@ def test_in_mode_split_phases_of_other_processes_are_no_part_of_a_step(tmp_path:
     assert [line["label"] for line in charts["idle"]["lines"]] == ["trainer"]
 
 
-def test_a_run_of_hone_eval(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", kind="eval", steps=0)
-    (run / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/correct": 0.5}, "seconds": {"sample": 1.0}}))
-    text = client(tmp_path).get("/run/a/").text
-    assert ["correct", "50 %", "eval/t/correct"] in table_rows(text) and "plotly" not in text
-    assert cards(text) == [["time", "1.00 s"]] and '<span class="badge done">done</span>' in text
-
-
-def test_evaluations_are_listed_with_their_own_columns(tmp_path: Path) -> None:
+def test_an_evaluation_has_its_own_columns_and_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", kind="eval", steps=0)
     numbers = {"metrics": {"eval/t/reward/mean": 0.5, "eval/t/correct": 0.25}, "seconds": {"sample": 2.0}}
     (run / "metadata.json").write_text(json.dumps(numbers))
@@ -314,6 +306,9 @@ def test_evaluations_are_listed_with_their_own_columns(tmp_path: Path) -> None:
     text = client(tmp_path).get("/").text
     assert cells(text, "a")[2:6] == ["done", "0.500", "25 %", "0:02"]
     assert "before → after" not in text and ">USD</a>" not in text and ">alarms</a>" not in text
+    text = client(tmp_path).get("/run/a/").text
+    assert ["correct", "25 %", "eval/t/correct"] in table_rows(text) and "plotly" not in text
+    assert ["time", "2.00 s"] in cards(text) and '<span class="badge done">done</span>' in text
     make_run(tmp_path / "s", kind="sft")
     for slug in ("a", "s"):
         answer = client(tmp_path).get(f"/run/{slug}/change/0/1/")

@@ -271,4 +271,6 @@ def test_the_curve_lies_where_its_axes_say_and_keeps_spikes():
     assert ticks["-1"] - min(heights) == pytest.approx(10 * unit, abs=0.3)
     (dot,) = [one for one in wide if one.tag == "circle"]
     assert float(dot.attrib["cy"]) == pytest.approx(ticks["-1"] - unit, abs=0.1) and drawn.count("<circle") == 2
+    often = [line | {"eval/t/reward/mean": 0.5} for line in lines]
+    assert str(curve("rl", often, "t")).count("<circle") <= 2 * MOST, "a page of many evaluations stays small"
     assert curve("sft", [{"step": 0}], None) == "" and "<path" in curve("sft", [{"step": 3, "loss": 0.7}], None)
