@@ -13,6 +13,7 @@ import threading
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -187,55 +188,6 @@ def test_a_call_that_is_left_leaves_no_trace() -> None:
         assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
 
 
-FAILING: list[tuple[Callable[..., Any], Outcome, str]] = []
-
-
-def failing(outcome: Outcome, words: str) -> Callable[..., Any]:
-    def note(agent: Callable[..., Any]) -> Callable[..., Any]:
-        FAILING.append((agent, outcome, words))
-        return agent
-
-    return note
-
-
-@failing(Outcome.GRADER_ERROR, "made no call")
-async def silent(client: Any, example: Any) -> float:
-    return 1.0
-
-
-@failing(Outcome.GRADER_ERROR, "gave nan as reward")
-async def not_a_number(client: Any, example: Any) -> float:
-    return await once(client, example) * float("nan")
-
-
-@failing(Outcome.GRADER_ERROR, "gave 'high' as style")
-async def a_word(client: Any, example: Any) -> dict[str, Any]:
-    return {"style": "high", "reward": await once(client, example)}
-
-
-@failing(Outcome.GRADER_ERROR, "cancelled itself")
-async def cancels(client: Any, example: Any) -> float:
-    raise asyncio.CancelledError
-
-
-@failing(Outcome.GRADER_ERROR, "SystemExit")
-async def exits(client: Any, example: Any) -> float:
-    raise SystemExit(3)
-
-
-@failing(Outcome.GRADER_TIMEOUT, "took more than 0.5 s")
-async def heeds_nothing(client: Any, example: Any) -> float:
-    for _ in range(3):
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-    return 1.0
-
-
-@failing(Outcome.GRADER_ERROR, "half of a pair: ?")
-async def half_a_pair(client: Any, example: Any) -> float:
-    raise ValueError("half of a pair: \ud800")
-
-
 class NoNumber:
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -247,28 +199,37 @@ class NoNumber:
         return "\ud800"
 
 
-@failing(Outcome.GRADER_ERROR, "RuntimeError: a tensor is elsewhere: ?")
-async def raises_as_a_number(client: Any, example: Any) -> Any:
-    await once(client, example)
-    return NoNumber(RuntimeError("a tensor is elsewhere: \ud800"))
+HALF = "half of a pair: \ud800"
+FAILING: dict[str, tuple[Any, str]] = {
+    "no call": (None, "made no call"),
+    "hangs": (TimeoutError(), "took more than 0.5 s"),
+    "nan": (float("nan"), "gave nan as reward"),
+    "word": ({"style": "high", "reward": 1.0}, "gave 'high' as style"),
+    "cancels": (asyncio.CancelledError(), "cancelled itself"),
+    "exits": (SystemExit(3), "SystemExit"),
+    "half a pair": (ValueError(HALF), "half of a pair: ?"),
+    "raises as a number": (NoNumber(RuntimeError(HALF)), "RuntimeError: half of a pair: ?"),
+    "exits as a number": (NoNumber(SystemExit(3)), "SystemExit"),
+    "half a pair as a number": (NoNumber(TypeError()), "gave ? as reward"),
+}
 
 
-@failing(Outcome.GRADER_ERROR, "SystemExit")
-async def exits_as_a_number(client: Any, example: Any) -> Any:
-    await once(client, example)
-    return NoNumber(SystemExit(3))
+@pytest.mark.parametrize(("gives", "words"), FAILING.values(), ids=FAILING)
+def test_a_program_that_fails_costs_its_own_sample(gives: Any, words: str) -> None:
+    outcome = Outcome.GRADER_TIMEOUT if isinstance(gives, TimeoutError) else Outcome.GRADER_ERROR
 
-
-@failing(Outcome.GRADER_ERROR, "gave ? as reward")
-async def half_a_pair_as_a_number(client: Any, example: Any) -> Any:
-    await once(client, example)
-    return NoNumber(TypeError())
-
-
-@pytest.mark.parametrize(("agent", "outcome", "words"), FAILING, ids=[agent.__name__ for agent, *_ in FAILING])
-def test_a_program_that_fails_costs_its_own_sample(agent: Any, outcome: Outcome, words: str) -> None:
     async def some(client: Any, example: Any) -> Any:
-        return await (agent if example.answer == "a" else once)(client, example)
+        if example.answer != "a":
+            return await once(client, example)
+        if isinstance(gives, TimeoutError):
+            for _ in range(3):  # it heeds nothing
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+        elif isinstance(gives, BaseException):
+            raise gives
+        elif gives is not None:
+            await once(client, example)
+        return 1.0 if isinstance(gives, TimeoutError | None) else gives
 
     task = task_of(some, timeout=0.5 if outcome is Outcome.GRADER_TIMEOUT else 600.0)
     bad, good = played(task, rollouts=1)
@@ -496,16 +457,19 @@ def test_the_words_of_a_program_hold_no_key(tmp_path: Path, monkeypatch: pytest.
     assert "secret" not in sample.failure[1]
 
 
-class Scripted:
-    """A policy that writes these texts, one after another."""
+def scripted(agent: Callable[..., Any], *texts: str) -> Rollout:
+    """The rollout of an agent whose policy writes these texts, one after another."""
+    left = [[*RENDERER.tokenizer.encode(text).ids, RENDERER.end_of_turn_id] for text in texts]
 
-    def __init__(self, *texts: str) -> None:
-        self.texts = [[*RENDERER.tokenizer.encode(text).ids, RENDERER.end_of_turn_id] for text in texts]
-
-    def sample(self, requests: Any, sampling: Any, finished: Any = None) -> list[Segment]:
-        made = [Completion(ids, [-1.0] * len(ids), "stop") for ids in (self.texts.pop(0) for _ in requests)]
+    def sample(requests: Any, *_: Any) -> list[Segment]:
+        made = [Completion(ids, [-1.0] * len(ids), "stop") for ids in (left.pop(0) for _ in requests)]
         pairs = zip(requests, made, strict=True)
         return [segment_of(request, one, [0] * len(one.token_ids), RENDERER) for request, one in pairs]
+
+    task, policy = task_of(agent), SimpleNamespace(sample=sample)
+    settings = RolloutSettings(RENDERER, 1, 512, None, 0, "rollout")
+    (made,) = roll_out(task, policy, settings, [task.split("train")[0]], [0], 0, SamplingParams())  # type: ignore[arg-type]
+    return made
 
 
 def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
@@ -521,9 +485,7 @@ def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
         results.append(second)
         return 1.0
 
-    task = task_of(uses_tools)
-    settings = RolloutSettings(RENDERER, 1, 512, None, 0, "rollout")
-    (sample,) = roll_out(task, Scripted(call, "It is 2."), settings, [task.split("train")[0]], [0], 0, SamplingParams())
+    sample = scripted(uses_tools, call, "It is 2.")
     assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
     assert results[0].content == "Let me see." and results[0].tool_calls[0].function.name == "add"
     assert results[1].content == "It is 2."
@@ -541,9 +503,7 @@ def test_a_program_may_compose_the_texts_that_it_sends_again() -> None:
         await ask(client, [*again, {"role": "user", "content": "More"}])
         return 1.0
 
-    task, policy = task_of(composes), Scripted("cafe\u0301", "b")
-    settings = RolloutSettings(RENDERER, 1, 512, None, 0, "rollout")
-    (sample,) = roll_out(task, policy, settings, [task.split("train")[0]], [0], 0, SamplingParams())
+    sample = scripted(composes, "cafe\u0301", "b")
     assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
 
 
@@ -572,19 +532,11 @@ def test_a_program_that_hides_that_a_call_was_refused_has_used_the_limit_up(tmp_
             group.create_task(once(client, example))
         return 1.0
 
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import json, os, sys, urllib.request\n"
-        "url, key = os.environ['OPENAI_BASE_URL'], os.environ['OPENAI_API_KEY']\n"
-        "messages = json.load(sys.stdin)['prompt']\n"
-        "for _ in range(2):\n"
-        "    body = json.dumps({'model': 'm', 'messages': messages}).encode()\n"
-        "    headers = {'Authorization': f'Bearer {key}', 'Content-Type': 'application/json'}\n"
-        "    urllib.request.urlopen(urllib.request.Request(f'{url}/chat/completions', body, headers)).read()\n"
-    )
-    for agent, command in ((hides, None), (in_a_group, None), (None, f"{sys.executable} {program}")):
-        (sample,) = played(task_of(agent, command, max_calls=1), rollouts=1, examples=1)
-        assert sample.failure is None and (sample.state or {})["gave_up"], command
+    again = 'try: OpenAI(max_retries=0).chat.completions.create(model="m", messages=example["prompt"])'
+    again += "\nexcept Exception: sys.exit('gave up')"
+    samples = [played(task_of(agent, max_calls=1), rollouts=1, examples=1)[0] for agent in (hides, in_a_group)]
+    for sample in (*samples, commanded(tmp_path, again, max_calls=1)):
+        assert sample.failure is None and (sample.state or {})["gave_up"]
 
 
 def test_a_command_ends_when_hone_is_killed(tmp_path: Path) -> None:
@@ -674,13 +626,6 @@ def test_a_client_that_hangs_up_within_its_request_prints_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_what_a_command_started_does_not_outlive_it(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    start = f"child = subprocess.Popen(['sleep', '1000']); open({str(note)!r}, 'w').write(str(child.pid)); print(1.0)"
-    assert commanded(tmp_path, start).failure is None
-    until(lambda: gone(note), "the child has ended")
-
-
 def test_a_command_has_ended_though_a_process_of_another_session_holds_its_output(tmp_path: Path) -> None:
     note, start = tmp_path / "pid", "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     sample = commanded(tmp_path, f"open({str(note)!r}, 'w').write(str({start}.pid)); print(0.5)", timeout=20.0)
@@ -736,6 +681,13 @@ def test_a_command_that_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
     command = f"sh -c 'sleep 1000 & echo $! > {note}; wait'"
     (sample,) = played(task_of(None, command, timeout=1.0), rollouts=1, examples=1)
     assert sample.failure is not None and sample.failure[0] is Outcome.GRADER_TIMEOUT
+    until(lambda: gone(note), "the child has ended")
+
+
+def test_what_a_command_started_does_not_outlive_it(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    start = f"child = subprocess.Popen(['sleep', '1000']); open({str(note)!r}, 'w').write(str(child.pid)); print(1.0)"
+    assert commanded(tmp_path, start).failure is None
     until(lambda: gone(note), "the child has ended")
 
 
