@@ -120,7 +120,7 @@ class FakeOpenAI:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                known = self.path in ("/v1/chat/completions", "/v1/completions")
+                known = self.path.partition("?")[0] in ("/v1/chat/completions", "/v1/completions")
                 self._send(fake._answer(body, dict(self.headers)) if known else Status(404, "Not Found"))
 
             def _send(self, answer: Any) -> None:

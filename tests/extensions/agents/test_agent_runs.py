@@ -51,14 +51,11 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "my_agent", raising=False)
-    (tmp_path / "my_agent.py").write_text(AGENT)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    yield tmp_path
-    sys.modules.pop("my_agent", None)
+def here(here: Path) -> Path:
+    sys.path.insert(0, str(here))
+    (here / "my_agent.py").write_text(AGENT)
+    (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return here
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -193,48 +190,22 @@ def test_an_agent_is_evaluated_at_a_url(here: Path) -> None:
     """With hone's own server at it: the very calls, in the same order, and their rewards."""
     args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
     more = {"model": "hone/tiny", "num_examples": 3, "rollouts_per_example": 2, "max_tokens": 6, "seed": 1}
-    with serving() as served:
-        more |= {"base_url": f"{served.url}/v1", "env_args": args}
-        result = hone.evaluate("functions", **more)
-        calls = [sample.trajectory for sample in result.samples]
-        assert [str(sample.score.outcome) for sample in result.samples[:2]] == ["grader_error"] * 2
-        assert all(reply.turns == 3 and reply.completion_tokens for reply in calls[2:])
-        assert all(set(sample.score.components) == {"letters", "long"} for sample in result.samples[2:])
-        again = hone.evaluate("functions", **more)
-        assert [s.score.components for s in again.samples] == [s.score.components for s in result.samples]
-        more |= {"env_args": args | {"agent_limits": {"max_calls": 2}}}
-        result = hone.evaluate("functions", **more)
-        assert {str(sample.score.outcome) for sample in result.samples} == {"truncated"}
-
-
-def test_an_agent_at_a_url_rewards_as_many_calls_as_it_made(here: Path) -> None:
     calls = '"calls": [1.0] * (2 if example.answer == "2" else 3)}'
-    (here / "my_agent.py").write_text(AGENT.replace('"long": len(second) / 100}', calls))
-    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+    (here / "rewards_calls.py").write_text(AGENT.replace('"long": len(second) / 100}', calls))
     with serving() as served:
-        url = f"{served.url}/v1"
-        result = hone.evaluate(
-            "functions", model="hone/tiny", base_url=url, env_args=args, num_examples=3, rollouts_per_example=1
-        )
-    _, wrong, right = (sample.score for sample in result.samples)
-    assert str(wrong.outcome) == "grader_error" and "gave 2 rewards of calls; 3 were answered" in wrong.detail
-    assert set(right.components) == {"letters"}
 
+        def samples(**changed: Any) -> list[Any]:
+            return hone.evaluate("functions", base_url=f"{served.url}/v1", env_args=args | changed, **more).samples
 
-def test_a_command_trains(here: Path, tiny_model_dir: Path) -> None:
-    program = (
-        "import json, sys\nfrom openai import OpenAI\nexample = json.load(sys.stdin)\n"
-        "text = OpenAI().chat.completions.create(model='m', messages=example['prompt']).choices[0].message.content\n"
-        "print(json.dumps(sum(c.isalpha() for c in text) / 10))\n"
-    )
-    Path("program.py").write_text(program)
-    flags = [word for name, value in (SETTINGS | {"max_steps": 1}).items() for word in (f"--{name}", str(value))]
-    command = f"{sys.executable} program.py"
-    words = ["--model.name", str(tiny_model_dir), "--agent-command", command, "--data", "rows.jsonl"]
-    assert main(["rl", *flags, *words, "--output-dir", "out"]) == 0
-    rows = Run("out").rollouts(0).to_pylist()
-    assert len(rows) == 8
-    assert all(row["reward"] == sum(c.isalpha() for c in row["text"]) / 10 for row in rows)
+        found = samples()
+        assert [str(sample.score.outcome) for sample in found[:2]] == ["grader_error"] * 2
+        assert all(one.trajectory.turns == 3 and one.trajectory.completion_tokens for one in found[2:])
+        assert all(set(sample.score.components) == {"letters", "long"} for sample in found[2:])
+        assert [sample.score.components for sample in samples()] == [sample.score.components for sample in found]
+        assert {str(one.score.outcome) for one in samples(agent_limits={"max_calls": 2})} == {"truncated"}
+        wrong, right = (sample.score for sample in samples(agent="rewards_calls:agent")[3:5])
+        assert str(wrong.outcome) == "grader_error" and "gave 2 rewards of calls; 3 were answered" in wrong.detail
+        assert set(right.components) == {"letters"}
 
 
 def test_the_code_of_the_docs_runs(here: Path) -> None:
@@ -253,4 +224,5 @@ def test_the_code_of_the_docs_runs(here: Path) -> None:
     for number, command in enumerate(re.findall(r"^rl (.*)$", text, re.MULTILINE)):
         words = shlex.split(command.replace("python program.py", f"{sys.executable} program.py"))
         assert main(["rl", *words, *small, "--output-dir", f"run{number}"]) == 0
-        assert Run(f"run{number}").info["status"] == "done" and len(Run(f"run{number}").rollouts(0)) == 8
+        rewards = [row["reward"] for row in Run(f"run{number}").rollouts(0).to_pylist()]
+        assert Run(f"run{number}").info["status"] == "done" and len(rewards) == 8 and None not in rewards

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from processes import until
-from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving
+from real_server import RENDERER, InThread, Served, endpoint, random_model, requests, same, serving
 
 from hone.client import ServerUnavailable
 from hone.errors import Halt
@@ -47,19 +46,13 @@ def fleet(tmp_path: Path, messages: list[str]):
 
 def test_groups_are_shared_out_and_the_samples_are_those_of_one_engine(fleet, tmp_path: Path) -> None:
     model = random_model(seed=1)
-    local = EnginePolicy(Engine(model, tokenizer=RENDERER.tokenizer), RENDERER, lambda: version)
+    local = EnginePolicy(Engine(model, tokenizer=RENDERER.tokenizer), RENDERER, lambda: 4)
     with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
-        policy = fleet(model, one.url, other.url)
-        for version in (4, 5):
-            policy.load(version)
-            local.load(version)
-            heard: dict[int, object] = {}
-            found = policy.sample(requests(), LONG, heard.__setitem__)
-            assert [heard[index] for index in range(len(found))] == found
-            same(found, local.sample(requests(), LONG))
-            with torch.no_grad():
-                model.embed.mul_(1.5)
-            model.refresh()
+        policy, heard = fleet(model, one.url, other.url), dict[int, Any]()
+        policy.load(4)
+        found = policy.sample(requests(), LONG, heard.__setitem__)
+        assert [heard[index] for index in range(len(found))] == found
+        same(found, local.sample(requests(), LONG))
         scores = policy.scores_of_each(list(range(40, 60)), 1.0)
         assert len(scores) == 2 and scores[0] == pytest.approx(scores[1], abs=1e-6) and len(scores[0]) == 19
         assert one.service.steps > 0 and other.service.steps > 0
@@ -103,19 +96,6 @@ def held(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     monkeypatch.setattr(served.service.engine, "step", lambda: (go_on.wait(300), step())[1])
     yield go_on.set
     go_on.set()
-
-
-class InThread:
-    """A function at work in a thread of its own; `result` waits for what it returns."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._found: list[Any] = []
-        self._thread = threading.Thread(target=lambda: self._found.append(work()))
-        self._thread.start()
-
-    def result(self) -> Any:
-        self._thread.join(300)
-        return self._found[0]
 
 
 def test_the_requests_of_a_lost_server_go_to_the_others_and_it_is_given_the_weights_when_it_is_back(
@@ -231,13 +211,10 @@ def test_when_all_are_lost_it_waits_for_one_to_come_back(fleet, tmp_path: Path, 
         policy, port = fleet(random_model(seed=1), one.url, other.url), one.port
         policy.load(4)
         expected = policy.sample(requests(), LONG)
-    found: list = []
-    thread = threading.Thread(target=lambda: found.extend(policy.sample(requests(), LONG)))
-    thread.start()
+    sampling = InThread(lambda: policy.sample(requests(), LONG))
     until(lambda: len(messages) == 2, "both are lost")
     with serving(weights_root=tmp_path, port=port):
-        thread.join(300)
-    same(found, expected)
+        same(sampling.result(), expected)
 
 
 def test_one_that_another_run_uses_ends_the_run(fleet, tmp_path: Path) -> None:

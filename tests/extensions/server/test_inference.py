@@ -33,10 +33,8 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         other.listen()
         port = other.getsockname()[1]
         assert cli.main(["inference", "--port", str(port)]) == 2
-    words = (
-        f"error: port {port} is in use, by another server maybe: stop that, or choose another with --port {port + 1}\n"
-    )
-    assert capsys.readouterr().err == words
+    error = capsys.readouterr().err
+    assert f"port {port} is in use" in error and error.endswith(f"--port {port + 1}\n") and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", *(["::"] if socket.has_dualstack_ipv6() else [])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ import pytest
 import torch
 from fake_openai import Drop, FakeOpenAI, Raw, Status
 from processes import until
-from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving
+from real_server import RENDERER, InThread, endpoint, random_model, requests, same, serving
 
 from hone.client import Endpoint, ServerUnavailable
 from hone.errors import Halt, UserError
 from hone.inference.client import ServerClient
 from hone.inference.engine import Engine
-from hone.inference.policy import Request
 from hone.inference.types import SamplingParams
 from hone.loops.colocated import EnginePolicy
 from hone.loops.reach import Server, reach
@@ -57,21 +55,12 @@ def test_it_samples_what_an_engine_here_does_version_by_version(tmp_path: Path, 
             assert [heard[index] for index in range(len(requests()))] == found
             same(found, local.sample(requests(), sampling))
             assert policy.version == version and {t.versions[-1] for t in found} == {version}
+            for sequence in (list(range(40, 60)), [9, 8]):
+                (mine,), (theirs,) = (one.score([sequence], sampling.temperature or 1.0) for one in (policy, local))
+                assert mine == pytest.approx(theirs, abs=1e-5) and len(mine) == len(sequence) - 1
             with torch.no_grad():
                 model.embed.mul_(1.5)
             model.refresh()
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_it_scores_as_an_engine_here_does(tmp_path: Path, temperature: float) -> None:
-    model = random_model()
-    with serving(weights_root=tmp_path) as served:
-        policy = policy_of(served.url, model, tmp_path)
-        sequences = [list(range(40, 60)), [9, 8]]
-        for mine, theirs in zip(
-            policy.score(sequences, temperature), Engine(model).score(sequences, temperature), strict=True
-        ):
-            assert mine == pytest.approx(theirs, abs=1e-5) and len(mine) > 0
 
 
 def test_a_server_of_two_runs_ends_both_at_equal_versions_too(tmp_path: Path) -> None:
@@ -96,27 +85,6 @@ def saved(folder: Path, version: int) -> Path:
     return folder / f"step_{version}"
 
 
-class Sampling:
-    """`policy.sample` in a thread of its own; it has begun."""
-
-    def __init__(self, policy: ServerPolicy, served: Served, asked: list[Request]) -> None:
-        self.found: list[Any] = []
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(policy, asked))
-        self._thread.start()
-        until(lambda: served.service.running == len(asked), "all are there")
-
-    def _run(self, policy: ServerPolicy, asked: list[Request]) -> None:
-        try:
-            self.found = policy.sample(asked, SamplingParams(ignore_eos=True))
-        except Exception as error:
-            self.error = error
-
-    def end(self) -> None:
-        self._thread.join(300)
-        assert not self._thread.is_alive()
-
-
 def test_weights_change_while_it_samples_and_each_token_has_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,18 +99,19 @@ def test_weights_change_while_it_samples_and_each_token_has_its_version(
         before = policy.sample(long, SamplingParams(ignore_eos=True))
         quick = served.service.engine.step
         served.slow(monkeypatch, 0.05)
-        sampling = Sampling(policy, served, long)
+        sampling = InThread(lambda: policy.sample(long, SamplingParams(ignore_eos=True)))
+        until(lambda: served.service.running == len(long), "all are there")
         for version in (4, 5):
             steps = served.service.steps
             until(lambda steps=steps: served.service.steps > steps + 10, "some tokens are there")
             policy.load(version, folder / f"step_{version}")
             assert policy.version == version
         monkeypatch.setattr(served.service.engine, "step", quick)
-        sampling.end()
+        found = sampling.result()
         assert served.service.cancelled == 0, "no request was dropped"
         after = policy.sample(long, SamplingParams(ignore_eos=True))
-    assert len(sampling.found) == 7
-    for trajectory, old in zip(sampling.found, before, strict=True):
+    assert len(found) == 7
+    for trajectory, old in zip(found, before, strict=True):
         versions = trajectory.versions[trajectory.sampled_mask]
         assert versions.tolist() == sorted(versions) and set(versions) == {3, 4, 5}
         first = int((versions == 3).sum())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from real_server import Served, serving
-from recorded import PARITY
+from recorded import Bench
 from refusals import fails
+from states import lines, steps
 
 from hone.cli import main
 from hone.model.hf import load_model
@@ -27,42 +27,29 @@ def server(tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def rl(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs three steps of `hone rl` into this folder; later flags win."""
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments" / "parity.py").write_text(PARITY)
     monkeypatch.chdir(tmp_path)
-
-    def call(out: str, *flags: str) -> int:
-        base = f"--model.name {tiny_model_dir} --max-steps 3 --seq-len 64 --precision fp32 --display plain --no-audit"
-        base += " --orchestrator.env.id parity --orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4"
-        base += " --orchestrator.sampling.max-tokens 12 --orchestrator.eval.interval 2"
-        base += f" --orchestrator.eval.num-examples 4 --trainer.optim.lr 1e-3 --output-dir {tmp_path / out}"
-        return main(["rl", *base.split(), *flags])
-
-    return call
+    few = ["--max-steps", "3", "--display", "plain", "--ckpt", "None", "--orchestrator.eval.interval", "2"]
+    bench = Bench(tmp_path, tiny_model_dir)
+    return lambda name, *flags, code=0: bench.rl(name, *few, *flags, code=code)
 
 
 def url(server: Served) -> list[str]:
     return ["--orchestrator.client.base-url", f"{server.url}/v1/", "--orchestrator.client.max-retries", "0"]
 
 
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_run_through_a_server_takes_the_steps_of_one_in_process(rl, server, tmp_path, capsys):
-    assert rl("here") == 0
-    assert rl("there", *url(server)) == 0
-    here, there = Run(tmp_path / "here"), Run(tmp_path / "there")
+    here, there = Run(rl("here")), Run(rl("there", *url(server)))
     for step in range(3):
         mine, theirs = here.rollouts(step).to_pylist(), there.rollouts(step).to_pylist()
         names = ("example_id", "sample_id", "versions", "token_ids", "reward", "stop_reason", "text")
         for name in names if step == 0 else names[:2]:
             assert [row[name] for row in mine] == [row[name] for row in theirs], (step, name)
-    for mine, theirs in zip(lines(here.path), lines(there.path), strict=True):
+    metrics = [lines(run.path / "metrics.jsonl") for run in (here, there)]
+    for mine, theirs in zip(*metrics, strict=True):
         assert mine.keys() == theirs.keys()
         assert theirs["canary/verdict"] == 0 and theirs.get("logprob_gap/max", 0) <= 1e-5
-    assert lines(there.path)[0]["optimizer/skipped"] == 0, "nothing was learned, so no weights were new"
-    first, last = lines(here.path)[0], lines(there.path)[0]
+    first, last = (of_run[0] for of_run in metrics)
+    assert last["optimizer/skipped"] == 0, "nothing was learned, so no weights were new"
     assert [last[name] for name in first] == pytest.approx(list(first.values()), abs=1e-5)
     assert server.service.engine.version == 3 and server.service.updates == 4
     assert not (there.path / "spool").exists()
@@ -90,13 +77,14 @@ def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", dying)
-        fails(capsys, rl("out", *url(server)), "is gone, or fails", "checkpoints/step_2; go on with: ", " --resume")
+        rl("out", *url(server), code=2)
+        fails(capsys, 2, "is gone, or fails", "checkpoints/step_2; go on with: ", " --resume")
     out = tmp_path / "out"
-    assert Run(out).info["status"] == "failed" and [line["step"] for line in lines(out)] == [0, 1]
+    assert Run(out).info["status"] == "failed" and steps(out / "metrics.jsonl") == [0, 1]
     assert not (out / "spool").exists()
     with serving(load_model("hone/tiny", seed=6), weights_root=tmp_path) as other:
         assert main(["rl", "@", str(out / "config.toml"), "--resume", *url(other)]) == 0
     assert Run(out).info["status"] == "done" and other.service.engine.version == 3
-    assert [line["step"] for line in lines(out)] == [0, 1, 2, 3]
-    assert [line["canary/verdict"] for line in lines(out)] == [0, 0, 0, 0]
+    assert steps(out / "metrics.jsonl") == [0, 1, 2, 3]
+    assert [line["canary/verdict"] for line in lines(out / "metrics.jsonl")] == [0, 0, 0, 0]
     assert main(["verify", str(out), "--steps", "3"]) == 0

@@ -31,21 +31,6 @@ class Seen:
         self.got += news
 
 
-def test_whole_samples_come_once_and_streamed_ones_token_by_token() -> None:
-    service, whole, parts = Service(Engine(random_model())), Seen(), Seen()
-    service.start()
-    service.submit([job(0), job(1, 3)], whole, whole=True)
-    service.submit([job(0), job(1, 3)], parts, whole=False)
-    until(lambda: service.steps and not service.running, "all is sampled")
-    service.close()
-    assert [(index, len(tokens)) for index, tokens in whole.got] == [(1, 3), (0, 5)]
-    assert sorted(index for index, _ in parts.got) == [0] * 5 + [1] * 3
-    for i in (0, 1):
-        (tokens,) = [tokens for index, tokens in whole.got if index == i]
-        assert [t.id for t in tokens] == [t.id for index, (t,) in parts.got if index == i]
-    assert (service.sampled_tokens, service.prompt_tokens, service.cancelled) == (16, 8, 0)
-
-
 def test_a_request_that_is_refused_leaves_nothing_behind() -> None:
     service = Service(Engine(random_model()))
     service.start()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from real_server import commanded
 
 from hone.cli import main
 from hone.processes import free_port
@@ -28,21 +26,13 @@ def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
     port = free_port()
     monkeypatch.setenv("KEY", "secret")
     server_command = shlex.split(command.removeprefix("export KEY=secret\n"))
-    argv = [sys.executable, "-m", "hone.cli", *server_command, "--port", str(port)]
-    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
-    env = {**os.environ, "PYTHONPATH": path}
-    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env) as server:
-        try:
-            assert server.stdout is not None
-            assert any(line.startswith("stop ") for line in server.stdout), "it did not start"
-            exec(compile(program.replace(":8000", f":{port}"), "training.md", "exec"), {})
-            monkeypatch.chdir(tmp_path)
-            shutil.copytree(ROOT / "examples", tmp_path / "examples")
-            flags = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir)]
-            flags += ["--orchestrator.eval", "None", "--output-dir", "outputs/run"]
-            assert main([*shlex.split(training.replace(":8000", f":{port}")), *flags]) == 0
-        finally:
-            server.terminate()
+    with commanded([*server_command, "--port", str(port)], tmp_path):
+        exec(compile(program.replace(":8000", f":{port}"), "training.md", "exec"), {})
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(ROOT / "examples", tmp_path / "examples")
+        flags = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir)]
+        flags += ["--orchestrator.eval", "None", "--output-dir", "outputs/run"]
+        assert main([*shlex.split(training.replace(":8000", f":{port}")), *flags]) == 0
     printed = capsys.readouterr().out
     assert len(re.findall(r"\[[\d, ]+\] \[[0, ]+\]$", printed, re.MULTILINE)) == 4
     assert "Done: 1 step. Weights: outputs/run/weights/step_1" in printed

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from real_server import Served, serving
+from real_server import Served, commanded, serving
 from recorded import Bench
 from refusals import fails
+from states import lines, steps
 
 from hone.cli import main
 from hone.extensions.services.teacher import Teacher
@@ -27,11 +24,6 @@ from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 16
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Bench:
-    return Bench(tmp_path_factory.mktemp("taught"), tiny_model_dir)
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +38,14 @@ def student(bench: Bench) -> Path:
     """Such a model after a third of that training, from other weights."""
     argv = "--model.name hone/tiny --model.init.layers 1 --model.init.hidden 48 --data.env.id guessing --max-steps 20"
     argv += " --seed 1 --data.batch-size 16 --no-data.pack --data.seq-len 512 --optim.lr 5e-3 --precision fp32"
-    bench.hone("sft", *argv.split(), "--display", "none", "--output-dir", "sft")
-    return bench.folder / "sft" / "weights" / "step_20"
+    bench.hone("sft", *argv.split(), "--display", "none", "--output-dir", "student")
+    return bench.folder / "student" / "weights" / "step_20"
 
 
-def flags(teacher: Served, *more: str, reward_coef: float = 0.0) -> list[str]:
-    argv = ["--teacher.base-url", f"{teacher.url}/v1", "--teacher.reward-coef", str(reward_coef)]
+def flags(teacher: Served, *more: str) -> list[str]:
+    argv = ["--teacher.base-url", f"{teacher.url}/v1", "--teacher.reward-coef", "0"]
     argv += ["--teacher.max-retries", "0", "--max-steps", str(STEPS), "--ckpt.interval", "4"]
     return [*argv, "--orchestrator.eval", "None", "--trainer.optim.lr", "3e-3", *more]
-
-
-def lines(folder: Path, log: str = "metrics") -> list[dict]:
-    return [json.loads(line) for line in (folder / f"{log}.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +61,11 @@ def taught(bench: Bench, teacher: Served, talk: list[str]) -> Path:
 
 
 def test_the_policy_comes_nearer_to_its_teacher(taught: Path, teacher: Served):
-    kl = [line["teacher/kl"] for line in lines(taught)[:STEPS]]
+    told = lines(taught / "metrics.jsonl")[:STEPS]
+    kl = [line["teacher/kl"] for line in told]
     assert np.mean(kl[:4]) > 0.4 and np.mean(kl[-4:]) < 0.5 * np.mean(kl[:4]), kl
-    assert all(line["groups/trained"] == 4 for line in lines(taught)[:STEPS])
-    assert all(line["time/teacher"] > 0 for line in lines(taught, "timings")[:STEPS])
+    assert all(line["groups/trained"] == 4 for line in told)
+    assert all(line["time/teacher"] > 0 for line in lines(taught / "timings.jsonl")[:STEPS])
     rows = Run(taught).rollouts(STEPS - 1).to_pylist()
     masks, logprobs, scores = (
         np.concatenate([row[name] for row in rows]) for name in ("sampled_mask", "logprobs", "teacher_logprobs")
@@ -96,35 +85,6 @@ def test_it_is_replayed_and_verified_without_the_teacher(taught: Path, bench: Be
     assert "what the teacher said of the tokens is taken from the records" in shown
     assert main(["replay", str(taught)]) == 0
     assert "verdict       equal" in capsys.readouterr().out
-
-
-def test_resumed_equals_never_stopped(taught: Path, bench: Bench, teacher: Served, monkeypatch):
-    """hone's server scores one prompt after another, so the same tokens have the same logprobs to the bit."""
-    halfway = shutil.copytree(taught, bench.folder / "resumed")
-    monkeypatch.chdir(bench.folder)
-    argv = ["rl", "@", str(halfway / "config.toml"), "--output-dir", str(halfway), "--resume.step", "4"]
-    assert main(argv) == 0
-    compared = 0
-    for path in sorted(taught.rglob("*")):
-        name = path.relative_to(taught)
-        if name.parts[0] in ("rollouts", "weights", "checkpoints", "metrics.jsonl", "hashes.jsonl") and path.is_file():
-            assert (halfway / name).read_bytes() == path.read_bytes(), name
-            compared += 1
-    assert compared > STEPS + 6
-
-
-def test_the_reward_counts_beside_it_unless_it_is_left_out(
-    bench: Bench, teacher: Served, taught: Path, talk: list[str]
-):
-    both = bench.rl("both", *flags(teacher, "--max-steps", "1", "--ckpt", "None", reward_coef=1.0), *talk)
-    mine, alone = (Run(run).rollouts(0).to_pylist() for run in (both, taught))
-    for name in ("token_ids", "teacher_logprobs", "advantage"):
-        assert [row[name] for row in mine] == [row[name] for row in alone]
-    assert any(row["advantage"] for row in mine)
-    assert lines(both)[0]["teacher/kl"] == lines(taught)[0]["teacher/kl"]
-    assert lines(both)[0]["grad_norm"] != lines(taught)[0]["grad_norm"]
-    table = tomllib.loads((both / "config.toml").read_text())["teacher"]
-    assert (table["coef"], table["reward_coef"]) == (1.0, 1.0)
 
 
 def test_a_teacher_with_another_tokenizer_is_refused_before_anything_is_written(
@@ -159,14 +119,14 @@ def test_a_teacher_that_goes_away_costs_no_finished_step(bench: Bench, guesser: 
             bench.rl("gone", *flags(served, "--max-steps", "4"), code=2)
         fails(capsys, 2, "is gone, or fails", "checkpoints/step_2; go on with: ", " --resume")
     out = bench.folder / "gone"
-    assert Run(out).info["status"] == "failed" and [line["step"] for line in lines(out)] == [0, 1]
+    assert Run(out).info["status"] == "failed" and steps(out / "metrics.jsonl") == [0, 1]
     monkeypatch.chdir(bench.folder)
     with serving(load_model(guesser, precision="fp32")) as other:
         again = ["rl", "@", "gone/config.toml", "--resume", "--teacher.base-url", f"{other.url}/v1"]
         assert main(again) == 0, "where the teacher is does not matter"
         assert main([*again, "--max-steps", "5", "--teacher.coef", "2"]) == 2, "its weight does"
     assert "teacher.coef (1.0, now 2.0)" in capsys.readouterr().err
-    assert Run(out).info["status"] == "done" and [line["step"] for line in lines(out)] == [0, 1, 2, 3, 4]
+    assert Run(out).info["status"] == "done" and steps(out / "metrics.jsonl") == [0, 1, 2, 3, 4]
 
 
 def test_the_commands_of_the_page_run(tmp_path: Path, tiny_model_dir: Path, monkeypatch, capsys):
@@ -176,18 +136,11 @@ def test_the_commands_of_the_page_run(tmp_path: Path, tiny_model_dir: Path, monk
     shutil.copytree(tiny_model_dir, tmp_path / "outputs/tiny-rl/weights/step_150")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     port = str(free_port())
-    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
-    argv = [sys.executable, "-m", "hone.cli", *(word.replace("8001", port) for word in serve)]
-    env = {**os.environ, "PYTHONPATH": path}
-    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env) as server:
-        try:
-            assert server.stdout is not None
-            assert any(line.startswith("stop ") for line in server.stdout), "it did not start"
-            monkeypatch.chdir(tmp_path)
-            few = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir), "--precision", "fp32"]
-            few += ["--orchestrator.eval", "None", "--orchestrator.batch-size", "16"]
-            assert main([*(word.replace("8001", port) for word in train), *few]) == 0
-        finally:
-            server.terminate()
+    with commanded([word.replace("8001", port) for word in serve], tmp_path):
+        monkeypatch.chdir(tmp_path)
+        few = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir), "--precision", "fp32"]
+        few += ["--orchestrator.eval", "None", "--orchestrator.batch-size", "16"]
+        assert main([*(word.replace("8001", port) for word in train), *few]) == 0
     assert "Weights: outputs/taught/weights/step_1" in capsys.readouterr().out
-    assert lines(tmp_path / "outputs/taught")[0]["teacher/kl"] == pytest.approx(0, abs=0.01), "it is its own teacher"
+    first = lines(tmp_path / "outputs/taught/metrics.jsonl")[0]
+    assert first["teacher/kl"] == pytest.approx(0, abs=0.01), "it is its own teacher"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from fake_openai import FakeOpenAI, Raw, Say, Status
 
 import hone
 from hone.cli import main
@@ -22,56 +21,28 @@ from hone.types import Outcome
 ROWS = [{"question": f"What is {i}?", "answer": str(i)} for i in range(8)]
 
 
-class Server(ThreadingHTTPServer):
+class Server(FakeOpenAI):
     """Answers with `replies` in turn, the last for ever: a status, or what is said."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(self._next, models=Status(404))
         self.replies: list[int | str | float | dict] = ["Of 10 I give it 7"]
-        self.asked: list[dict] = []
         self.finish_reason: str | None = "stop"
         self.echoes_key = False
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.score_url = f"{self.url}/completions"
 
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
-        said = self.server.replies.pop(0) if len(self.server.replies) > 1 else self.server.replies[0]
-        status = said if isinstance(said, int) else 200
-        if self.server.echoes_key:
-            said = f"Incorrect API key provided: {self.headers['Authorization']}"
-        if self.path == "/v1/chat/completions":
-            message = {"role": "assistant", "content": str(said)}
-            answer: object = {
-                "id": "1",
-                "object": "chat.completion",
-                "created": 0,
-                "model": body["model"],
-                "choices": [{"index": 0, "message": message, "finish_reason": self.server.finish_reason}],
-                "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-            }
-        else:
-            answer = said
-        content = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None: ...
+    def _next(self, body: dict) -> Say | Raw | Status:
+        said = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        echo = f"Incorrect API key provided: {self.headers[-1]['Authorization']}" if self.echoes_key else None
+        if isinstance(said, int):
+            return Status(said, echo or "no")
+        return Say(echo or str(said), self.finish_reason) if "messages" in body else Raw(json.dumps(said))
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server() as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
         yield found
-        found.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +54,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def judge(server: Server, **more: object) -> Judge:
     given = {"prompt": "Is {completion} right for {prompt}? It is {answer}.", "out_of": 10, "price": (1.0, 2.0)} | more
-    return Judge("judge-model", base_url=f"{server.url}/v1", **given)  # type: ignore[arg-type]
+    return Judge("judge-model", base_url=server.url, **given)  # type: ignore[arg-type]
 
 
 def graded(reward, *texts: str):
@@ -96,18 +67,18 @@ def test_a_judge_is_asked_once_for_each_completion_and_its_replies_are_kept(serv
     first, second, again = graded(judge(server), "three", "four", "three")
     assert [score.reward for score in (first, second, again)] == [0.7, 0.7, 0.7]
     assert first.outcome is Outcome.WRONG or first.outcome is Outcome.UNPARSABLE
-    said = sorted(body["messages"][0]["content"] for body in server.asked)
+    said = sorted(body["messages"][0]["content"] for body in server.bodies)
     assert said[0] == "Is four right for What is 3?? It is 3." and len({*said}) == 2
-    before = len(server.asked)
+    before = len(server.bodies)
     assert before == 2
-    assert graded(judge(server), "three")[0].reward == 0.7 and len(server.asked) == before
+    assert graded(judge(server), "three")[0].reward == 0.7 and len(server.bodies) == before
     lines = [json.loads(line) for line in (tmp_path / JUDGEMENTS).read_text().splitlines()]
     assert {(line["name"], line["text"], line["tokens_in"], line["tokens_out"]) for line in lines} == {
-        ("judge", "Of 10 I give it 7", 100, 10)
+        ("judge", "Of 10 I give it 7", 11, 17)
     }
-    assert lines[0]["cost"] == pytest.approx(120e-6)
-    words = f"{before} replies of judge, {100 * before} tokens in and {10 * before} out"
-    assert usage(tmp_path) == f"{words}, at a cost of 0.00024 by the given prices"
+    assert lines[0]["cost"] == pytest.approx(45e-6)
+    words = f"{before} replies of judge, {11 * before} tokens in and {17 * before} out"
+    assert usage(tmp_path) == f"{words}, at a cost of 9e-05 by the given prices"
 
 
 def test_recorded_replies_need_no_network_and_others_are_not_asked_for_in_a_check(server: Server, tmp_path: Path):
@@ -118,7 +89,7 @@ def test_recorded_replies_need_no_network_and_others_are_not_asked_for_in_a_chec
     known, other = graded(judge(server), "three", "five")
     assert known.reward == 0.7
     assert other.outcome is Outcome.GRADER_ERROR and "no reply of judge" in other.detail
-    assert len(server.asked) == 1
+    assert len(server.bodies) == 1
 
 
 def test_a_line_that_a_kill_has_cut_off_is_asked_again(server: Server, tmp_path: Path):
@@ -127,19 +98,10 @@ def test_a_line_that_a_kill_has_cut_off_is_asked_again(server: Server, tmp_path:
     path = tmp_path / JUDGEMENTS
     path.write_bytes(path.read_bytes()[:-20])
     Replies._known.clear()
-    assert graded(judge(server), "three")[0].reward == 0.7 and len(server.asked) == 2
+    assert graded(judge(server), "three")[0].reward == 0.7 and len(server.bodies) == 2
     Replies._known.clear()
     graded(judge(server), "four")
-    assert len(server.asked) == 3
-
-
-@pytest.mark.parametrize(
-    ("replies", "words"), [([400], "400"), (["it is good"], "gave no number"), ([503], "503")], ids=str
-)
-def test_a_judge_that_fails_is_a_grader_error_and_never_a_reward_of_0(server: Server, replies, words):
-    server.replies = replies
-    (score,) = graded(judge(server, retries=0), "three")
-    assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward) and words in score.detail
+    assert len(server.bodies) == 3
 
 
 @pytest.mark.parametrize(
@@ -151,10 +113,15 @@ def test_the_scale_that_a_judge_repeats_is_not_its_verdict(server: Server, reply
     assert graded(judge(server), "three")[0].reward == 0.7
 
 
-@pytest.mark.parametrize("reply", ["85 %", "11", "3 or 4", "-2", "4/5", "4 out of 5", "7/10/2024", "nan"])
-def test_what_may_mean_two_things_or_is_off_the_scale_is_no_verdict(server: Server, reply: str):
+AMBIGUOUS = ("85 %", "11", "3 or 4", "-2", "4/5", "4 out of 5", "7/10/2024", "nan")
+FAILURES = [(400, "400"), (503, "503"), ("it is good", "gave no number"), *((text, "") for text in AMBIGUOUS)]
+
+
+@pytest.mark.parametrize(("reply", "words"), FAILURES, ids=str)
+def test_a_judge_that_fails_is_a_grader_error_and_never_a_reward_of_0(server: Server, reply, words):
     server.replies = [reply]
-    assert graded(judge(server), "three")[0].outcome is Outcome.GRADER_ERROR
+    (score,) = graded(judge(server, retries=0), "three")
+    assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward) and words in score.detail
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter", "tool_calls", None])
@@ -165,33 +132,37 @@ def test_a_reply_that_did_not_end_by_itself_is_an_error_and_recorded(server: Ser
         (score,) = graded(judge(server), "three")
         assert score.outcome is Outcome.GRADER_ERROR and f"was cut off (finish_reason is {reason!r})" in (score.detail)
         Replies._known.clear()
-    assert len(server.asked) == 1, "it would be cut off again"
+    assert len(server.bodies) == 1, "it would be cut off again"
 
 
-@pytest.mark.parametrize("given", [{"out_of": 0}, {"out_of": math.inf}, {"api_key_env": "sk-1"}, {"base_url": "x"}])
-def test_wrong_settings_of_a_judge_are_refused(server: Server, given):
+WRONG = [{"out_of": 0}, {"out_of": math.inf}, {"api_key_env": "sk-1"}, {"base_url": "x"}, {"prompt": "rate this"}]
+
+
+@pytest.mark.parametrize("given", [*WRONG, {"url": "http://x", "name": "a b"}], ids=str)
+def test_wrong_settings_are_refused(server: Server, given):
+    good = {"model": "m", "prompt": "{completion}", "base_url": server.url}
     with pytest.raises(UserError):
-        Judge(**{"model": "m", "prompt": "{completion}", "base_url": server.url} | given)
+        HTTPReward(**given) if "url" in given else Judge(**good | given)
 
 
 @pytest.mark.parametrize("reply", [1.5, -0.1, 10**400, "7", True, None, [1], {"reward": "x"}], ids=repr)
 def test_a_reward_of_a_server_is_a_number_within_its_bounds(server: Server, reply):
     server.replies = [{"reward": reply}]
-    (score,) = graded(HTTPReward(f"{server.url}/score", bounds=(0.0, 0.9)), "three")
+    (score,) = graded(HTTPReward(server.score_url, bounds=(0.0, 0.9)), "three")
     assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward)
 
 
 def test_rewards_without_bounds_are_within_a_million(server: Server):
     for reply, fits in ((1e6, True), (-1e6, True), (1.1e6, False)):
         server.replies = [reply]
-        (score,) = graded(HTTPReward(f"{server.url}/score"), f"{reply}")
+        (score,) = graded(HTTPReward(server.score_url), f"{reply}")
         assert (score.reward == reply) is fits
 
 
 def test_a_service_gets_its_key_and_no_word_of_it_is_in_a_failure(server: Server, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SCORE_KEY", "sk-very-secret")
     server.echoes_key, server.replies = True, [401]
-    for reward in (judge(server, api_key_env="SCORE_KEY"), HTTPReward(server.url, api_key_env="SCORE_KEY")):
+    for reward in (judge(server, api_key_env="SCORE_KEY"), HTTPReward(server.score_url, api_key_env="SCORE_KEY")):
         (score,) = graded(reward, "three")
         assert "Bearer [SCORE_KEY]" in score.detail and "sk-very-secret" not in score.detail
 
@@ -199,16 +170,16 @@ def test_a_service_gets_its_key_and_no_word_of_it_is_in_a_failure(server: Server
 def test_the_values_of_a_query_are_sent_and_not_written(server: Server, tmp_path: Path):
     record_in(tmp_path)
     server.replies = [0.25]
-    reward = HTTPReward(f"{server.url}/score?token=abcdef", retries=0)
+    reward = HTTPReward(f"{server.score_url}?token=abcdef", retries=0)
     assert graded(reward, "three")[0].reward == 0.25
-    assert reward.source == f"hone.HTTPReward(url='{server.url}/score?…', retries=0)"
+    assert reward.source == f"hone.HTTPReward(url='{server.score_url}?…', retries=0)"
     kept = eval(reward.source, {"hone": hone})
     Replies._known.clear()
     assert graded(kept, "three")[0].reward == 0.25, "it is found in the file"
-    for one in (kept, HTTPReward("http://127.0.0.1:1/score?token=abcdef", retries=0)):
+    for one in (kept, HTTPReward("http://127.0.0.1:1/completions?token=abcdef", retries=0)):
         detail = graded(one, "four")[0].detail
-        assert "score?…" in detail and "abcdef" not in detail
-    assert len(server.asked) == 1
+        assert "completions?…" in detail and "abcdef" not in detail
+    assert len(server.bodies) == 1
 
 
 def test_a_run_holds_no_key_though_its_judge_repeats_it(
@@ -227,28 +198,20 @@ def test_a_run_holds_no_key_though_its_judge_repeats_it(
 
 def test_a_judge_that_is_down_is_asked_again(server: Server):
     server.replies = [503, "0.5"]
-    assert graded(judge(server, out_of=1.0), "three")[0].reward == 0.5 and len(server.asked) == 2
+    assert graded(judge(server, out_of=1.0), "three")[0].reward == 0.5 and len(server.bodies) == 2
 
 
 def test_a_server_rewards_by_a_number_or_an_object(server: Server):
-    reward = HTTPReward(f"{server.url}/score", retries=1)
+    reward = HTTPReward(server.score_url, retries=1)
     server.replies = [0.25, {"reward": 0.75}, 503, 1.0]
     assert [graded(reward, text)[0].reward for text in ("a", "b", "c")] == [0.25, 0.75, 1.0]
-    assert server.asked[0]["completion"] == [{"role": "assistant", "content": "a"}]
-    assert server.asked[0]["answer"] == "3" and server.asked[0]["prompt"][-1]["content"] == "What is 3?"
+    assert server.bodies[0]["completion"] == [{"role": "assistant", "content": "a"}]
+    assert server.bodies[0]["answer"] == "3" and server.bodies[0]["prompt"][-1]["content"] == "What is 3?"
     server.replies = [{"score": 1}]
     (score,) = graded(reward, "d")
     assert score.outcome is Outcome.GRADER_ERROR and "gave no number" in score.detail
-    server.server_close()
     (score,) = graded(HTTPReward("http://127.0.0.1:1/score", retries=0), "e")
     assert score.outcome is Outcome.GRADER_ERROR and "does not answer" in score.detail
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(UserError, match=r"has no \{completion\}"):
-        Judge("m", "rate this")
-    with pytest.raises(UserError, match="no name for a reward"):
-        HTTPReward("http://x", name="a b")
 
 
 def test_a_run_with_a_judge_is_verified_and_graded_again_without_it(server: Server, tmp_path: Path, capsys):
@@ -257,15 +220,14 @@ def test_a_run_with_a_judge_is_verified_and_graded_again_without_it(server: Serv
     run = trained(folder, [exact, judge(server)], max_steps=2)
     assert [run.samples(step)["judge"].to_pylist() for step in (0, 1)] == [[0.4] * 8] * 2
     assert "hone.Judge(model='judge-model'" in (folder / "rewards.py").read_text()
-    asked = len(server.asked)
+    asked = len(server.bodies)
     assert asked and "replies of judge" in capsys.readouterr().out
-    server.shutdown()
-    server.server_close()
+    server.stop()
     Replies._known.clear()
     named = ["--trust-local-task", "--reward", f"{folder}/rewards.py:judge"]
     assert main(["regrade", str(folder), *named]) == 0
     assert main(["verify", str(folder), "--steps", "2", *named]) == 0, capsys.readouterr()
-    assert len(server.asked) == asked
+    assert len(server.bodies) == asked
 
 
 def exact(completion, answer):

@@ -69,12 +69,13 @@ def test_it_scores_as_its_model_does_and_each_sampled_token_learns_from_that():
             assert t.columns["teacher_logprobs"] == pytest.approx(np.where(t.sampled_mask, [0, *expected], 0), abs=1e-5)
     assert [group_state(group) for group in groups()] == ["trained", "filtered"]
     assert [group_state(group) for group in scored] == ["trained", "trained"], "equal rewards teach something too"
-    keys = {"teacher": {"base_url": "http://localhost:1/v1", "coef": 0.5, "reward_coef": 2.0}}
-    sequences = trainable(scored, RLConfig.model_validate(keys)).sequences
     members = [(r.first, a) for g in scored for r, a in zip(g.rollouts, g.advantages.tolist(), strict=True)]
-    for sequence, (t, advantage) in zip(sequences, members, strict=True):
-        by_hand = 2 * advantage - 0.5 * (t.logprobs - t.columns["teacher_logprobs"])
-        assert sequence.advantage == pytest.approx(by_hand, abs=1e-6)
+    for coef, reward_coef in ((0.5, 2.0), (1.0, 0.0)):
+        keys = {"teacher": {"base_url": "http://localhost:1/v1", "coef": coef, "reward_coef": reward_coef}}
+        sequences = trainable(scored, RLConfig.model_validate(keys)).sequences
+        for sequence, (t, advantage) in zip(sequences, members, strict=True):
+            by_hand = reward_coef * advantage - coef * (t.logprobs - t.columns["teacher_logprobs"])
+            assert sequence.advantage == pytest.approx(by_hand, abs=1e-6)
     kl = np.concatenate([(t.logprobs - t.columns["teacher_logprobs"])[t.sampled_mask] for t, _ in members])
     assert step_metrics(scored, version=0)["teacher/kl"] == pytest.approx(kl.mean(), abs=1e-6)
     assert "teacher/kl" not in step_metrics(groups(), version=0)
