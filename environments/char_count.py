@@ -5,9 +5,9 @@
 An answer is a number in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is well-formed,
 and 1 if it is right. Demonstrations count along on a scratchpad, `<think>b0a1n1a2n2a3</think><answer>3</answer>`.
 
-By default questions are generated from a list of common English words; a tenth of the words is held out for evaluation.
-The letter is drawn so that each count that the word offers, 0 included, is equally likely. `dataset` names a file or a
-hub set with the columns `word` and `letter`, or `question` and `answer`, instead.
+By default questions are generated from a list of common English words, of which a tenth is held out for evaluation; the
+letter is drawn so that all counts that the word has to offer, 0 too, are as likely. `dataset` names a file or a hub set
+with the columns `word` and `letter`, or `question` and `answer`, instead.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return char-count on generated questions, or on the rows of `dataset`: a file, a folder or a hub id.
 
-    A generated word is `words` English words run together (`straw` and `berry`). Without `eval_dataset` a tenth of the
-    words of `dataset` is held out. `prompt` is the user message with {word} and {letter}; `format_hint` adds how to
-    answer.
+    A generated word is `words` English words run together (`straw` and `berry`). Of `dataset` without `eval_dataset` a
+    tenth of the words is held out. `prompt` is the user message, with {word} and {letter} in it; `format_hint` adds how
+    to answer.
     """
     if "{word}" not in prompt or "{letter}" not in prompt:
         raise UserError(f"char-count: prompt is {prompt!r}; it must contain {{word}} and {{letter}}")

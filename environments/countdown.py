@@ -57,9 +57,9 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 @dataclass(frozen=True)
 class Expression:
-    """A well-formed answer: its value (None after a division by zero), its numbers and its operations.
+    """A well-formed answer: what it is worth (None: it divides by zero), and what it is made of.
 
-    `stated` is the number after `=`, if there is one.
+    `stated` is what it says after `=`, if it does.
     """
 
     value: Fraction | None
@@ -109,10 +109,10 @@ def _tokens(text: str) -> list[str] | None:
 
 
 def _evaluate(tokens: list[str], precedence: int = 0) -> Fraction | None:
-    """Take an operand, and the operations on it that bind more tightly, from the end of `tokens`.
+    """Take an operand, and what is combined with it by operations that bind more tightly, from the end of `tokens`.
 
-    Return the value, None after a division by zero. Raises SyntaxError if it is no expression. Precedence climbing: a
-    bracket costs one level of recursion, and no text is long enough for a few hundred of them.
+    Return the value, None after a division by zero. Raises SyntaxError for what is no expression. By precedence
+    climbing: brackets cost one level of recursion, and no text is long enough for a few hundred of them.
     """
     negative = False
     while tokens and tokens[-1] == "-":
@@ -310,10 +310,10 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return countdown on generated problems, or on the rows of `dataset`: a file, a folder or a hub id.
 
-    Without `eval_dataset` a tenth of the problems of `dataset` is held out by content; if both `num_…_examples` are
-    given, train is its first and eval its next rows, as in TinyZero (327,680 and 1,024). By default 50,000 and 1,000
-    problems are generated. `prompt` is the user message with {nums} and {target}, and optionally {uses} and
-    {operations}; `format_hint` adds how to answer.
+    Of `dataset` without `eval_dataset` a tenth of the problems is held out by content; or, if both `num_…_examples` are
+    given, train is its first and eval its next rows, as TinyZero has it (327,680 and 1,024). Generated are 50,000 and
+    1,000 problems unless these say otherwise. `prompt` is the user message, with {nums} and {target} in it, and {uses}
+    and {operations} if it likes; `format_hint` adds how to answer.
     """
     if not operations or not set(operations) <= set("+-*/") or len(set(operations)) < len(operations):
         raise UserError(f"countdown: operations is {operations!r}; it must be one or more of + - * /, each once")

@@ -110,16 +110,16 @@ def load_environment(
     system_prompt: str = "",
     demo_noise: Noise = 0.0,
 ) -> SingleTurnEnv:
-    """Return gsm8k on generated problems, or on the rows of `dataset` and `eval_dataset`: files, folders or hub ids.
+    """Return gsm8k on made-up problems, or those of `dataset` and `eval_dataset`: files, folders or hub ids.
 
-    `openai/gsm8k` brings its test split; a tenth of another `dataset` is held out. `easy` generates problems of one
-    step: sums and differences of numbers below 100. `format_hint` adds to each question how to answer.
+    `openai/gsm8k` brings its test split; of another `dataset` alone a tenth is held out. `easy` makes up
+    problems of one step, sums and differences of numbers below 100. `format_hint` adds to each question how to answer.
     """
     if mode not in PARSERS:
         raise UserError(f"gsm8k: mode is {mode!r}; it must be 'two_part' (ANSWER: 42) or 'sparse' (the last number)")
 
     def own(split: str) -> Rows:
-        """Return generated problems. No problem of "eval" has both story and numbers of one of "train"."""
+        """Return problems made up. None of "eval" has story and numbers of one of "train"."""
         count = num_train_examples if split == "train" else num_eval_examples
         make = functools.partial(word_problem, stories=EASY if easy else STORIES, held_out=split == "eval")
         return generated_rows(make, count, seed=seed, env_id="gsm8k", split=split)

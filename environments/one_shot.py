@@ -1,6 +1,6 @@
 """one-shot: any task, cut to a few of its training examples, which are repeated to fill the batches.
 
-One well-chosen problem, sampled a hundred times a step, teaches some of the skills of a whole data set (one-shot RLVR).
+One well-chosen problem, sampled a hundred times a step, teaches a part of what a whole data set does (one-shot RLVR).
 The examples keep the prompt, answer, id and grading of their task, and the held-out split is the task's own. Repeated
 examples sample differently: a rollout's randomness depends on the draw.
 
@@ -39,7 +39,7 @@ def load_environment(
     if rows < count:
         raise UserError(f"one-shot: k is {k} and rows is {rows}; rows must be at least {count}")
     if task.replace("_", "-") == "one-shot":
-        raise UserError("one-shot: task is one-shot itself; name the task to take the examples from")
+        raise UserError("one-shot: task is one-shot itself; name the task that it is to be made of")
     env = hone.environments.load_environment(task, **(args or {}))
     task_id, env.id = env.id, "one-shot"
 

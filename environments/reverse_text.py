@@ -2,7 +2,7 @@
 
 The reward is the similarity of the answer to the reversed text, `difflib.SequenceMatcher(autojunk=False).ratio()`:
 twice the matching characters over the characters of both, where matches are found by Ratcliff and Obershelp's longest
-common blocks. It is not LCS (the longest common subsequence), although the field often calls it so. An answer is
+common blocks. That is not LCS (the longest common subsequence), although the field often calls it so. An answer is
 correct if it is exact. `reward = "exact"` pays nothing else, `"two_part"` also 0.1 for a wrong answer in its tags.
 
     hone eval reverse-text -m outputs/weights/step_100 -n 20
@@ -144,7 +144,7 @@ def load_environment(
 
 
 def _text_of(row: Row) -> str:
-    """Return the text to reverse, without surrounding whitespace: of messages, the last one by the user."""
+    """Return the text to reverse, without surrounding whitespace: of messages, what the user says last."""
     given = next((row[name] for name in ("text", "prompt", "question") if row.get(name)), None)
     if isinstance(given, list):
         given = next((m["content"] for m in reversed(given) if m.get("role") == "user"), None)

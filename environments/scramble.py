@@ -43,7 +43,7 @@ PARSER = AnswerParser(read_word, expects="a word in <answer> tags")
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
-    """Return 1 for the scrambled word, or another word of the list with the same letters, else 0."""
+    """Return 1 if the word is the one that was scrambled, or another of the list made of the same letters, else 0."""
     given = PARSER.value(completion)
     return float(given is not None and (given == answer or given in anagrams().get(letters_of(answer), ())))
 
@@ -129,8 +129,8 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return scramble on words of these lengths, or on the rows of `dataset`: a file, a folder or a hub id.
 
-    Without `eval_dataset` a tenth of the words of `dataset` is held out. `prompt` is the user message with {letters};
-    `format_hint` adds how to answer.
+    Of `dataset` without `eval_dataset` a tenth of the words is held out. `prompt` is the user message, with {letters}
+    in it; `format_hint` adds how to answer.
     """
     if "{letters}" not in prompt:
         raise UserError(f"scramble: prompt is {prompt!r}; it must contain {{letters}}")

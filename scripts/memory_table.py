@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.extensions.planning.devices import DEVICES
-from hone.loops.memory import GIB, MARGIN, fitted, memory, server_bytes
+from hone.loops.memory import GIB, MARGIN, fitted, memory
 from hone.model.shape import KNOWN
 from hone.trainer.memory import longest
 
@@ -48,10 +48,7 @@ def cells() -> Iterator[Cell]:
                 for card, name in CARDS.items():
                     config, shape = parse(RLConfig, [*FLAGS, *trained, *engine], "rl"), KNOWN[model.lower()]
                     config, _ = fitted(config, shape, "cuda", DEVICES[name].memory, *longest(config))
-                    taken = memory(config, shape, "cuda", *longest(config))
-                    needed = taken.total
-                    if engine:
-                        needed = sum(taken.of("training").values()) + server_bytes(config, shape)
+                    needed = memory(config, shape, "cuda", *longest(config)).total
                     yield Cell((model, how, sampler), card, config, needed, int((1 - MARGIN) * DEVICES[name].memory))
 
 

@@ -265,7 +265,7 @@ def test_algorithms(tmp_path: Path) -> None:
     algorithms.main([*flags, "2"])
     found = json.loads(out.read_text())
     assert list(found["algorithms"]) == ["after SFT", "defaults", "grpo"]
-    assert [len(found["algorithms"]["grpo"]["curves"][0]), found["algorithms"]["grpo"]["lr"]] == [2, 3e-4]
+    assert [len(found["algorithms"]["grpo"]["steps_to"]), found["algorithms"]["grpo"]["lr"]] == [1, 3e-4]
     ids = {name: Run(work / f"{name}-0").info["id"] for name in ("after-SFT", "defaults", "grpo")}
     algorithms.main([*flags, "2"])
     assert json.loads(out.read_text()) == found
@@ -278,7 +278,7 @@ def test_lora(tmp_path: Path) -> None:
     flags = ["--seeds", "1", "--sft-steps", "2", "--steps", "2", "--examples", "4", "--work", str(tmp_path / "work")]
     lora.main([*flags, "--out", str(tmp_path / "out.json")])
     found = json.loads((tmp_path / "out.json").read_text())
-    assert list(found["ways"]) == list(lora.WAYS) and all(len(of["curves"][0]) == 2 for of in found["ways"].values())
+    assert list(found["ways"]) == list(lora.WAYS) and all(len(of["steps_to"]) == 1 for of in found["ways"].values())
     trained = Run(tmp_path / "work/rank-8,-base-in-4-bits-0").config["model"]["lora"]
     assert (trained["rank"], trained["base"]) == (8, "4bit")
     of_bytes = [of["bytes"] for of in found["ways"].values()]
@@ -299,7 +299,7 @@ def test_parser_drift(tmp_path: Path) -> None:
     flags = ["--seeds", "3", "--max-steps", "2", "--work", str(tmp_path / "work"), "--out", str(out)]
     parser_drift.main(flags)
     (found,) = json.loads(out.read_text())["runs"]
-    assert found["seed"] == 3 and [point["step"] for point in found["curve"]] == [0]
+    assert found["seed"] == 3 and [point["step"] for point in found["curve"]] == [0, 1]
     assert found["regrade"]["completions"] == found["regrade"]["check"]["completions"] == 256
     assert found["regrade"]["check"]["same"] == 256 and "growth" in found["audit"]
 

@@ -23,7 +23,7 @@ ENVIRONMENTS = (".venv-verifiers-v0", ".venv-verifiers")
 HELD_OUT = 0.1
 
 
-class Served(verifiers.Served):
+class TasksetProcess(verifiers.TasksetProcess):
     """An environment in its process."""
 
     worker = driver = Path(__file__).with_name("worker.py")
@@ -31,7 +31,7 @@ class Served(verifiers.Served):
     def __init__(self, env_id: str, args: dict[str, Any], limit: int) -> None:
         super().__init__(env_id, _python(env_id), args, limit, None)
         assert self.env is not None
-        self.env["driver"] = str(verifiers.Served.driver)
+        self.env["driver"] = str(verifiers.TasksetProcess.driver)
 
     def train_rows(self) -> int | None:
         """Return how many rows, the first ones, are for training; None if no others are for evaluation."""
@@ -59,7 +59,7 @@ def load(
         raise UserError(f"{env_id}: held_out is {held_out}; it must be a share between 0 and 1")
     if max_tasks < 2:
         raise UserError(f"{env_id}: max_tasks is {max_tasks}; it must be at least 2")
-    served = Served(env_id, args, max_tasks)
+    served = TasksetProcess(env_id, args, max_tasks)
 
     @functools.cache
     def halves() -> tuple[Rows, Rows]:

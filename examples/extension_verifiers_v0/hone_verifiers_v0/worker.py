@@ -37,7 +37,7 @@ def start(env_id: str, args: dict[str, Any], folder: str, _: None) -> Callable[[
     and "train_rows" says how many are before them.
     """
     sys.path.append(folder)
-    served = Served(env_id, args)
+    served = TasksetProcess(env_id, args)
 
     def answer(question: list[Any]) -> Any:
         try:
@@ -48,7 +48,7 @@ def start(env_id: str, args: dict[str, Any], folder: str, _: None) -> Callable[[
     return answer
 
 
-class Served:
+class TasksetProcess:
     """An environment and its rows."""
 
     def __init__(self, env_id: str, args: dict[str, Any]) -> None:

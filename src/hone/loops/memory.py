@@ -46,8 +46,8 @@ kernels that oneDNN compiles for the shapes of sampling."""
 CUDA_CONTEXT = 600 * MIB
 """On a GPU: the context, and the workspaces of its libraries."""
 PHASES = {
-    "sampling": ("kv cache", "prefix cache", "sampling logits", "prefill"),
-    "training": ("gradients", "activations", "logits or a layer"),
+    "sampling": ("kv cache", "prefix cache", "sampling logits", "prefill", "server"),
+    "training": ("gradients", "activations", "logits or a layer", "server asleep"),
 }
 """Parts that only one phase has."""
 SERVER_GIB = 2.0
@@ -94,7 +94,10 @@ def memory(
     kind = "rl" if isinstance(config, RLConfig) else "sft"
     parts = {"process": CUDA_CONTEXT if device == "cuda" else PROCESS[kind]}
     parts |= training_bytes(config, model, device, prompt, completion, ranks)
-    if isinstance(config, RLConfig) and ranks == 1:
+    if isinstance(config, RLConfig) and device == "cuda" and config.mode != "split" and not config.samples_here:
+        if config.orchestrator.client.base_url is None:  # else it runs elsewhere
+            parts |= {"server": server_bytes(config, model), "server asleep": int(SERVER_GIB * GIB)}
+    elif isinstance(config, RLConfig) and ranks == 1:
         parts |= sampling_bytes(config, model, device, prompt, completion, turns)
         parts["packed weights"] = packed_bytes(model, config.precision, device)[0]
     if isinstance(config, RLConfig) and device == "cpu":
@@ -126,9 +129,7 @@ def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
 
 
 def server_bytes(config: RLConfig, model: DecoderConfig) -> int:
-    """Return what a server that the run starts takes on a GPU while the trainer works."""
-    if config.mode != "split":  # the server sleeps meanwhile
-        return int(SERVER_GIB * GIB)
+    """Return what a server that the run starts takes on a GPU."""
     weights = weight_bytes(model, config.precision) + cast_bytes(model, config.precision)
     if config.inference.backend != "hone":
         weights = weight_bytes(model, "fp32" if config.precision == "fp32" else "bf16")
@@ -151,7 +152,7 @@ def fitted(
     that save memory, "" for none. `here`: on this machine. The other arguments are as in `memory`.
 
     - A train step gets the first settings of `_choices` with which it fits, else the last ones. Beside it there must be
-      room for the KV cache (the config's, else 4 GiB), or for the server that the run starts.
+      room for the KV cache (the config's, else 4 GiB), or for the server that the run starts, asleep.
     - Graphs are for a GPU. The KV cache then has its memory while the trainer works, too.
     - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
       what the run can use; then it shrinks until sampling (and with graphs the train step) fits.
@@ -163,9 +164,6 @@ def fitted(
         most = one * rows_asked_for(engine)[0]
     given = engine and engine.inference.kv_gib
     beside = int(given * GIB) if given and device == "cuda" else min(most, int(KV_GIB * GIB))
-    if engine is None and isinstance(config, RLConfig) and config.mode != "split" and device == "cuda":
-        starts_server = config.inference.backend != "hone" and config.orchestrator.client.base_url is None
-        beside = server_bytes(config, model) if starts_server else 0
 
     def needs(config: Config, phase: str) -> int:
         return sum(memory(config, model, device, prompt, completion, turns, ranks).of(phase).values())
@@ -176,7 +174,7 @@ def fitted(
     def taken(config: Any) -> int:
         if graphs(config):
             return needs(_with_cache(config, beside), "training")
-        return needs(config, "training") + beside
+        return max(needs(config, phase) for phase in (PHASES if engine is None else ("training",))) + beside
 
     choices = [*_choices(config, model, device, prompt + completion, ranks, here)]
     config = next((one for one in choices if taken(one) <= room), choices[-1])
