@@ -18,6 +18,11 @@ SHARES_GPU = "HONE_SHARES_GPU"
 
 MIN_FP32_SIZE = 2**18
 """Scalars of the smallest fp32 weight that is packed: for smaller ones the plain product is as fast on one thread."""
+HEAD_CACHE_BYTES = 512 * 2**20
+"""Default of `head_cache_bytes`: all that a CPU has, and the least that is chosen for a GPU."""
+CACHE_SHARE = 16
+"""Bytes of that cache for each logit that a GPU holds at once, if this is more than a CPU's: each chunk of logits reads
+and writes the whole gradient of the head's weight."""
 MAX_PACKED_BYTES = 8 * 2**30
 """The weights of larger models are not packed: it takes as much memory as the weights once more."""
 

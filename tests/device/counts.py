@@ -18,28 +18,16 @@ import numpy as np
 from hone.algorithms.losses.objective import sft_objective
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.config.shared import OptimConfig, SchedulerConfig
+from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
-from hone.model.config import DecoderConfig
-from hone.model.presets import random_decoder
+from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.memory import training_bytes
 from hone.trainer.packing import Batch, Sequence
 from hone.trainer.step import Trainer
 
-SHAPE = DecoderConfig(
-    family="qwen3",
-    vocab_size=4096,
-    hidden_size=256,
-    intermediate_size=768,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    rope_theta=1e6,
-    qk_norm=True,
-    max_position_embeddings=4096,
-)
+INIT = InitConfig(hidden=256, intermediate=768, heads=4, kv_heads=2, head_dim=64)
+SHAPE = replace(tiny_config(INIT, 4096), qk_norm=True)
 PROMPT, COMPLETION, GROUP = 64, 48, 8
 MICRO_BATCH = 2 * (PROMPT + GROUP * COMPLETION)
 STAY = ("weights", "bf16 casts", "optimiser")

@@ -5,18 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import weakref
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from fake_cuda import CudaTensor, FakeCuda  # first of hone's: it patches torch.cuda
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from fake_cuda import FakeCuda  # first of hone's: it patches torch.cuda
 
 sys.path.append(str(Path(__file__).parents[1] / "inference"))
 from engines import peaked, updated
@@ -139,32 +135,7 @@ def ten_steps(gpu: FakeCuda) -> dict[str, Any]:
     return {"recorded": recorded, "places": len(addresses)}
 
 
-class Live(TorchDispatchMode):
-    """Counts the bytes of tensors on the fake GPU that operations make: those there `now`, and the `peak`."""
-
-    def __init__(self, there: Iterable[torch.Tensor]) -> None:
-        """`there`: tensors that do not count."""
-        super().__init__()
-        self.sizes = {tensor.cpu_data.untyped_storage()._cdata: 0 for tensor in there}
-        self.peak = 0
-
-    @property
-    def now(self) -> int:
-        return sum(self.sizes.values())
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, CudaTensor):
-                storage = tensor.cpu_data.untyped_storage()
-                if storage._cdata not in self.sizes:
-                    self.sizes[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self.sizes.pop, storage._cdata)
-        self.peak = max(self.peak, self.now)
-        return out
-
-
-def memory() -> dict[str, int]:
+def memory(gpu: FakeCuda) -> dict[str, int]:
     """Return the bytes of slots and of other tensors of a step, as planned and as they are: 16 rows of 128 tokens."""
     model = random_decoder(replace(CONFIG, vocab_size=12800), seed=0, precision="bf16").to("cuda")
     config = RLConfig(model={"name": "tiny"}, precision="bf16")
@@ -179,16 +150,16 @@ def memory() -> dict[str, int]:
     engine.step()  # admits, and launches a first step
     state = engine.runner.state
     engine.clear()
-    there = [*model.parameters(), *state.stored, state.numbers, state.rows, state.drawn, state.logits]
-    with torch.no_grad(), Live(there) as live:
+    before = gpu.peak = gpu.live
+    with torch.no_grad():
         graphs._decode(model, state, 16, 128)
         graphs._sample(state, 16, WAYS["free"])
     return {
         "slots planned": planned["kv slots"],
         "slots": sum(layer.nbytes for layer in state.stored),
         "step planned": planned["graphs"] - int(GRAPHS_GIB * GIB),
-        "step": live.peak + state.logits.nbytes,
-        "left": live.now,
+        "step": gpu.peak - before + state.logits.nbytes,
+        "left": gpu.live - before,
     }
 
 
@@ -204,7 +175,7 @@ def main() -> None:
             gpu[name] = sampled(engine, jobs, "joined" in name, fake)
         shapes["gpu"] = many_shapes(model.to("cuda"), fake)
         temperatures["gpu"] = many_temperatures(model.to("cuda"), fake)
-        more = {"steps": ten_steps(fake), "memory": memory()}
+        more = {"steps": ten_steps(fake), "memory": memory(fake)}
     cpu = {name: result["tokens"] for name, result in cpu.items()}
     json.dump({"cpu": cpu, "gpu": gpu, "shapes": shapes, "temperatures": temperatures} | more, sys.stdout)
 

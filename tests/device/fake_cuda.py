@@ -26,7 +26,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.attention.varlen as varlen_module
@@ -56,19 +56,10 @@ torch._C._set_only_lift_cpu_tensors(True)
 _BACKEND = torch.device("fakegpu:0")
 
 
-_LIVE: dict[int, tuple[int, int]] = {}
-"""Address and bytes of the storage of each tensor on the GPU, by the id of its token."""
-
-
-class _Token:
-    """Lives as long as the tensor that holds it."""
-
-
 class CudaTensor(torch.Tensor):
     """A tensor on the fake GPU; `data` on the CPU holds its values."""
 
     cpu_data: torch.Tensor
-    token: _Token
 
     @staticmethod
     def __new__(cls, cpu_data: torch.Tensor) -> CudaTensor:
@@ -82,12 +73,7 @@ class CudaTensor(torch.Tensor):
             device=_BACKEND,
         )
         made.cpu_data = cpu_data
-        made.token = token = _Token()  # not the tensor is watched: `Module.to` refuses one with weak references
-        storage = cpu_data.untyped_storage()
-        _LIVE[id(token)] = storage.data_ptr(), storage.nbytes()
-        weakref.finalize(token, _LIVE.pop, id(token))
-        if _Machine.gpu is not None:
-            _Machine.gpu.peak = max(_Machine.gpu.peak, _Machine.gpu.live)
+        _Machine.hold(cpu_data.untyped_storage())
         return made
 
     device = property(lambda self: CUDA)
@@ -148,7 +134,7 @@ class FakeCuda(TorchDispatchMode):
 
     @property
     def live(self) -> int:
-        return sum(dict(_LIVE.values()).values())
+        return _Machine.live
 
     @contextlib.contextmanager
     def there(self) -> Iterator[FakeCuda]:
@@ -182,6 +168,22 @@ class _Machine:
 
     gpu: FakeCuda | None = None
     capturing: Graph | None = None
+    live = 0
+    storages: ClassVar[dict[int, int]] = {}
+    """Bytes of those on the GPU."""
+
+    @classmethod
+    def hold(cls, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in cls.storages:
+            cls.storages[storage._cdata] = storage.nbytes()
+            cls.live += storage.nbytes()
+            weakref.finalize(storage, cls.free, storage._cdata)
+        if cls.gpu is not None:
+            cls.gpu.peak = max(cls.gpu.peak, cls.live)
+
+    @classmethod
+    def free(cls, key: int) -> None:
+        cls.live -= cls.storages.pop(key)
 
 
 class Graph:
@@ -417,7 +419,7 @@ class _RmsNorm(torch.autograd.Function):
         return grad_x, None, grad_weight, None
 
 
-_library = torch.library.Library("aten", "IMPL")  # elsewhere torch takes the norm apart before it gets here
+_library = torch.library.Library("aten", "IMPL")  # off a GPU torch takes the norm apart before
 _library.impl("_fused_rms_norm", _RmsNorm.apply, "AutogradPrivateUse1")
 _library.impl("_fused_rms_norm", lambda *args: _run(aten._fused_rms_norm.default, args, {}), "PrivateUse1")
 

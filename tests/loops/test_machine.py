@@ -199,6 +199,11 @@ def test_the_memory_of_a_vllm_is_left_to_it(free: Any) -> None:
         assert (config.trainer.checkpointing, config.inference.kv_gib) == (chosen, None)
 
 
+def test_a_trainer_whose_server_has_another_gpu_leaves_sampling_no_room() -> None:
+    split = memory(rl("--mode", "split"), MODEL, "cuda", *longest(rl()))
+    assert split.of("sampling").keys() == {"process", "weights", "bf16 casts", "optimiser"}
+
+
 def test_a_server_on_the_same_gpu_is_left_its_memory_however_far_it_has_come(
     free: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,12 +11,10 @@ from torch.nn.attention import varlen
 
 from hone.model import attention
 
-VARLEN = "query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)"
-LATER = {
-    "2.11": "",
-    "2.13": ", enable_gqa=False, seqused_k=None, block_table=None, num_splits=None",
-}
-"""Parameters of `varlen_attn` by torch's version, after those of VARLEN."""
+VARLEN = ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+OPTIONS = {"return_aux": None, "scale": None, "window_size": (-1, -1)}
+LATER = {"2.11": {}, "2.13": {"enable_gqa": False, "seqused_k": None, "block_table": None, "num_splits": None}}
+"""Parameters of `varlen_attn`, and by torch's version those behind OPTIONS, with their defaults."""
 RMS_NORM = {
     "_fused_rms_norm": "(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)",
     "_fused_rms_norm_backward": "(Tensor grad_out, Tensor input, int[] normalized_shape, Tensor rstd, Tensor? weight, "
@@ -27,10 +25,9 @@ RMS_NORM = {
 
 def test_the_installed_kernels_have_these_signatures() -> None:
     version = ".".join(torch.__version__.split(".")[:2])
-    expected = inspect.signature(eval(f"lambda {VARLEN}{LATER[version]}: query"))
-    found = inspect.signature(varlen.varlen_attn)
-    assert list(found.parameters) == list(expected.parameters)
-    assert [p.default for p in found.parameters.values()] == [p.default for p in expected.parameters.values()]
+    found = {name: p.default for name, p in inspect.signature(varlen.varlen_attn).parameters.items()}
+    assert list(found) == [*VARLEN, *OPTIONS, *LATER[version]]
+    assert list(found.values())[len(VARLEN) :] == [*OPTIONS.values(), *LATER[version].values()]
     for name, schema in RMS_NORM.items():
         assert str(getattr(torch.ops.aten, name).default._schema) == f"aten::{name}{schema}"
 
@@ -39,9 +36,15 @@ def test_the_installed_kernels_have_these_signatures() -> None:
 @pytest.mark.parametrize("parents", [None, [-1, 0, 0]])
 def test_packed_attention_calls_each_version_by_its_signature(monkeypatch, version: str, parents: Any) -> None:
     heads = []
-    called = eval(
-        f"lambda {VARLEN}{LATER[version]}: heads.append((key.shape[1], window_size)) or query", {"heads": heads}
-    )
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*VARLEN, *OPTIONS, *LATER[version])])
+
+    def called(*args: Any, **named: Any) -> Any:
+        given = signature.bind_partial(*args, **named).arguments
+        heads.append((given["key"].shape[1], given["window_size"]))
+        return given["query"]
+
+    called.__signature__ = signature  # type: ignore[attr-defined]
     monkeypatch.setattr(varlen, "varlen_attn", called)
     attention._varlen_kernel.cache_clear()
     try:

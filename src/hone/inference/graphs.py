@@ -19,7 +19,7 @@ Shapes: B rows, K key/value heads, G query heads that share one, Dh head size, V
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -97,17 +97,18 @@ class GraphRunner(Runner):
                 for tokens in (_cache(batch).longest + 1, int(_cache(batch).ends.max()))
             )
             slots = _powers(1, min(power_of_two(len(batch)), state.slots))
-            shapes = [(rows, tokens) for rows in slots for tokens in _powers(GRANULE, max(now, last))]
+            shapes = ((rows, tokens) for rows in slots for tokens in _powers(GRANULE, max(now, last)))
             self._launch(partial(_decode, self.model, state), shapes, (slots[0], now))
             if params is not None:
-                often = [
-                    way for count, way in self._asked.values() if count > 1 and not (way.top_logprobs or way.keeps_ids)
-                ]
-                shapes = [(rows, way) for way in (params, *often[-FEW:]) for rows in slots]
+                shapes = ((rows, way) for rows in slots for way in (params, *self._often()))
                 self._launch(partial(_sample, state), shapes, (slots[0], params))
             state.moved(batch, sampled=params is not None)
 
-    def _launch(self, step: Callable[..., object], shapes: list[tuple[int, Any]], wanted: tuple[int, Any]) -> None:
+    def _often(self) -> list[SamplingParams]:
+        ways = self._asked.values()
+        return [way for count, way in ways if count > 1 and not (way.top_logprobs or way.keeps_ids)][-FEW:]
+
+    def _launch(self, step: Callable[..., object], shapes: Iterable[tuple[int, Any]], wanted: tuple[int, Any]) -> None:
         """Launch the graph of the `wanted` shape; if there is none, first record those of all shapes."""
 
         def key(shape: tuple[int, Any]) -> tuple:

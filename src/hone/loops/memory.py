@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hone.config.base import changed, value_of
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.hardware import ram, takes_products_in_fp32
+from hone.hardware import HEAD_CACHE_BYTES, ram, takes_products_in_fp32
 from hone.inference.memory import (
     GIB,
     KV_GIB,
@@ -25,7 +25,6 @@ from hone.inference.memory import (
     uses_graphs,
 )
 from hone.model.config import DecoderConfig
-from hone.trainer import HEAD_CACHE_BYTES
 from hone.trainer.memory import (
     CHECKPOINTING,
     cast_bytes,
@@ -94,8 +93,8 @@ def memory(
     kind = "rl" if isinstance(config, RLConfig) else "sft"
     parts = {"process": CUDA_CONTEXT if device == "cuda" else PROCESS[kind]}
     parts |= training_bytes(config, model, device, prompt, completion, ranks)
-    if isinstance(config, RLConfig) and device == "cuda" and config.mode != "split" and not config.samples_here:
-        if config.orchestrator.client.base_url is None:  # else it runs elsewhere
+    if isinstance(config, RLConfig) and device == "cuda" and not config.samples_here:
+        if config.mode != "split" and config.orchestrator.client.base_url is None:
             parts |= {"server": server_bytes(config, model), "server asleep": int(SERVER_GIB * GIB)}
     elif isinstance(config, RLConfig) and ranks == 1:
         parts |= sampling_bytes(config, model, device, prompt, completion, turns)

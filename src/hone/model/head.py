@@ -21,21 +21,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hone.hardware import CACHE_SHARE, HEAD_CACHE_BYTES
 from hone.model.device import upload
 from hone.model.packed import PackedWeight, linear, multiplies_bf16_fast
 from hone.types import Ragged
 
 MAX_LOGITS = 2**25
 """Logits held at once (128 MiB in fp32): more go in chunks."""
-CACHE_SHARE = 16
-"""Bytes of the cache for each logit that a GPU holds at once, if that is more: each chunk reads and writes the whole
-gradient of the weight."""
 CPU_LOGITS = 2**23
 """The same where a CPU makes a softmax of them: a fifth faster (measured, V = 49,152), for they stay in its caches."""
 LOWEST = -1e4
 """Stands for the logprob -inf where it is multiplied by a probability of 0."""
-HEAD_CACHE_BYTES = 512 * 2**20
-"""Default of `trainer.head_cache_bytes`."""
 
 
 def chunk_rows(vocab_size: int, logits: int = MAX_LOGITS) -> int:

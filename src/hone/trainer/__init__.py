@@ -2,8 +2,6 @@
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Default by device: CPU activations should stay in the cache (tiny preset: a tenth faster than with 16384)."""
-HEAD_CACHE_BYTES = 512 * 2**20
-"""Least `head_cache_bytes` that is chosen, and all that a CPU has: as `hone.model.head`."""
 WHOLE_GRADIENT_BYTES = 4 * 2**30
 """Whole fp32 gradients up to this size are summed over ranks once a step; larger ones after each micro-batch, and a
 rank keeps only its rows."""

@@ -7,9 +7,10 @@ from collections.abc import Sequence as SequenceABC
 import numpy as np
 import torch
 
+from hone.hardware import HEAD_CACHE_BYTES
 from hone.model.attention import PackedAttention
 from hone.model.decoder import Decoder
-from hone.model.head import HEAD_CACHE_BYTES, head_logprobs
+from hone.model.head import head_logprobs
 from hone.trainer.packing import Sequence, pack
 from hone.trainer.parallel import release
 from hone.types import PackedBatch, ragged

@@ -11,15 +11,13 @@ from typing import get_args
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import MOMENTS, Checkpointing, LoraConfig, OptimConfig
-from hone.hardware import padded_rows, takes_products_in_fp32
+from hone.hardware import CACHE_SHARE, HEAD_CACHE_BYTES, padded_rows, takes_products_in_fp32
 from hone.inference.memory import packed_bytes
 from hone.model.config import DecoderConfig
-from hone.trainer import HEAD_CACHE_BYTES, MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
+from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
 """Logits of a chunk for which `hone.model.head` makes a softmax. To make them again, a CPU takes as many as a GPU."""
-CACHE_SHARE = 16
-"""As `hone.model.head`: bytes of the head's cache for each logit that a GPU holds at once, if that is more."""
 CHECKPOINTING = get_args(Checkpointing)
 """From the fastest to the leanest."""
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hone.algorithms.losses.objective import Objective
+from hone.hardware import HEAD_CACHE_BYTES
 from hone.model.decoder import Decoder
-from hone.model.head import HEAD_CACHE_BYTES
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.heap import Heap
 from hone.trainer.kl_reward import RewardKL, with_kl_in_reward
