@@ -18,9 +18,10 @@ import numpy as np
 from hone.algorithms.losses.objective import sft_objective
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.config.shared import InitConfig, LoraConfig, OptimConfig, SchedulerConfig
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
+from hone.model.lora import start_adapter
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.memory import training_bytes
 from hone.trainer.packing import Batch, Sequence
@@ -48,9 +49,13 @@ def counted(gpu: FakeCuda, call: Callable[[], Any]) -> dict[str, int]:
     }
 
 
-def decode(gpu: FakeCuda, layers: int, precision: str) -> dict[str, int]:
+def decode(gpu: FakeCuda, layers: int, precision: str, lora: LoraConfig | None = None) -> dict[str, int]:
     """One step of eight sequences, without a graph: what one would launch."""
-    engine = Engine(random_decoder(replace(SHAPE, num_layers=layers), 0, precision).to("cuda"), cuda_graphs=False)
+    model = random_decoder(replace(SHAPE, num_layers=layers), 0, precision, lora)
+    if lora:
+        start_adapter(model, 0)
+    model.to("cuda")
+    engine = Engine(model, cuda_graphs=False)
     rng = np.random.default_rng(0)
     params = SamplingParams(ignore_eos=True)
     for number in range(GROUP):
@@ -89,17 +94,19 @@ def train(gpu: FakeCuda, layers: int, precision: str, checkpointing: str = "none
     return counted(gpu, lambda: trainer.step(batches)) | planned
 
 
+def of_layers(two: dict[str, int], four: dict[str, int]) -> dict[str, Any]:
+    """Return the counts of the larger model, and each layer's share."""
+    return {"whole": four, "layer": {key: (four[key] - two[key]) / 2 for key in two}}
+
+
 def main() -> None:
     found: dict[str, Any] = {}
     with FakeCuda().there() as gpu:
+        for name, lora in (("lora", LoraConfig(rank=16)), ("lora on 4 bits", LoraConfig(rank=16, base="4bit"))):
+            found[f"decode bf16, {name}"] = of_layers(*(decode(gpu, layers, "bf16", lora) for layers in (2, 4)))
         for precision in ("bf16_linear", "bf16"):
             for name, work in (("decode", decode), ("train", train)):
-                two, four = (work(gpu, layers, precision) for layers in (2, 4))
-                found[f"{name} {precision}"] = {
-                    "whole": four,
-                    "layer": {key: (four[key] - two[key]) / 2 for key in two},
-                    "rest": {key: 2 * two[key] - four[key] for key in two},
-                }
+                found[f"{name} {precision}"] = of_layers(*(work(gpu, layers, precision) for layers in (2, 4)))
             for checkpointing in ("selective", "layer"):
                 found[f"train {precision}, {checkpointing}"] = {"whole": train(gpu, 4, precision, checkpointing)}
     json.dump(found, sys.stdout)

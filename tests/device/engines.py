@@ -19,6 +19,7 @@ from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks t
 sys.path.append(str(Path(__file__).parents[1] / "inference"))
 from many_jobs import CONFIG, jobs
 
+from hone.config.shared import LoraConfig
 from hone.inference import graphs
 from hone.inference.engine import Engine
 from hone.inference.memory import kv_bytes_per_token
@@ -32,6 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "graphs": {"cuda_graphs": True},
     "varlen": {"cuda_graphs": True},
+    "adapter": {"cuda_graphs": True},
     "invariant": {"batch_invariant": True},
     "prefixes": {"prefix_bytes": 2**20, "prefill_tokens": 64},
     "small cache": {"kv_bytes": 300 * kv_bytes_per_token(CONFIG, "fp32", "cpu")},
@@ -40,9 +42,9 @@ WAYS = [SamplingParams(ignore_eos=True), SamplingParams(temperature=0.8, top_k=4
 JOBS = [replace(job, params=WAYS[i % 2], max_tokens=min(job.max_tokens, 24)) for i, job in enumerate(jobs(9, seed=1))]
 
 
-def peaked(precision: str) -> Decoder:
+def peaked(precision: str, lora: LoraConfig | None) -> Decoder:
     """Return a random model whose layers matter: as much as those of a trained one, for what comes next."""
-    model = Decoder(CONFIG, precision)
+    model = Decoder(CONFIG, precision, lora=lora)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -95,14 +97,14 @@ def _sequence(job: Job, tokens: list[Token]) -> Sequence:
     return Sequence(ids, np.arange(len(ids)) >= len(job.prompt))
 
 
-def tried(precision: str, options: dict[str, Any], enable_gqa: bool, varlen: bool) -> dict[str, Any]:
+def tried(precision: str, name: str) -> dict[str, Any]:
     """Sample on the CPU and on the GPU, then on the GPU after each of three updates."""
-    graphs.VARLEN = varlen
-    model = peaked(precision)
+    graphs.VARLEN, options = name == "varlen", VARIANTS[name]
+    model = peaked(precision, LoraConfig(rank=4, alpha=2) if name == "adapter" else None)
     cpu, _ = sampled(Engine(copy.deepcopy(model), **options))
     changed, _ = sampled(Engine(updated(copy.deepcopy(model), 3), **options))
     attention._varlen_kernel.cache_clear()
-    with FakeCuda(enable_gqa).there() as gpu:
+    with FakeCuda(enable_gqa=name != "prefixes").there() as gpu:
         model = model.to("cuda")
         engine = Engine(model, **options)
         got, waits = sampled(engine, gpu)
@@ -128,7 +130,4 @@ def tried(precision: str, options: dict[str, Any], enable_gqa: bool, varlen: boo
 
 
 if __name__ == "__main__":
-    found = {
-        name: tried(sys.argv[1], options, name != "prefixes", name == "varlen") for name, options in VARIANTS.items()
-    }
-    json.dump(found, sys.stdout)
+    json.dump({name: tried(sys.argv[1], name) for name in VARIANTS}, sys.stdout)

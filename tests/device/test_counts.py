@@ -4,6 +4,8 @@
 |-----------------------------|-----|-----|-----|-----|
 | a decode step, bf16_linear  | 58  | 43  | 2.6 | 2.5 |
 | a decode step, bf16         | 56  | 38  | 2.5 | 2.4 |
+| with an adapter             | 65  | 50  | 3.3 | 2.8 |
+| on a base in 4 bits         | 77  | 62  | 10  | 9.6 |
 | a train step, bf16_linear   | 268 | 184 | 421 | 326 |
 | a train step, bf16          | 266 | 168 | 383 | 263 |
 
@@ -31,6 +33,8 @@ def found() -> dict[str, Any]:
     [
         ("decode bf16_linear", 43, 2.5),
         ("decode bf16", 38, 2.4),
+        ("decode bf16, lora", 50, 2.8),
+        ("decode bf16, lora on 4 bits", 62, 9.6),
         ("train bf16_linear", 184, 326),
         ("train bf16", 168, 263),
     ],

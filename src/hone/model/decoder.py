@@ -150,6 +150,7 @@ class LoraLinear(Linear):
         self.parts, self.rank, self.scale, self.enabled = parts, lora.rank, lora.alpha / lora.rank, True
         self.lora_A = nn.Parameter(torch.empty(len(parts) * lora.rank, in_size))
         self.lora_B = nn.Parameter(torch.zeros(sum(parts), lora.rank))
+        self._low: tuple[Tensor, Tensor] | None = None
 
     @property
     def frozen(self) -> Tensor | Quantized:
@@ -173,6 +174,11 @@ class LoraLinear(Linear):
             y = linear(x, weight) if torch.is_grad_enabled() else self.packed.product(x, weight)
         if not self.enabled:
             return y
+        if x.is_cuda and self._keeps_derived and not torch.is_grad_enabled():
+            if self._low is None or self._low[0].device != x.device:
+                self._low = self._in_low_precision(x.dtype)
+            low_A, low_B = self._low
+            return torch.add(y, linear(linear(x, low_A), low_B), alpha=self.scale)
         halves = linear(x, self.lora_A.to(x.dtype)).split(self.rank, dim=1)
         matrices = self.lora_B.to(x.dtype).split(self.parts)
         delta = torch.cat([linear(half, matrix) for half, matrix in zip(halves, matrices, strict=True)], dim=1)
@@ -191,8 +197,18 @@ class LoraLinear(Linear):
         pairs = zip(lora_B.to(base.device).split(self.parts), lora_A.to(base.device).split(self.rank), strict=True)
         return torch.add(base, torch.cat([B @ A for B, A in pairs]), alpha=self.scale)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _in_low_precision(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return A, and B of all parts on the diagonal of one matrix `[out, parts · rank]`: two products sample."""
+        return self.lora_A.to(dtype), torch.block_diag(*self.lora_B.to(dtype).split(self.parts))
+
+    @torch.no_grad()
     def refresh(self) -> None:
-        """Do nothing: what is derived from W stays as it is."""
+        """Cast A and B again, in place: a CUDA graph reads them where they are. What is derived from W stays."""
+        if self._low is not None:
+            for low, new in zip(self._low, self._in_low_precision(self._low[0].dtype), strict=True):
+                low.copy_(new)
 
 
 class RMSNorm(nn.Module):
