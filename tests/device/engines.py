@@ -42,7 +42,7 @@ WAYS = [SamplingParams(ignore_eos=True), SamplingParams(temperature=0.8, top_k=4
 JOBS = [replace(job, params=WAYS[i % 2], max_tokens=min(job.max_tokens, 24)) for i, job in enumerate(jobs(9, seed=1))]
 
 
-def peaked(precision: str, lora: LoraConfig | None) -> Decoder:
+def peaked(precision: str, lora: LoraConfig | None = None) -> Decoder:
     """Return a random model whose layers matter: as much as those of a trained one, for what comes next."""
     model = Decoder(CONFIG, precision, lora=lora)
     generator = torch.Generator().manual_seed(3)
