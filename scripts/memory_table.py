@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.extensions.planning.devices import DEVICES
-from hone.loops.memory import GIB, MARGIN, fitted, memory
+from hone.loops.memory import GIB, fitted, memory
 from hone.model.shape import KNOWN
 from hone.trainer.memory import longest
 
@@ -49,7 +49,7 @@ def cells() -> Iterator[Cell]:
                     config, shape = parse(RLConfig, [*FLAGS, *trained, *engine], "rl"), KNOWN[model.lower()]
                     config, _ = fitted(config, shape, "cuda", DEVICES[name].memory, *longest(config))
                     needed = memory(config, shape, "cuda", *longest(config)).total
-                    yield Cell((model, how, sampler), card, config, needed, int((1 - MARGIN) * DEVICES[name].memory))
+                    yield Cell((model, how, sampler), card, config, needed, DEVICES[name].room)
 
 
 def rows() -> list[str]:

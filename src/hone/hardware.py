@@ -23,6 +23,8 @@ HEAD_CACHE_BYTES = 512 * 2**20
 CACHE_SHARE = 16
 """Bytes of that cache for each logit that a GPU holds at once, if this is more than a CPU's: each chunk of logits reads
 and writes the whole gradient of the head's weight."""
+MARGIN = 0.05
+"""Share of a device's memory that is left free: blocks of many sizes don't fill it, and a plan is not exact."""
 MAX_PACKED_BYTES = 8 * 2**30
 """The weights of larger models are not packed: it takes as much memory as the weights once more."""
 

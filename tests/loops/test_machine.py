@@ -15,10 +15,11 @@ from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
+from hone.hardware import MARGIN
 from hone.inference.memory import GIB, kv_bytes_per_token
 from hone.loops import machine
 from hone.loops.machine import Machine, resolve, serving_kv_gib
-from hone.loops.memory import MARGIN, memory
+from hone.loops.memory import memory
 from hone.model.config import DecoderConfig
 from hone.model.shape import KNOWN
 from hone.runs.settings import run_toml
@@ -86,14 +87,14 @@ def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
     free: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = rl("--trainer.checkpointing", "none", APART, *FIXED)
-    free((needs(kept, "training") + 25) / (1 - MARGIN))
-    assert resolved(kept, MODEL, "cuda").inference.kv_gib == pytest.approx(25, abs=0.01)
-    training = memory(kept, MODEL, "cuda", *longest(kept, 8)).of("training")
-    free((sum(training.values()) / GIB + 25) / (1 - MARGIN))
+    room = needs(kept, "training") + 5
+    free(room / (1 - MARGIN))
+    config = resolved(kept, MODEL, "cuda")
+    assert config.inference.kv_gib > 20 and 0.85 * room < needs(config, "sampling") <= room
     of_turns = resolved(kept, MODEL, "cuda", turns=8)
-    assert of_turns.inference.kv_gib == pytest.approx(20, abs=0.01)
     parts = memory(of_turns, MODEL, "cuda", *longest(of_turns, 8), turns=8).of("sampling")
-    assert parts["prefix cache"] == pytest.approx(5 * GIB, rel=1e-3), "prompts that grow by a turn"
+    assert 0.85 * room * GIB < sum(parts.values()) <= room * GIB
+    assert parts["prefix cache"] == pytest.approx(of_turns.inference.kv_gib * GIB / 4, rel=1e-3), "a turn's prompts"
     assert "prefix cache" not in memory(of_turns, MODEL, "cuda", *longest(of_turns)).parts
     assert capsys.readouterr().out == ""
     for gib in (12, 1):
@@ -120,7 +121,7 @@ def test_the_heads_cache_holds_all_tokens_of_a_micro_batch_on_a_gpu_with_room(fr
     assert cache(79.2, "--trainer.head-cache-bytes", 0) == 0 and cache(79.2, model=KNOWN["smollm2-135m"]) == 2
     step = needs(rl("--trainer.checkpointing", "layer", *FIXED[:2]), "training")
     kept = ("--trainer.checkpointing", "layer", *FIXED[:2], APART)
-    assert cache((step + 4.1) / (1 - MARGIN), *kept) == 0.5 and cache((step + 10) / (1 - MARGIN), *kept) == 5
+    assert cache((step + 0.1) / (1 - MARGIN), *kept) == 0.5 and cache((step + 5) / (1 - MARGIN), *kept) == 5
 
 
 @pytest.mark.parametrize(
@@ -129,10 +130,11 @@ def test_the_heads_cache_holds_all_tokens_of_a_micro_batch_on_a_gpu_with_room(fr
         (100, (16384, "none", "fp32", False, True)),
         (60, (8192, "none", "fp32", False, True)),
         (36, (4096, "layer", "fp32", False, True)),
-        (34, (2048, "layer", "fp32", False, False)),
-        (32, (2048, "none", "8bit", False, True)),
-        (23.5, (4096, "layer", "fp32", True, True)),
-        (22, (2048, "layer", "fp32", True, False)),
+        (34, (2048, "none", "fp32", False, False)),
+        (32, (4096, "layer", "fp32", False, False)),
+        (23.5, (2048, "selective", "8bit", False, False)),
+        (22, (4096, "layer", "8bit", False, False)),
+        (17, (2048, "layer", "fp32", True, False)),
     ],
 )
 def test_a_gpu_that_is_small_has_what_costs_least_first(
@@ -169,15 +171,15 @@ def test_what_a_small_gpu_gets_is_what_is_open_and_possible(free: Any, monkeypat
         optim = resolved(rl(*flags), shape, "cuda", **more).trainer.optim
         return optim.state, optim.offload
 
-    assert optimiser(22) == ("fp32", True) and optimiser(32) == ("8bit", False)
-    assert optimiser(22, "--no-trainer.optim.offload") == ("8bit", False)
-    assert optimiser(32, "--trainer.optim.state", "fp32") == ("fp32", True)
+    assert optimiser(17) == ("fp32", True) and optimiser(25) == ("8bit", False)
+    assert optimiser(17, "--no-trainer.optim.offload") == ("8bit", False)
+    assert optimiser(25, "--trainer.optim.state", "fp32") == ("fp32", True)
     assert optimiser(22, *FP32_STATE) == ("fp32", False)
     assert optimiser(22, "--trainer.optim.type", "muon") == optimiser(5, "--model.lora.rank", 16) == ("fp32", False)
     host[0] = 20 * GIB  # less than the 28 that it takes there
-    assert optimiser(22) == ("8bit", False)
+    assert optimiser(17) == ("8bit", False)
     monkeypatch.setattr("hone.loops.memory.find_spec", lambda name: None)
-    assert optimiser(22) == optimiser(32) == ("fp32", False)
+    assert optimiser(17) == optimiser(25) == ("fp32", False)
 
 
 def test_what_is_set_stays(free: Any) -> None:
@@ -259,7 +261,7 @@ def test_a_resume_takes_what_its_run_began_with(branch: bool, free: Any, tmp_pat
     assert decided(again) == (12, False, 16384, "none")
     assert again.inference.kv_gib == pytest.approx(ALL / GIB, abs=2**-10)
     assert resolved(rl(*where, "--threads", 2), MODEL, "cuda").threads == 2
-    assert decided(resolved(rl("--output-dir", run), MODEL, "cuda"))[2:] == (2048, "layer"), "a fresh start"
+    assert decided(resolved(rl("--output-dir", run), MODEL, "cuda"))[2:] == (2048, "none"), "a fresh start"
 
 
 def test_a_cpu_that_is_slow_in_bf16_trains_in_fp32_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

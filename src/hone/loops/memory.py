@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hone.config.base import changed, value_of
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.hardware import HEAD_CACHE_BYTES, ram, takes_products_in_fp32
+from hone.hardware import HEAD_CACHE_BYTES, MARGIN, ram, takes_products_in_fp32
 from hone.inference.memory import (
     GIB,
     KV_GIB,
@@ -53,8 +53,6 @@ SERVER_GIB = 2.0
 """Memory of a server on a GPU beside its weights and its keys and values, CUDA graphs included. A guess."""
 LEAST_TOKENS = 2048
 """Micro-batches are not made smaller than this, or than the longest sequence, to save memory."""
-MARGIN = 0.05
-"""Share of a device's memory that is left free: blocks of many sizes don't fill it, and a plan is not exact."""
 
 
 @dataclass(frozen=True)
@@ -150,40 +148,43 @@ def fitted(
     """Return the config with its open settings chosen for `room` bytes on the device; and on a GPU a sentence on those
     that save memory, "" for none. `here`: on this machine. The other arguments are as in `memory`.
 
-    - A train step gets the first settings of `_choices` with which it fits, else the last ones. Beside it there must be
-      room for the KV cache (the config's, else 4 GiB), or for the server that the run starts, asleep.
+    - A train step gets the first settings of `_choices` with which it fits, else the last ones: with graphs beside the
+      KV cache (the config's, else 4 GiB), or beside the server that the run starts, asleep.
     - Graphs are for a GPU. The KV cache then has its memory while the trainer works, too.
-    - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
-      what the run can use; then it shrinks until sampling (and with graphs the train step) fits.
+    - The KV cache has 4 GiB on a CPU. On a GPU it has what the run can use; with graphs, what a train step leaves, or
+      4 GiB if that is more. Then it shrinks until sampling (and with graphs the train step) fits.
     """
-    room, one, most = int((1 - MARGIN) * room), 0, 0
+    room, one, most, tokens = int((1 - MARGIN) * room), 0, 0, prompt + completion
     engine = config if isinstance(config, RLConfig) and config.samples_here else None
     if engine is not None and device == "cuda":
-        one = kv_bytes_per_token(model, engine.precision, device) * slot_tokens(prompt + completion)
+        one = kv_bytes_per_token(model, engine.precision, device) * slot_tokens(tokens)
         most = one * rows_asked_for(engine)[0]
     given = engine and engine.inference.kv_gib
     beside = int(given * GIB) if given and device == "cuda" else min(most, int(KV_GIB * GIB))
 
     def needs(config: Config, phase: str) -> int:
-        return sum(memory(config, model, device, prompt, completion, turns, ranks).of(phase).values())
+        # Of the same tokens, short prompts leave more with loss, and share fewer keys.
+        ways = [memory(config, model, device, one, tokens - one, turns, ranks) for one in {min(1, prompt), prompt}]
+        return max(sum(way.of(phase).values()) for way in ways)
 
     def graphs(config: Any) -> bool:
         return engine is not None and uses_graphs(config, device)
 
     def taken(config: Any) -> int:
-        if graphs(config):
-            return needs(_with_cache(config, beside), "training")
-        return max(needs(config, phase) for phase in (PHASES if engine is None else ("training",))) + beside
+        phases = ("training",) if engine is not None and given is None else PHASES
+        return max(needs(_with_cache(config, beside) if graphs(config) else config, phase) for phase in phases)
 
-    choices = [*_choices(config, model, device, prompt + completion, ranks, here)]
+    choices = [*_choices(config, model, device, tokens, ranks, here)]
     config = next((one for one in choices if taken(one) <= room), choices[-1])
     words = _saving(choices[0], config, taken(choices[0]), room) if device == "cuda" else ""
     if engine is None or given is not None:
         return config, words
     if device == "cpu":
         return _with_cache(config, int(KV_GIB * GIB)), words
-    left = int((room - needs(_with_cache(config, one), "training")) / (1 + PREFIX_SHARE * (turns > 1)))
-    size, phases = max(one, min(most, max(left, beside))), PHASES if graphs(config) else ("sampling",)
+    size, phases = max(one, most), ("sampling",)
+    if graphs(config):
+        left = int((room - needs(_with_cache(config, one), "training")) / (1 + PREFIX_SHARE * (turns > 1)))
+        size, phases = max(one, min(most, max(left, beside))), (*PHASES,)
     while size > one and any(needs(_with_cache(config, size), phase) > room for phase in phases):
         size = max(one, size * 9 // 10)
     return _with_cache(config, size), words

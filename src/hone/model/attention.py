@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hone.model.config import MAX_HEAD
 from hone.model.device import upload
 
 # Padding is cheaper than a split if the shortest row of a bucket has at least this share of its longest row's tokens.
@@ -98,8 +99,8 @@ class PackedAttention:
 
 
 def takes_varlen(q: Tensor) -> bool:
-    """Return True if `varlen` can be used: its kernel takes bf16 on a GPU, and heads of a multiple of 8."""
-    return q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] % 8 == 0
+    """Return True if `varlen` can be used: its kernel takes bf16 on a GPU, and heads of a multiple of 8 up to 256."""
+    return q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= MAX_HEAD
 
 
 def varlen_rows(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, int, int]:

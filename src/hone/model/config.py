@@ -36,6 +36,8 @@ FAMILIES = {
     "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
 }
 """By `model_type` in config.json; `qwen2` is Qwen2.5's too."""
+MAX_HEAD = 256
+"""Widest attention head of a GPU's bf16 kernel for segments of any length."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 SUPPORTED = (
     "hone's decoder supports dense Llama, Qwen2, Qwen2.5 and Qwen3 models with SiLU, full attention "

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from hone.errors import UserError, first_line
 from hone.model.attention import PackedAttention
-from hone.model.config import DecoderConfig
+from hone.model.config import MAX_HEAD, DecoderConfig
 from hone.model.decoder import Attention, Decoder, Linear, LoraLinear, kept_contexts, pack_unless_large
 from hone.model.device import has_bf16
 from hone.model.packed import PackedWeight
@@ -43,8 +43,6 @@ CHECKED = (5, 9)
 """Lengths of the sequences for the comparison of logits when a model is loaded."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Mean difference of their logprobs that is let pass, by the type of the weights."""
-MAX_HEAD = 256
-"""Widest attention head of the bf16 kernel for segments of any length."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 

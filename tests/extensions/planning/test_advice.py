@@ -146,7 +146,7 @@ def test_remedies_bring_a_run_under_the_limit() -> None:
     large = plan(*line, facts=Facts(), device=card)
     assert large.memory is not None and large.memory.total > card.memory and not large.fits
     first = next(text for text in large.remedies if text.startswith("--trainer.micro-batch-tokens"))
-    assert first.endswith("fits") and large.remedies[-1].startswith("a card of 47 GiB")
+    assert first.endswith("fits") and large.remedies[-1].startswith("a card of 79 GiB")
     mended = plan(*line, *first.partition(":")[0].split(), facts=Facts(), device=card)
     assert mended.fits and mended.memory is not None and f"{mended.memory.total / GIB:.1f} GiB" in first
 

@@ -12,7 +12,9 @@ from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import InitConfig
 from hone.extensions.planning import devices
+from hone.extensions.planning.data import Facts
 from hone.extensions.planning.forecast import forecast
+from hone.extensions.planning.report import plan_of
 from hone.model.chat import load_renderer
 from hone.model.presets import tiny_config
 
@@ -33,6 +35,7 @@ def test_what_does_not_fit_ends_with_1_and_says_what_would(capsys: pytest.Captur
     assert "checkpointing = layer" in page and "--precision bf16: " in page and "--trainer.optim" not in page
     assert "chosen: micro_batch_tokens 2,048, checkpointing layer, optim.offload true and cuda_graphs false" in page
     assert "27.5 GiB of the host's memory for optim.offload" in page
+    assert "Time and cost" not in page
 
 
 def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +54,7 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_on_a_cluster_is_planned_as_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["plan", "--model.name", "hone/tiny", "--on", "h100", "--cluster"]
     assert main([*line, "--json"]) == 0
-    note = "mode split: memory and time are planned as of one process on one device"
+    note = "mode split: memory and time are those of one device that samples and trains"
     assert note in json.loads(capsys.readouterr().out)["notes"]
     assert main(line) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -82,6 +85,38 @@ def test_a_prompt_that_does_not_fit_is_what_a_run_refuses(capsys: pytest.Capture
     assert "tokens does not fit into seq_len = 8. Raise seq_len." in capsys.readouterr().out.splitlines()[-1]
     assert main(["plan", *flags, "--json"]) == 1
     assert "does not fit into seq_len = 8" in json.loads(capsys.readouterr().out)["refused"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "exit_code"),
+    [
+        (["--on", "rtx4090", "--model.lora.rank", "4", "--model.lora.base", "4bit"], 1),
+        (["--on", "rtx4090", "--model.lora.rank", "4", "--model.lora.base", "8bit"], 0),
+        (["--on", "20gb"], 2),
+        (["--on", "h100", "--usd-per-hour", "inf"], 2),
+        (["--model.device", "cuda"], 2),
+        (["--on", "h100", "--model.name", "odd"], 2),
+    ],
+)
+def test_a_plan_refuses_what_a_run_refuses(
+    flags: list[str], exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base in 4 bits with odd rows, an unknown card, a price without end, no GPU here, a folder without config."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd").mkdir()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    tiny = ["--model.name", "hone/tiny", "--model.init.intermediate", "101"] if "odd" not in flags else []
+    assert main(["plan", "--orchestrator.env.id", "reverse-text", *tiny, *flags]) == exit_code
+
+
+def test_a_plan_chooses_what_the_run_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short prompts, which the run has not seen when it chooses, change no setting; and what is chosen fits."""
+    for model, on in (("Qwen/Qwen3-4B", "l40s"), ("Qwen/Qwen3-8B", "b200"), ("Qwen/Qwen3-0.6B", "rtx4090")):
+        flags = ["--model.name", model, "--seq-len", "2048", "--orchestrator.env.id", "reverse-text"]
+        config, card = parse(RLConfig, flags, "rl"), devices.DEVICES[on]
+        facts = Facts(pool=100, prompts=(40, 50), references=(9,))
+        seen, unseen = (plan_of(config, card, one, here=False) for one in (facts, Facts()))
+        assert seen.evaluated == unseen.evaluated and seen.fits and unseen.fits
 
 
 def test_a_run_of_several_processes_gets_no_estimate_of_its_memory() -> None:

@@ -189,7 +189,7 @@ def remedies(plan: Plan) -> Iterator[str]:
         changes["--no-ckpt.background"] = changed(config, {"ckpt.background": False})
     # A number is halved until the run fits, or it is as low as it may be.
     value, least, fewer = micro_batch_limit(config, device.kind), max(256, lengths.longest), config
-    while value > least and total(fewer) > plan.device.room:
+    while value > least and total(fewer) > plan.room:
         value = max(least, value // 2)
         fewer = changed(config, {f"{section}.micro_batch_tokens": value})
     changes[f"--{section}.micro-batch-tokens {value}"] = fewer
@@ -197,22 +197,22 @@ def remedies(plan: Plan) -> Iterator[str]:
         if config.trainer.loss.kl_coef > 0:
             changes["--trainer.loss.kl-coef 0 (no reference model)"] = changed(config, {"trainer.loss.kl_coef": 0.0})
         cache, fewer = float(config.inference.kv_gib or KV_GIB), config
-        while cache > 0.25 and total(fewer) > plan.device.room:
+        while cache > 0.25 and total(fewer) > plan.room:
             cache = max(0.25, cache / 2)
             fewer = changed(config, {"inference.kv_gib": cache})
         changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = fewer
-    if min(map(total, changes.values())) > plan.device.room:
+    if min(map(total, changes.values())) > plan.room:
         values: dict[str, Any] = {"precision": "bf16", f"{prefix}checkpointing": "layer"}
         flags = f"--precision bf16 --{prefix}checkpointing layer"
         if f"--{prefix}optim.offload" in changes and trainer_of(config).optim.state == "fp32":
             values[f"{prefix}optim.offload"], flags = True, f"{flags} --{prefix}optim.offload"
-        if total(one := changed(config, values)) <= plan.device.room:
+        if total(one := changed(config, values)) <= plan.room:
             changes[flags] = one
     for size, flag in sorted((total(one), flag) for flag, one in changes.items()):
         if size < 0.98 * total(config):
-            fits = "fits" if size <= plan.device.room else f"still {(size - plan.device.room) / GIB:.1f} GiB too much"
+            fits = "fits" if size <= plan.room else f"still {(size - plan.room) / GIB:.1f} GiB too much"
             yield f"{flag}: {size / GIB:.1f} GiB, {fits}"
-    if larger := [card for card in DEVICES.values() if total(config, card) <= card.memory]:
+    if larger := [card for card in DEVICES.values() if total(config, card) <= card.room]:
         card = min(larger, key=lambda card: (card.memory, card.usd_per_hour or 0))
         yield f"a card of {card.memory / GIB:.0f} GiB, such as the {card.name}: fits as it is"
 

@@ -44,10 +44,10 @@ class PlanConfig(_AboutRun):
     headings = "The plan: plan"
 
     on: Annotated[str | None, Meta("plan")] = None
-    """Plan for this device: h100, rtx4090, l40s, … or a card by its memory (24gb); by default the one here."""
+    """Plan for this device: h100, rtx4090, l40s, … or a size of memory (24gb); by default the one here."""
     calibrate: Annotated[bool, Meta("plan")] = False
     """Take two real steps in a scratch folder, and scale the plan to their memory and time."""
-    usd_per_hour: Annotated[float | None, Meta("plan")] = Field(default=None, gt=0)
+    usd_per_hour: Annotated[float | None, Meta("plan")] = Field(default=None, gt=0, allow_inf_nan=False)
     """Price of the machine in US dollars per hour; by default from `budget`, else from a table."""
     as_json: Annotated[bool, Meta("plan")] = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the plan as JSON."""

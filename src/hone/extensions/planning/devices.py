@@ -14,7 +14,7 @@ from functools import cache
 from typing import Literal
 
 from hone.errors import UserError
-from hone.hardware import ram, share_of_cores
+from hone.hardware import MARGIN, ram, share_of_cores
 
 PRICES_OF = "mid 2025"
 
@@ -37,9 +37,14 @@ class Device:
     cores: int = 1
 
     @property
-    def room(self) -> int:
-        """Bytes for a run: all that are free now, or the memory of a device of the table."""
+    def available(self) -> int:
+        """Bytes that are free now, or the memory of a device of the table."""
         return self.memory if self.free is None else self.free
+
+    @property
+    def room(self) -> int:
+        """Bytes for a run: on a GPU some stay free, as a run chooses its settings by."""
+        return int((1 - MARGIN) * self.available) if self.kind == "cuda" else self.available
 
 
 def _gpu(name: str, gb: float, bf16: float, fp32: float, tb_s: float, usd: float) -> Device:
@@ -76,9 +81,10 @@ def device_named(name: str) -> Device:
     for candidate in (key, key.replace("-", ""), SIZES.get(key), SIZES.get(f"{key}gb")):
         if candidate in DEVICES:
             return DEVICES[candidate]
-    near = get_close_matches(key, [*DEVICES, *SIZES], n=1, cutoff=0.4)
+    near = get_close_matches(key, DEVICES, n=1, cutoff=0.4) if key and not key.endswith("gb") else []
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(f"no device is known as {name!r}: {hint}Known are {', '.join(DEVICES)}, and cpu")
+    known = f"known are {', '.join(DEVICES)}, cpu, and sizes of memory: {', '.join(SIZES)}"
+    raise UserError(f"no device is known as {name!r}: {hint}{known}")
 
 
 def this_device(name: str = "auto", measured: bool = True) -> Device:

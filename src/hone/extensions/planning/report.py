@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.config.base import changed
@@ -14,12 +15,13 @@ from hone.extensions.planning.advice import remedies, surprises
 from hone.extensions.planning.arithmetic import Lengths, Steps, checkpoints_kept
 from hone.extensions.planning.data import Facts
 from hone.extensions.planning.devices import PRICES_OF, Device, size
+from hone.hardware import MARGIN
 from hone.inference.memory import KV_GIB, rows_asked_for, wave
 from hone.loops.memory import PHASES, Memory, fitted, memory, with_precision
 from hone.model.config import DecoderConfig
 from hone.model.shape import shape_of
 from hone.runs.progress import duration, short_seconds
-from hone.trainer.memory import checkpoint_bytes, host_bytes, trainer_of, weight_bytes
+from hone.trainer.memory import checkpoint_bytes, host_bytes, longest, trainer_of, weight_bytes
 
 if TYPE_CHECKING:
     from hone.extensions.planning.time import Times
@@ -100,20 +102,24 @@ def plan_of(
         try:
             shape = shape_of(config.model.name, config.model.init, config.model.implementation)
         except UserError as error:
+            if Path(config.model.name).exists():
+                raise
             notes.insert(0, f"no memory, time and cost without the model's shape: {error}")
     if isinstance(config, RLConfig):
         evals = config.orchestrator.eval
         if evals and facts.held_out and evals.num_examples > facts.held_out:
             evaluated = changed(config, {"orchestrator.eval.num_examples": facts.held_out})
         if config.mode == "split":
-            notes.append("mode split: memory and time are planned as of one process on one device")
+            notes.append("mode split: memory and time are those of one device that samples and trains")
     steps = Steps.of(evaluated, facts.pool, facts.turns, facts.tokens)
     lengths = facts.lengths(config)
     needs = usual = worst = None
     saving = ""
     if shape is not None:
+        # A run chooses by the longest sequences that its config allows, before it has seen the data.
+        limits = *longest(config, facts.turns), facts.turns, config.trainer.ranks if isinstance(config, RLConfig) else 1
+        evaluated, saving = fitted(evaluated, shape, device.kind, device.available, *limits, here=here)
         work = lengths.for_memory(config)
-        evaluated, saving = fitted(evaluated, shape, device.kind, device.room, *work, here=here)
         needs = memory(evaluated, shape, device.kind, *work)
         if device.flops:
             from hone.extensions.planning.time import times
@@ -140,7 +146,7 @@ def words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield "Steps", [*plan.steps.words(config), _checkpoint_words(plan)]
     if plan.memory:
         yield f"Memory, {plan.device.name} ({size(plan.device.memory)})", list(_memory_words(plan, plan.memory))
-    if plan.usual and plan.worst:
+    if plan.usual and plan.worst and plan.fits:
         yield "Time and cost, estimated", list(_time_words(plan, plan.usual, plan.worst))
     rest = {"What would make it fit": plan.remedies, "Surprises": plan.surprises, "Not known": plan.notes}
     yield from ((heading, lines) for heading, lines in rest.items() if lines)
@@ -174,8 +180,9 @@ def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
     if plan.shape:
         stays = sum(needs.parts.get(name, 0) for name in ("weights", "bf16 casts", "gradients", "optimiser"))
         yield f"{'(a parameter)':<17}{stays / plan.shape.parameters:>6.1f} bytes  weights, gradients and optimiser"
-    verdict = f"fits, with {size(plan.room - needs.total)} to spare" if plan.fits else "does NOT fit"
-    free = "" if plan.device.free is None else f" of {size(plan.room)} that are free"
+    verdict = f"fits, with {size(plan.room - needs.total)} to spare of" if plan.fits else "does NOT fit into"
+    free = f" {size(plan.room)}, {1 - MARGIN:.0%} of " if plan.device.kind == "cuda" else f" the {size(plan.room)} of "
+    free += "the memory" if plan.device.free is None else "what is free"
     yield f"{'peak':<17}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict}{free}"
     if plan.saving:
         yield f"chosen: {plan.saving}"
@@ -198,7 +205,7 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
         from_table = not own and usual.usd_per_hour == plan.device.usd_per_hour
         source = f" (a table's, {PRICES_OF})" if from_table else ""
         yield f"price: ${usual.usd_per_hour:.2f} an hour{source}; set another with --usd-per-hour"
-    yield f"an estimate from {SOURCE[plan.device.kind]}; --calibrate measures it"
+    yield f"an estimate from {SOURCE[plan.device.kind]}" + "; --calibrate measures it" * plan.here
 
 
 def measured_words(plan: Plan, measured: Plan) -> Iterator[tuple[str, list[str]]]:

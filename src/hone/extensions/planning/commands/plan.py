@@ -10,14 +10,14 @@ import textwrap
 from hone.commands.rl import with_mode
 from hone.config.base import flag
 from hone.config.rl import RLConfig
-from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.extensions.planning.advice import missing
 from hone.extensions.planning.calibration import DoesNotFit, calibrate
 from hone.extensions.planning.config import PlanConfig
-from hone.extensions.planning.data import Facts, look_at
+from hone.extensions.planning.data import look_at
 from hone.extensions.planning.devices import device_named, this_device
-from hone.extensions.planning.report import measured_words, plan_of, words
+from hone.extensions.planning.report import Plan, measured_words, plan_of, words
+from hone.model.config import MAX_HEAD
 
 
 def run(config: PlanConfig) -> int:
@@ -26,14 +26,18 @@ def run(config: PlanConfig) -> int:
         raise UserError("--calibrate measures this machine, and --on names another: leave out one of the two")
     settings, found, failed = config.run, None, None
     assert settings is not None
-    if config.calibrate and isinstance(settings, RLConfig):
+    if isinstance(settings, RLConfig):
         settings = with_mode(settings)
+    if config.on is None:
+        from hone.loops.machine import device_of  # with torch
+
+        device_of(settings.model.device)
     device = this_device(settings.model.device) if config.on is None else device_named(config.on)
     plan = plan_of(settings, device, look_at(settings), config.usd_per_hour, config.on is None)
     if not config.as_json:
         for heading, lines in words(plan):
             _print(heading, lines)
-    refused = _refused(settings, plan.facts)
+    refused = _refused(plan)
     fits = plan.fits and not refused
     if config.calibrate and not refused:
         print("calibrating: two steps of the run", file=sys.stderr, flush=True)
@@ -67,9 +71,15 @@ def run(config: PlanConfig) -> int:
     return 0 if fits else 1
 
 
-def _refused(settings: RLConfig | SFTConfig, facts: Facts) -> str:
+def _refused(plan: Plan) -> str:
     """Return why the run cannot start, apart from memory; "" if it can."""
-    longest = max(facts.prompts, default=0)
+    settings, shape, facts = plan.config, plan.shape, plan.facts
+    lora, longest = settings.model.lora, max(facts.prompts, default=0)
+    if shape and lora and lora.base == "4bit" and any(size % 2 for _, size in shape.linear_shapes):
+        return 'It can\'t start: model.lora.base = "4bit" needs rows of even length: take "8bit"'
+    foreign_on_gpu = shape and shape.implementation != "hone" and plan.device.kind == "cuda"
+    if foreign_on_gpu and shape.head_dim > MAX_HEAD and settings.precision != "fp32":
+        return f"It can't start: attention heads of over {MAX_HEAD} need precision = fp32 on a GPU"
     if not isinstance(settings, RLConfig) or facts.estimated or longest < settings.seq_len:
         return ""
     return (
