@@ -23,12 +23,12 @@ KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.f
 
 @dataclass
 class OwnFunctions:
-    """The user's functions of a run, digests, and their file; `not_kept` is why that can't be imported alone."""
+    """The user's functions of a run, digests, and their file; `import_problem` is why that can't be imported alone."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    not_kept: str = ""
+    import_problem: str = ""
 
     @classmethod
     def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> OwnFunctions:
@@ -51,14 +51,14 @@ class OwnFunctions:
         if not any(functions.values()):
             return cls.of(config), {}
         from hone.environments.functions import checked_function, place_of
-        from hone.environments.kept_source import kept_source
+        from hone.environments.kept_source import standalone_source
 
         objects = {
             name: checked_function(f, name) for name, f in functions.items() if f is not None and not isinstance(f, str)
         }
         places = {name: f if isinstance(f, str) else place_of(f) for name, f in functions.items() if f is not None}
         here = {name: objects[name] for name, place in places.items() if place is None}
-        text, not_kept = kept_source(list(here.values())) if here else ("", "")
+        text, import_problem = standalone_source(list(here.values())) if here else ("", "")
         for name in here:
             places[name] = f"{config.output_dir / FILE}:{objects[name].__name__}"
         named = {KEYS[name]: place for name, place in places.items() if place is not None}
@@ -66,5 +66,5 @@ class OwnFunctions:
         own.functions |= here
         own.digests |= dict.fromkeys(here, text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])]))
         own.files |= {FILE: text} if here else {}
-        own.not_kept = not_kept
+        own.import_problem = import_problem
         return own, named

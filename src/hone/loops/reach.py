@@ -76,7 +76,7 @@ def with_remedy(error: RequestRejected, flag: str) -> UserError:
     return UserError(f"{error}; name the environment variable that holds its key by {flag}")
 
 
-def reach(
+def connect_to_server(
     endpoint: Endpoint,
     model: str,
     renderer: ChatRenderer | None,

@@ -1,6 +1,6 @@
 """A policy behind servers of one kind. It samples over HTTP, and takes the trainer's weights from a folder.
 
-    policy = ServerPolicy([reach(endpoint, ...)], renderer, eos_ids, spool)
+    policy = ServerPolicy([connect_to_server(endpoint, ...)], renderer, eos_ids, spool)
     policy.load(0)
 
 A server gets a request for each group. hone's gets the key of each completion, so its tokens are as from an engine

@@ -330,10 +330,10 @@ class RL(Training):
         ranges = {n: {"right": list(r.right), "wrong": list(r.wrong)} for n, r in self.env.rubric.ranges.items()}
         run.note(reward_ranges=ranges, **facts)
         if given is not None:
-            parts.note_given(given, run)
+            parts.note_program_task(given, run)
         if any(env.patience is not None for env in self.all_envs):
             run.mark_inexact(run.start_step, f"{PROGRAM_ROLLOUTS}, and nothing shows that it repeats itself")
-        parts.warn_not_kept(own_functions.FILE, self.own.not_kept, run)
+        parts.warn_not_importable(own_functions.FILE, self.own.import_problem, run)
         return run
 
     def _report_restart(self, size: int, step: int) -> None:

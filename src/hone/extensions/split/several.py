@@ -30,7 +30,7 @@ from hone.loops.canary import fixed_tokens
 from hone.loops.fleet import Carry, Fleet
 from hone.loops.machine import Machine, configure, resolve
 from hone.loops.memory import versions_in_memory
-from hone.loops.reach import NoServer, Server, reach
+from hone.loops.reach import NoServer, Server, connect_to_server
 from hone.loops.remote import ServerPolicy
 from hone.loops.rl import RL
 from hone.loops.sampling import endpoint_of
@@ -141,7 +141,7 @@ class SeveralProcesses:
             endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
             weights = self.transport.weights_root / "none"
             fits = config.model.name, renderer, config.seq_len, weights, self.hello.parameters
-            return reach(endpoint, *fits, patience=patience, named=client.base_url is not None)
+            return connect_to_server(endpoint, *fits, patience=patience, named=client.base_url is not None)
 
         if machines_of(config) is None:
             return [reached(url, client.timeout) for url in urls], set()
