@@ -74,10 +74,8 @@ def measured(name: str, counts: list[int], number: int) -> list[dict[str, Any]]:
                 stack.callback(process.wait)
                 stack.callback(process.terminate)
             endpoints = [Endpoint(f"http://127.0.0.1:{port}/v1", max_retries=0) for port in ports]
-            asked = (name, renderer, 128, root / "none", model.num_parameters)
-            policies[count] = ServerPolicy(
-                [connect_to_server(one, *asked, patience=120.0) for one in endpoints], renderer, ()
-            )
+            asked = (name, renderer, 128, root / "none", model.num_parameters, 120.0)
+            policies[count] = ServerPolicy([connect_to_server(one, *asked) for one in endpoints], renderer, ())
             policies[count].load(1, root / "step_1")
         found = []
         for groups in sizes:

@@ -22,8 +22,8 @@ DRAWING = {"tqdm", "click", "wandb", "trackio", "ray"}
 class _Escapes(dict[int, int | str]):
     def __missing__(self, code: int) -> int | str:
         char = chr(code)
-        kept = char.isprintable() or char in "\n\t"
-        return self.setdefault(code, code if kept else _escaped(char))
+        shown = char.isprintable() or char in "\n\t"
+        return self.setdefault(code, code if shown else _escaped(char))
 
 
 def _escaped(char: str) -> str:

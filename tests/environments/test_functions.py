@@ -434,9 +434,7 @@ def test_what_can_not_be_written_down_is_told_and_what_is_not_used_does_not_matt
     assert standalone_source([shadows])[1] == ""
     names: dict = {}
     exec("def typed(completion):\n    return 1.0", {"__name__": __name__}, names)
-    assert (
-        standalone_source([names["typed"]])[1] == "there is no source of typed"
-    )  # as of one that is typed into a console
+    assert standalone_source([names["typed"]])[1] == "there is no source of typed"  # as of one typed into a console
 
 
 def test_a_row_without_the_answer_that_a_function_of_lists_takes_is_refused():

@@ -201,14 +201,14 @@ class Environment:
 
         Yields False if no process can load this environment, or it has its own. Limits and processes are restored.
         """
-        kept = self._workers, self.limits, self.isolated
+        before = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
         self.isolated = True
         try:
             yield self._workers_for(self.all_inline) is not None
         finally:
             self.close_workers()
-            self._workers, self.limits, self.isolated = kept
+            self._workers, self.limits, self.isolated = before
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
         """Make the task's columns from its data set's, as `hone.environments.template` says.

@@ -119,9 +119,9 @@ class Engine:
                     tokens.append(event)
                     if (reason := event.stop_reason) is not None:
                         ids, logprobs = [token.id for token in tokens], [token.logprob for token in tokens]
-                        sets = [token.kept for token in tokens if token.kept is not None]
-                        kept = Ragged.of(sets) if sets else None
-                        completions[index] = Completion(ids, logprobs, reason, kept)
+                        sets = [token.candidates for token in tokens if token.candidates is not None]
+                        candidates = Ragged.of(sets) if sets else None
+                        completions[index] = Completion(ids, logprobs, reason, candidates)
                         finished(index, completions[index])
         except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call
             self.clear()

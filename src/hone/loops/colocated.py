@@ -103,7 +103,7 @@ def segment_of(
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
     text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), stops)
-    columns: Columns = {} if completion.kept is None else {"candidates": completion.kept}
+    columns: Columns = {} if completion.candidates is None else {"candidates": completion.candidates}
     return Segment(
         token_ids=np.array([*request.prompt_ids, *completion.token_ids], dtype=np.int64),
         sampled_mask=np.repeat([False, True], [prompt, sampled]),

@@ -347,18 +347,18 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     orch, tasks = config.orchestrator, config.tasks()
     sequences, filtered = list[Packed](), Counts()
     for group in groups:
-        kept = [
+        members = [
             (index + branch * len(group.scores), segment)
             for index, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True))
             for branch, segment in enumerate(rollout.segments)
             if not score.outcome.is_failure and not is_masked(segment, config)
         ]
         state = group_state(group)
-        if state == "filtered" and kept and orch.refill is None:
-            tokens = sum(segment.num_sampled for _, segment in kept)
-            filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
+        if state == "filtered" and members and orch.refill is None:
+            tokens = sum(segment.num_sampled for _, segment in members)
+            filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(members), filtered.prompts + 1)
         if state == "trained":
-            packed = [_packed(group, *member, config) for member in kept]
+            packed = [_packed(group, *member, config) for member in members]
             if config.trainer.loss.kl_in_reward:
                 shaped = shaped_rewards(group.scores, group.rollouts, tasks[group.env])
                 reward_of = [float(shaped[one.sample % len(group.scores)]) for one in packed]

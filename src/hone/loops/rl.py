@@ -266,14 +266,14 @@ class RL(Training):
             (column.section, *column.connect(self.config, self.renderer, self.decoder.vocab_size))
             for column in token_columns(self.config).values()
         ]
-        kept = (self.given.files if self.given else {}) | self.own.files
+        files = (self.given.files if self.given else {}) | self.own.files
         reads = parts.local_sources(parts.model_files(self.config))
         for one in (*self.config.tasks().values(), *self.config.eval_tasks().values()):
             task = one.orchestrator.env
             reads += parts.local_sources([], task.args) + ([task.profile] if task.profile else [])
-        reads = [path for path in reads if path not in [self.config.output_dir / name for name in kept]]
-        self._check(reads, kept)
-        run = self._open_run(stack, reads, keep=kept, **self.processes.connect(self))
+        reads = [path for path in reads if path not in [self.config.output_dir / name for name in files]]
+        self._check(reads, files)
+        run = self._open_run(stack, reads, keep=files, **self.processes.connect(self))
         if run.nothing_left:
             return
         config = self.config

@@ -27,10 +27,8 @@ def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> 
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
         return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split
-    endpoint = endpoint_of(config, url)
-    server = connect_to_server(
-        endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters
-    )
+    endpoint, spool = endpoint_of(config, url), config.output_dir / SPOOL
+    server = connect_to_server(endpoint, config.model.name, renderer, config.seq_len, spool, parameters)
     if not server.is_hone:
         config.refuse_cuts(sampler_name(server.backend))
     return server.backend, partial(server_policy, server)

@@ -199,15 +199,15 @@ class SFT(Training):
         configure_run(config, self.model, self.ranks)
         self.renderer = load_renderer(self.source, config.model.chat_template, config.model.special_tokens)
         self.data = load_data(config, self.renderer, self.model, self.rows)
-        kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
+        files = {DATA: to_jsonl(self.rows)} if self.rows else {}
         names = [*parts.model_files(config), config.data.path, config.data.run]
         reads = parts.local_sources(names, config.data.env.args if config.data.env else {})
-        reads = [path for path in reads if path != config.output_dir / DATA or not kept]
-        self._check(reads, kept)
+        reads = [path for path in reads if path != config.output_dir / DATA or not files]
+        self._check(reads, files)
         digests = parts.model_digests(self.model, self.renderer) if self.source == config.model.name else {}
-        digests |= self.data.digests | {name: text_sha256(text) for name, text in kept.items()}
+        digests |= self.data.digests | {name: text_sha256(text) for name, text in files.items()}
         run = self._start(
-            stack, reads, digests, parameters=self.model.trained, with_tensors=world == 1, ranks=world, keep=kept
+            stack, reads, digests, parameters=self.model.trained, with_tensors=world == 1, ranks=world, keep=files
         )
         if run.nothing_left:
             return

@@ -14,7 +14,7 @@ import torch
 
 from hone.config.shared import CkptConfig
 from hone.errors import AlarmStop, Halt, UserError, called_from
-from hone.loops.machine import kept_settings
+from hone.loops.machine import restored_settings
 from hone.runs.observer import Observer
 from hone.runs.opening import Opening
 from hone.runs.outputs import writable
@@ -179,7 +179,7 @@ class Training(ABC):
         if hasattr(self, "run"):
             raise UserError(f"this run was opened before: make another one with {type(self).__name__}(...)")
         with ExitStack() as stack:
-            stack.enter_context(kept_settings())
+            stack.enter_context(restored_settings())
             try:
                 with called_from(python=True), torch.inference_mode(False):  # whatever the program has set
                     self._open(stack)

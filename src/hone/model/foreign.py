@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from hone.errors import UserError, first_line
 from hone.model.attention import PackedAttention
 from hone.model.config import DecoderConfig
-from hone.model.decoder import Attention, Decoder, Linear, LoraLinear, kept_contexts, pack_unless_large
+from hone.model.decoder import Attention, Decoder, Linear, LoraLinear, pack_unless_large, storing_contexts
 from hone.model.device import has_bf16
 from hone.model.packed import PackedWeight
 
@@ -220,7 +220,7 @@ class TransformersDecoder(Decoder):
     def set_checkpointing(self, mode: str) -> None:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        keep: Any = kept_contexts if mode == "selective" else noop_context_fn
+        keep: Any = storing_contexts if mode == "selective" else noop_context_fn
         again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=keep)
         for layer in self.modules():
             if isinstance(layer, GradientCheckpointingLayer):

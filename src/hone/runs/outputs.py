@@ -124,11 +124,11 @@ def check_output(folder: Path, protect: list[Path]) -> None:
             )
 
 
-def check_kept(folder: Path, names: Iterable[str]) -> None:
+def check_free_names(folder: Path, names: Iterable[str]) -> None:
     """Raise UserError if a file with one of these names exists that no run of hone put there."""
-    own = (view.run_info(folder) or {}).get("kept", [])
+    known = (view.run_info(folder) or {}).get("kept", [])
     for name in names:
-        if name not in own and os.path.lexists(folder / name):
+        if name not in known and os.path.lexists(folder / name):
             raise UserError(
                 f"{folder / name} is not a file of a run, and this program's run would keep its own there: move it, or "
                 "choose another output_dir"
@@ -178,8 +178,8 @@ def delete_run(folder: Path) -> None:
 
 def _own(folder: Path) -> list[Path]:
     """Return where the run in `folder` has its files, or may have them; run.json last."""
-    kept = [name for name in view.GIVEN if name in (view.run_info(folder) or {}).get("kept", [])]
-    return [*view.steps_in(folder / view.EVALS, ".jsonl").values(), *(folder / name for name in (*kept, *view.NAMES))]
+    given = [name for name in view.GIVEN if name in (view.run_info(folder) or {}).get("kept", [])]
+    return [*view.steps_in(folder / view.EVALS, ".jsonl").values(), *(folder / name for name in (*given, *view.NAMES))]
 
 
 def sweep_run(folder: Path) -> None:

@@ -342,12 +342,12 @@ class RunWriter:
             with suppress(OSError) if fault else nullcontext():
                 self.finish(status)
             if status == "interrupted":
-                self.display.message(f"Interrupted: {self._kept()}.")
+                self.display.message(f"Interrupted: {self._resume_hint()}.")
         if fault is not None:
             cause, remedy = fault
-            raise UserError(f"{cause}: {remedy}; {self._kept()}") from error
+            raise UserError(f"{cause}: {remedy}; {self._resume_hint()}") from error
 
-    def _kept(self) -> str:
+    def _resume_hint(self) -> str:
         steps = self.checkpoints.steps()
         if not steps:
             return "no checkpoint was saved"

@@ -28,9 +28,8 @@ from hone.trainer.export import Spool
 
 
 def policy_of(url: str, model: Decoder, folder: Path, **settings: Any) -> ServerPolicy:
-    server = connect_to_server(
-        endpoint(url, **settings), "hone/tiny", RENDERER, 64, folder / "spool", model.num_parameters
-    )
+    asked = "hone/tiny", RENDERER, 64, folder / "spool", model.num_parameters
+    server = connect_to_server(endpoint(url, **settings), *asked)
     return ServerPolicy([server], RENDERER, model.config.eos_token_ids, Spool(folder / "spool", model))
 
 

@@ -163,9 +163,8 @@ def test_a_run_uses_a_vllm_that_is_up_and_resumes_with_it(server, monkeypatch, c
 def test_samples_and_scores_are_what_the_weights_say(server, tmp_path, temperature):
     vllm, folder = server
     renderer, model = load_renderer(folder / "v0"), load_model(folder / "v1", precision="fp32")
-    reached = connect_to_server(
-        Endpoint(vllm.url), str(folder / "v0"), renderer, 64, folder / "spool", model.num_parameters
-    )
+    asked = str(folder / "v0"), renderer, 64, folder / "spool", model.num_parameters
+    reached = connect_to_server(Endpoint(vllm.url), *asked)
     assert reached.backend == "vllm"
     policy = ServerPolicy([reached], renderer, model.config.eos_token_ids, Spool(folder / "spool", model))
     policy.load(4)

@@ -67,8 +67,8 @@ class Rewarded:
     calls: tuple[float, ...] | None = None
 
     def state(self, limit: str, calls: int) -> dict[str, Any]:
-        kept = {"rewards": dict(self.scores), "limit": limit, "gave_up": self.gave_up, "calls": calls}
-        return kept if self.weights is None else kept | {"weights": dict(self.weights), "right": self.right}
+        state = {"rewards": dict(self.scores), "limit": limit, "gave_up": self.gave_up, "calls": calls}
+        return state if self.weights is None else state | {"weights": dict(self.weights), "right": self.right}
 
     def miscounted(self, answered: int) -> tuple[Outcome, str] | None:
         """Return the failure of a program that rewards another number of calls than were answered; None if it fits."""

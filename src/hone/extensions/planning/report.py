@@ -11,7 +11,7 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.extensions.planning.advice import remedies, surprises
-from hone.extensions.planning.arithmetic import Lengths, Steps, checkpoints_kept
+from hone.extensions.planning.arithmetic import Lengths, Steps, retained_checkpoints
 from hone.extensions.planning.data import Facts
 from hone.extensions.planning.devices import PRICES_OF, Device, size
 from hone.inference.memory import KV_GIB, rows_asked_for, wave
@@ -150,12 +150,12 @@ def _checkpoint_words(plan: Plan) -> str:
     config, written = plan.config, plan.steps.checkpoints
     if not written:
         return "checkpoints: none (weights are written at the end)"
-    kept = checkpoints_kept(config)
-    text = f"checkpoints: {written}" + (f", of which {kept} are kept" if kept < written else "")
+    retained = retained_checkpoints(config)
+    text = f"checkpoints: {written}" + (f", of which {retained} are kept" if retained < written else "")
     if plan.shape:
         each = checkpoint_bytes(config, plan.shape)
         each += weight_bytes(plan.shape, config.precision)
-        text += f"; {size(each)} each with its weights, {size(kept * each)} on the disk at the end"
+        text += f"; {size(each)} each with its weights, {size(retained * each)} on the disk at the end"
     return text
 
 

@@ -58,7 +58,8 @@ class Answer:
         """Return what was asked for: ids and versions, once the prompt's ids, and the ids that each was drawn from."""
         ids: dict[str, Any] = {}
         if self._kept_ids:
-            ids["kept_ids"] = [None if token.kept is None else token.kept.tolist() for token in delta.tokens]
+            sets = (token.candidates for token in delta.tokens)
+            ids["kept_ids"] = [None if ids_V is None else ids_V.tolist() for ids_V in sets]
         if not self._token_ids:
             return ids
         ids["token_ids"] = [token.id for token in delta.tokens]

@@ -25,7 +25,7 @@ from hone.hardware import CORES, SHARES_GPU, share_of_cores, visible_gpus
 from hone.inference.memory import KV_GIB
 from hone.loops.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.loops.memory import with_precision
-from hone.loops.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
+from hone.loops.shared_memory import PRESERVED, VARIABLE, scratch_folder, shared_folder
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say
 from hone.runs.observer import checked_observers
@@ -67,7 +67,7 @@ def run_split(config: RLConfig) -> int:
         stack.callback((folder / LOCK).unlink, missing_ok=True)
         hand_over(folder, "rl")
 
-    def kept() -> str:
+    def last_checkpoint() -> str:
         steps = Checkpoints(folder / CHECKPOINTS).steps()
         return f"from the last checkpoint, step {steps[-1]}" if steps else "at step 0, for there is no checkpoint"
 
@@ -82,7 +82,7 @@ def run_split(config: RLConfig) -> int:
             folder,
             scratch,
             say,
-            kept,
+            last_checkpoint,
             resume_command(folder, {"kind": "rl"}),
             variables(memory),
             restarts=config.restarts,
@@ -95,7 +95,7 @@ def run_split(config: RLConfig) -> int:
             return launch.run()
         except UserError as problem:
             if str(scratch) in str(problem):  # it names a log in there
-                (scratch / KEPT).touch()
+                (scratch / PRESERVED).touch()
             raise
 
 

@@ -224,15 +224,15 @@ class FileTransport:
             raise UserError(f"the weights in {self._disk / name} are gone: somebody else removed them")
         return found
 
-    def drop(self, version: int, kept: int | None = None) -> None:
-        """Remove the weights of `version` and older ones, except `kept`.
+    def drop(self, version: int, retained: int | None = None) -> None:
+        """Remove the weights of `version` and older ones, except `retained`.
 
         In memory one folder becomes `spare`: the next version overwrites its files. The caller guarantees that no
         server reads them.
         """
         for folder in self._weight_folders:
             for name in names(folder):
-                if name.startswith("step_") and kept != int(name.removeprefix("step_")) <= version:
+                if name.startswith("step_") and retained != int(name.removeprefix("step_")) <= version:
                     if folder == self._memory:
                         with suppress(OSError):  # there is a spare one
                             (folder / name).rename(folder / SPARE)

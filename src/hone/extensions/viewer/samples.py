@@ -143,7 +143,7 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
         place=sum(place <= index for place in shown),
         shown=len(shown),
         filters={name: query[name] for name in FILTERS if query.get(name)},
-        kept={name: query[name] for name in (*FILTERS, "color") if query.get(name)},
+        link_query={name: query[name] for name in (*FILTERS, "color") if query.get(name)},
         trajectory=trajectory,
         trajectories=1 + len(branches),
         call_rewards=[x for x in one.get("call_rewards") or [] if isinstance(x, int | float)],
