@@ -180,8 +180,8 @@ def refusal_in(text: str) -> tuple[str, Any]:
 def delay(attempt: int, asked: float | None, name: str) -> float:
     """Return the seconds to wait after try `attempt` (from 0) has failed; `asked`: the server's Retry-After."""
     factor = 0.5 + 0.5 * rng.key(0, "backoff", name, attempt) / 2**64
-    own = min(LONGEST_WAIT, 2.0**attempt) * factor
-    return own if asked is None else max(own, min(asked, LONGEST_RETRY_AFTER))
+    backoff = min(LONGEST_WAIT, 2.0**attempt) * factor
+    return backoff if asked is None else max(backoff, min(asked, LONGEST_RETRY_AFTER))
 
 
 def one_line(text: str) -> str:

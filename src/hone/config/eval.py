@@ -131,12 +131,12 @@ class EvalConfig(BaseConfig):
 def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling of an RL run's evaluations, from its config.toml: the limits are training's unless set."""
     orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
-    training, own = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
+    training, evaluated = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
     if len(tasks := orch.get("envs", [])) == 1:
         training = training | tasks[0].get("sampling", {})
-    limits = {name: own.get(name) or training.get(name) for name in ("max_tokens", "stop")}
-    args = {name: own.get(name) for name in ("top_k", "min_p")} | {"stop": limits["stop"], "seq_len": seq_len}
+    limits = {name: evaluated.get(name) or training.get(name) for name in ("max_tokens", "stop")}
+    args = {name: evaluated.get(name) for name in ("top_k", "min_p")} | {"stop": limits["stop"], "seq_len": seq_len}
     found = {"max_tokens": limits["max_tokens"] or seq_len, "seed": table.get("seed")}
-    found |= {name: own.get(name) for name in ("temperature", "top_p")}
+    found |= {name: evaluated.get(name) for name in ("temperature", "top_p")}
     found |= {"sampling_args": {name: value for name, value in args.items() if value}}
     return {name: value for name, value in found.items() if value is not None}

@@ -334,7 +334,7 @@ class RLConfig(RunConfig):
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
         sampled = {env.name: env.sampled(evals.sampling) for env in evals.envs}
-        of = {name: changed(evals, {"sampling": own, "envs": []}) for name, own in sampled.items()}
+        of = {name: changed(evals, {"sampling": sampling, "envs": []}) for name, sampling in sampled.items()}
         alone = {env.name: TaskConfig(**env.model_dump(include={"id", "args", "template"})) for env in evals.envs}
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
@@ -399,8 +399,8 @@ class RLConfig(RunConfig):
     @property
     def server_urls(self) -> list[str]:
         """The servers to sample from in mode split: already up, or started by `inference`."""
-        own = self.inference
-        ports = range(own.port, own.port + own.replicas)
+        inference = self.inference
+        ports = range(inference.port, inference.port + inference.replicas)
         return self.orchestrator.client.urls or [f"http://127.0.0.1:{port}/v1" for port in ports]
 
     @property

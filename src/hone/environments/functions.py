@@ -164,17 +164,17 @@ class FunctionTask(SingleTurnEnv):
     def format_row(self, row: Row) -> Row:
         if missing := self.needed - row.keys():
             raise KeyError(min(missing))
-        answer, own = row.get("answer"), row.get("info")
+        answer, given = row.get("answer"), row.get("info")
         others = set(row) - {"prompt", "answer", "info"} - ({"question"} - self.needed)
         info = {name: value for name, value in row.items() if name in others}
         if not isinstance(answer, str | None):
             info["answer"] = answer  # functions get it as it is, and not as text
         if self.batched and isinstance(_raw_prompt(row), str):
             info[_IS_TEXT] = True
-        if isinstance(own, str):
+        if isinstance(given, str):
             with suppress(json.JSONDecodeError):
-                own = json.loads(own or "{}")
-        info = {**own, **info} if isinstance(own, dict) else own or info
+                given = json.loads(given or "{}")
+        info = {**given, **info} if isinstance(given, dict) else given or info
         return {"prompt": _raw_prompt(row), "answer": answer, "info": info}
 
     @property

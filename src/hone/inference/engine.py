@@ -182,7 +182,7 @@ class Engine:
         targets_N = torch.tensor(ids[1:], device=self.model.device)
         columns = target_logprobs(self.model, hidden_ND, targets_N, temperature, top)
         rows = zip(ids[1:], *(column.tolist() for column in columns), strict=True)
-        return [ScoredToken(id, own, tuple(zip(best, logprobs, strict=True))) for id, own, best, logprobs in rows]
+        return [ScoredToken(id, logprob, tuple(zip(top, best, strict=True))) for id, logprob, top, best in rows]
 
     @torch.no_grad()
     def step(self) -> list[Token | Failure]:

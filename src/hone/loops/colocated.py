@@ -70,7 +70,7 @@ class EnginePolicy(Policy):
         return self.engine.score(sequences, temperature)
 
 
-def own_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
+def new_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
     settings = config.inference
     kv_bytes = int((settings.kv_gib or KV_GIB) * GIB)
     engine = Engine(

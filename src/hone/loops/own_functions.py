@@ -22,7 +22,7 @@ KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.f
 
 
 @dataclass
-class OwnFunctions:
+class UserFunctions:
     """The user's functions of a run, digests, and their file; `import_problem` is why that can't be imported alone."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
@@ -31,22 +31,22 @@ class OwnFunctions:
     import_problem: str = ""
 
     @classmethod
-    def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> OwnFunctions:
+    def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> UserFunctions:
         """Import the functions that the config names, except `without`. Raises UserError if one is missing."""
-        own = cls()
+        found = cls()
         for name, key in KEYS.items():
             place = value_of(config, key)
             if place is not None and name not in without:
-                own.functions[name], file = find_function(place)
+                found.functions[name], file = find_function(place)
                 if file is not None:
-                    own.digests[name] = source_digest(file)
-                    trust.note_digest(f"the function {place}", lambda digest=own.digests[name]: digest)
-        return own
+                    found.digests[name] = source_digest(file)
+                    trust.note_digest(f"the function {place}", lambda digest=found.digests[name]: digest)
+        return found
 
     @classmethod
     def given(
         cls, config: RLConfig, **functions: Callable[..., Any] | str | None
-    ) -> tuple[OwnFunctions, dict[str, str]]:
+    ) -> tuple[UserFunctions, dict[str, str]]:
         """Return these functions, else the config's; and values of keys that name them. UserError for a misfit."""
         if not any(functions.values()):
             return cls.of(config), {}
@@ -62,9 +62,9 @@ class OwnFunctions:
         for name in here:
             places[name] = f"{config.output_dir / FILE}:{objects[name].__name__}"
         named = {KEYS[name]: place for name, place in places.items() if place is not None}
-        own = cls.of(changed(config, named), without=tuple(here))
-        own.functions |= here
-        own.digests |= dict.fromkeys(here, text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])]))
-        own.files |= {FILE: text} if here else {}
-        own.import_problem = import_problem
-        return own, named
+        found = cls.of(changed(config, named), without=tuple(here))
+        found.functions |= here
+        found.digests |= dict.fromkeys(here, text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])]))
+        found.files |= {FILE: text} if here else {}
+        found.import_problem = import_problem
+        return found, named

@@ -95,12 +95,12 @@ def make_trainer(
     model: Decoder,
     ranks: Ranks = ALONE,
     record_tokens: bool = True,
-    own_loss: TokenLoss | None = None,
+    user_loss: TokenLoss | None = None,
 ) -> Trainer:
     """Make the trainer of RL; with a KL term also the initial policy, loaded a second time from `model.name`; with LoRA
     it is the model without its adapter.
 
-    `record_tokens`: there is a run to write down what it computes of tokens, if the config wants that. `own_loss` is
+    `record_tokens`: there is a run to write down what it computes of tokens, if the config wants that. `user_loss` is
     what `loss.function` names, if a program gave it.
     """
     reference, loss = None, config.trainer.loss
@@ -110,14 +110,14 @@ def make_trainer(
         reference = load_policy(config, device=str(model.device)).requires_grad_(False)
         shard(reference, ranks)
     stale = config.orchestrator.lag > 0
-    if loss.function is not None and own_loss is None:
-        own_loss = find_function(loss.function)[0]
+    if loss.function is not None and user_loss is None:
+        user_loss = find_function(loss.function)[0]
     trainer = Trainer(
         model,
         config.trainer.optim,
         config.trainer.scheduler,
         config.max_steps,
-        policy_objective(loss, config.trainer.correction, stale, own_loss),
+        policy_objective(loss, config.trainer.correction, stale, user_loss),
         temperature=config.orchestrator.sampling.temperature,
         reference=reference,
         ranks=ranks,

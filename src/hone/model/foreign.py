@@ -68,7 +68,7 @@ class TransformersConfig(DecoderConfig):
         pass
 
     @property
-    def own_context(self) -> int:
+    def stated_context(self) -> int:
         return self.hf.get("max_position_embeddings") or self.max_position_embeddings
 
     @property
@@ -315,19 +315,19 @@ def quiet() -> Iterator[None]:
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     register()
-    from transformers.utils import logging as own
+    from transformers.utils import logging as transformers_logging
 
-    level, bar = own.get_verbosity(), own.is_progress_bar_enabled()
-    own.set_verbosity_error()
-    own.disable_progress_bar()
+    level, bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        own.set_verbosity(level)
+        transformers_logging.set_verbosity(level)
         if bar:
-            own.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
 
 
 def load(

@@ -23,8 +23,8 @@ def find_runs(root: Path) -> Iterator[Path]:
         is_run = INFO in files
         if is_run:
             yield Path(folder)
-        own = NAMES if is_run else ()
-        names[:] = sorted(n for n in names if n not in own and (n == PREVIOUS or not n.startswith(".")))
+        skipped = NAMES if is_run else ()
+        names[:] = sorted(n for n in names if n not in skipped and (n == PREVIOUS or not n.startswith(".")))
 
 
 def is_previous(path: Path) -> bool:

@@ -69,11 +69,11 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
         if env.run is None:
             await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
     failure = rewarded.miscounted(answered) or failure
-    own = rewarded.calls if failure is None else None
+    call_rewards = rewarded.calls if failure is None else None
     if failure is None and not answered:
         failure = Outcome.GRADER_ERROR, calls.limit or NO_CALL
     state = rewarded.state(calls.limit, answered)
-    return replace(model.rollout(own), state=state, failure=failure, branches=True)
+    return replace(model.rollout(call_rewards), state=state, failure=failure, branches=True)
 
 
 def calls_of(model: Model, limits: AgentLimits) -> ModelCalls:

@@ -44,8 +44,8 @@ class Rule:
     def __call__(self, history: History, threshold: float) -> Finding | None:
         if (measured := self.measure(history, threshold)) is None:
             return None
-        value, evidence, *own = measured
-        return Finding(value, own[0] if own else threshold, evidence, self.advice)
+        value, evidence, *custom = measured
+        return Finding(value, custom[0] if custom else threshold, evidence, self.advice)
 
 
 def _level(metric: str, text: str) -> Callable[[History, float], Measured]:

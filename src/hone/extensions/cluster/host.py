@@ -76,7 +76,7 @@ class Host:
             self._memory = Path(memory), lock
         # Ray gives a worker one thread, whatever the cores that it reserved.
         foreign = {"OMP_NUM_THREADS", *FOREIGN}
-        own = {name: value for name, value in os.environ.items() if name not in foreign}
+        inherited = {name: value for name, value in os.environ.items() if name not in foreign}
         os.chdir(cwd if os.path.isdir(cwd) else tempfile.gettempdir())
         words = [sys.executable]
         words += [str(Path(self._folder.name) / Path(word).name) if word in files else word for word in command]
@@ -84,7 +84,7 @@ class Host:
             self._port = free_port()
             words += ["--port", str(self._port)]
             self._secret = secret
-        self._child = Child(role, None, words, own | dict(env), self._lines)
+        self._child = Child(role, None, words, inherited | dict(env), self._lines)
         return self._child.pid
 
     async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:

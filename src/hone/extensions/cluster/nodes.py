@@ -315,12 +315,12 @@ class RemoteChild(Child):
         """Return the arguments of `Host.start` after the role: command, variables, files, folder."""
         read = [path for at, path in zip(self._command, self._command[1:], strict=False) if at == "@"]
         files = {path: Path(path).read_text(encoding="utf-8") for path in read}
-        own = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(TRAVEL)}
+        variables = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(TRAVEL)}
         if self.rank is not None:  # each rank sees its own GPU alone
-            own |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self._cluster.master}
-        own.pop("CUDA_VISIBLE_DEVICES", None)  # Ray says which
+            variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self._cluster.master}
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # Ray says which
         command = [*self._command[1:]] if self._command[0] == sys.executable else [*self._command]
-        return command, own, files, os.getcwd()
+        return command, variables, files, os.getcwd()
 
     def _pass_on(self, line: bytes) -> None:
         self.log.write(b"[rank %d] %b" % (self.rank, line) if self.rank else line)
@@ -359,7 +359,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
 def check_versions(facts: Mapping[str, Any]) -> None:
     from hone.extensions.cluster.host import versions
 
-    other = [f"{name} {facts[name]}" for name, own in versions().items() if facts[name] != own]
+    other = [f"{name} {facts[name]}" for name, version in versions().items() if facts[name] != version]
     if other:
-        own = ", ".join(f"{name} {value}" for name, value in versions().items())
-        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {own}: install the same there")
+        here = ", ".join(f"{name} {value}" for name, value in versions().items())
+        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {here}: install the same there")

@@ -194,8 +194,8 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
     else:
         yield times_words(usual)
     if usual.usd is not None:
-        own = plan.config.budget.usd_per_hour if plan.config.budget else None
-        from_table = not own and usual.usd_per_hour == plan.device.usd_per_hour
+        stated_price = plan.config.budget.usd_per_hour if plan.config.budget else None
+        from_table = not stated_price and usual.usd_per_hour == plan.device.usd_per_hour
         source = f" (a table's, {PRICES_OF})" if from_table else ""
         yield f"price: ${usual.usd_per_hour:.2f} an hour{source}; set another with --usd-per-hour"
     yield f"an estimate from {SOURCE[plan.device.kind]}; --calibrate measures it"

@@ -112,15 +112,15 @@ class Teacher:
             teacher = cls(Server.of(endpoint, known[0]))
             added = renderer.tokenizer.get_added_tokens_decoder()
             text = PROBE + "".join(added[token].content for token in sorted(added)[:SPECIAL])
-            own = renderer.tokenizer.encode(text, add_special_tokens=hones).ids
+            expected = renderer.tokenizer.encode(text, add_special_tokens=hones).ids
             ids = await teacher._ids(client, text, {} if hones else {"add_special_tokens": False})
-            if ids != own[1:]:
+            if ids != expected[1:]:
                 raise UserError(
                     f"{url} serves {known[0].id}, which has another tokenizer than the policy, so it can't score the "
                     "policy's tokens: serve a teacher of the same family"
                 )
             try:
-                await teacher._score(client, [own[0], vocab_size - 1])
+                await teacher._score(client, [expected[0], vocab_size - 1])
             except RequestRejected as error:
                 raise UserError(
                     f"the policy may sample ids up to {vocab_size - 1}, and the teacher {known[0].id} does not take "

@@ -63,13 +63,13 @@ class SeveralProcesses:
             hello = transport.hello(timeout=30.0)
         self.hello = hello
         # A trainer that was started alone has settings from another file.
-        own = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
-        if rl.config.algorithm and own.loss != rl.config.trainer.loss:
+        trainer = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
+        if rl.config.algorithm and trainer.loss != rl.config.trainer.loss:
             raise UserError(
                 f"algorithm = {rl.config.algorithm} sets another trainer.loss than the trainer has that is up: start "
                 f"that with --algorithm {rl.config.algorithm}, too"
             )
-        config = rl.config = resolve(rl.config, Machine(rl.decoder, hello.device, trainer=(own, hello.threads)))
+        config = rl.config = resolve(rl.config, Machine(rl.decoder, hello.device, trainer=(trainer, hello.threads)))
         config.check_kl_in_reward()
         grading = config.orchestrator.grading
         if (machines := machines_of(config)) is not None:
