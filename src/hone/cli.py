@@ -80,8 +80,8 @@ vf_eval = partial(script, "eval", "vf-eval")
 def call(name: str, argv: list[str], prog: str) -> int:
     """Run one command. Returns its exit code; 2 after one sentence on what a user can fix; 130 for Ctrl-C.
 
-    A process that joined other ranks ends here, without the interpreter's own end: after an error it would wait for the
-    others, and they for that end; else it may abort over a thread of gloo or of a checkpoint.
+    A process that joined other ranks exits here without the interpreter's shutdown: after an error that would wait for
+    the other ranks, else it may abort over a thread of gloo or of a checkpoint.
     """
     ranked = name in ("sft", "trainer") and int(os.environ.get("WORLD_SIZE") or 1) > 1
     try:
@@ -136,7 +136,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
 
 def prepare_process() -> None:
-    """Set what libraries read when they are imported, and how this process prints; what the user has set stays."""
+    """Set variables that libraries read when imported, and how this process prints. Variables of the user stay."""
     write_backslashes()
     # How long libgomp's threads spin while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.

@@ -57,7 +57,7 @@ class Endpoint:
 
 
 class RequestRejected(Halt):
-    """The server answers that it won't: with a status, a reason, and perhaps a code."""
+    """The server refuses the request, with a status, a reason, and perhaps a code."""
 
     def __init__(self, url: str, status: int, reason: str, code: Any = None) -> None:
         super().__init__(f"{url} answers {status}: {reason}")
@@ -65,7 +65,7 @@ class RequestRejected(Halt):
 
 
 class ServerUnavailable(Halt):
-    """The server is not there, or fails: `status` and `reason` of its last answer, or the `cause` of having none."""
+    """The server is missing or fails: `status` and `reason` of its last answer, or the `cause` if there was none."""
 
     def __init__(self, text: str, status: int | None, reason: str = "", cause: Exception | None = None) -> None:
         super().__init__(text)
@@ -73,7 +73,7 @@ class ServerUnavailable(Halt):
 
 
 class ResponseTimeout(Halt):
-    """An answer takes longer than the server may take."""
+    """An answer took longer than the timeout."""
 
 
 class Client:
@@ -166,7 +166,7 @@ class Client:
 
 
 def refusal_in(text: str) -> tuple[str, Any]:
-    """Return the reason that a server gives in the body of a refusal, in one line, and the code of it."""
+    """Return the reason that a server gives in the body of a refusal, in one line, and its code."""
     try:
         body = json.loads(text)
         body = body.get("error", body)

@@ -30,9 +30,9 @@ from typing import Any
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2)."""
 TICK = 0.05
-"""Longest time in seconds between two looks at a process."""
+"""Longest time in seconds between checks of a process."""
 _WATCH = 0.2
-"""Seconds between two looks at a parent."""
+"""Seconds between checks of a parent."""
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
 _numbers = itertools.count()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DRAWING = {"tqdm", "click", "wandb", "trackio", "ray"}
-"""Libraries that draw progress bars and colours about a run of the user's own."""
+"""Libraries that draw progress bars and colours around a run."""
 
 
 class _Escapes(dict[int, int | str]):
@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def hanging(text: str) -> str:
-    """Return `text` with its further lines indented, so that none looks like a line of hone's own."""
+    """Return `text` with its further lines indented, so that none looks like a line of hone."""
     return re.sub(r"\n(?! )", "\n  ", text)
 
 

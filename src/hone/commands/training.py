@@ -70,7 +70,7 @@ def train(training: Any) -> Any:
 
 
 def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) -> list[Observer]:
-    """Return the observers of a run, of the core and of extensions; `by_program` from `hone.rl`."""
+    """Return the observers of a run, from the core and extensions; `by_program`: `hone.rl` started it."""
     display = make_display(config.display, Progress(kind, config.max_steps))
     builtin = [(0, display), (30, Introduction()), (70, HandOver())]
     more = [

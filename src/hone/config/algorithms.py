@@ -48,8 +48,8 @@ class LossConfig(BaseConfig):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of the divergence by a token: log ratio, half its square, or Schulman's k3."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Add the divergence to the loss; or take a completion's sum off its reward, before baseline and scale (with the
-    scale `token_std`: what a token and those after it have)."""
+    """Add the divergence to the loss; or subtract a completion's sum from its reward, before baseline and scale (with
+    the scale `token_std`: the sum from each token on)."""
     kl_bias_correction: bool = False
     """Multiply the divergence in the loss by the ratio: the gradient of `k1` and `k3` is then the gradient of
     KL(policy || reference), as with `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""

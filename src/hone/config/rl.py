@@ -117,7 +117,7 @@ class OnlineEvalConfig(BaseConfig):
     envs: list[MixedEnvConfig] = []
     """Tasks to evaluate on, instead of the trained ones."""
     overlap: Literal["warn", "drop", "refuse"] = "warn"
-    """If training prompts are held-out ones too: warn, take them out of training, or don't start."""
+    """If a training prompt is held out too: warn, take it out of training, or don't start."""
 
     @model_validator(mode="after")
     def _check_envs(self) -> OnlineEvalConfig:

@@ -17,7 +17,7 @@ from hone.web import shown_url
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
 DEFAULT_PRECISION: Precision = "fp32" if takes_products_in_fp32("cpu") and not has_gpu_driver() else "bf16_linear"
-"""Of commands that compute on this machine: where products in bf16 are slow, casts give nothing."""
+"""Precision of commands that compute on this machine: where bf16 products are slow, casts gain nothing."""
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
 MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
@@ -243,7 +243,7 @@ class ResumeConfig(BaseConfig):
 
 
 class StopConfig(BaseConfig):
-    """End the run before `max_steps`, done, when a metric has come to a target."""
+    """End the run as done, before `max_steps`, when a metric reaches a target."""
 
     metric: Annotated[str, Meta("run")]
     """Name as in metrics.jsonl, such as eval/reverse-text/reward/mean, or val/loss for `sft`."""
@@ -412,7 +412,7 @@ class RunConfig(BaseConfig):
     resume: Annotated[ResumeConfig | None, Meta("run", decides="start")] = None
     """Resume; off unless given."""
     allow_drift: Annotated[bool, Meta(decides="start")] = False
-    """Resume although config or task changed in what decides the numbers; the run is marked as not reproducible."""
+    """Resume although config or task changed so that numbers differ; the run is marked as not reproducible."""
     stop: Annotated[StopConfig | None, Meta(place=1, decides="nothing")] = None
     """Stop at the target of a metric; off unless given."""
     budget: Annotated[BudgetConfig | None, Meta(place=1, decides="nothing")] = None

@@ -58,7 +58,7 @@ class TextModel(Model):
         """The session that asked, and the conversation with its answer."""
         self._has_room = True
         self._told: list[Message] = []
-        """The last conversation as the server has it: without the calls that were read from its text."""
+        """The last conversation as the server has it: without calls that were read from its text."""
 
     def key(self, *purpose: str | int) -> int:
         return rng.key(self.server.seed, "eval", 0, *self.place, *purpose)

@@ -99,7 +99,7 @@ class ExitStatus:
 
     @property
     def killed(self) -> bool:
-        """True for a signal from outside, which says nothing of the question."""
+        """True for a signal from outside, which is not the fault of the question."""
         return self.code is None or -self.code in _OUTSIDE
 
     def failure(self, doing: str, seconds: float | None) -> GraderFailure:

@@ -44,7 +44,7 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Ticket:
-    """A job in the engine: its number, how it is sampled, the ids that end it, and what looks out for stop strings."""
+    """A job in the engine: its number, how it is sampled, the ids that end it, and its watch for stop strings."""
 
     number: int
     job: Job
@@ -80,7 +80,7 @@ class Batch:
 
     @property
     def common_params(self) -> SamplingParams | None:
-        """Return what all rows are sampled by; None if they differ, or if more than ids and logprobs is asked for."""
+        """Return the parameters that all rows share; None if they differ, or ask for more than ids and logprobs."""
         params = self._groups[0][0]
         return params if len(self._groups) == 1 and not (params.top_logprobs or params.keeps_ids) else None
 

@@ -1,4 +1,4 @@
-"""The settings that a run takes from the machine (threads, device, kernels, memory), decided once, to be repeated."""
+"""The settings that a run takes from the machine (threads, device, kernels, memory), decided once and recorded."""
 
 from __future__ import annotations
 

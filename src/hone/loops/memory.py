@@ -1,4 +1,4 @@
-"""Bytes that one process takes which samples and trains, by part, and the settings that they decide. Needs no torch."""
+"""Memory of one process that samples and trains, by part, and settings that depend on it. Needs no torch."""
 
 from __future__ import annotations
 

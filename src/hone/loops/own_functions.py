@@ -1,4 +1,4 @@
-"""Losses and advantages of the user's own: `MODULE:FUNCTION` in a config, or a function that a program gives.
+"""Losses and advantages of the user: `MODULE:FUNCTION` in a config, or a function that a program gives.
 
 A function that a program gives is written into the run, as `algorithm.py`, with its sources, so that the run can be
 resumed and verified without the program. If that can't be done, only the program can resume it.
@@ -47,7 +47,7 @@ class UserFunctions:
     def given(
         cls, config: RLConfig, **functions: Callable[..., Any] | str | None
     ) -> tuple[UserFunctions, dict[str, str]]:
-        """Return these functions, else the config's; and values of keys that name them. UserError for a misfit."""
+        """Return these functions, else the config's; and values of keys that name them. UserError if one is unfit."""
         if not any(functions.values()):
             return cls.of(config), {}
         from hone.environments.functions import checked_function, place_of

@@ -313,7 +313,7 @@ def check_lengths(
 
 
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
-    """Return what training and evaluation have in common; None without evaluation. Raises UserError if that is refused.
+    """Return the examples that training and evaluation share; None without evaluation. UserError if that is refused.
 
     It looks at the training examples of a data set that the run will draw, at most an epoch. To be dropped, at all of
     `max_examples`: what is dropped must not depend on the number of steps, as a resume may add some.

@@ -45,7 +45,7 @@ class RunRecorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what runs inside as `time/<name>`. It may be given up halfway when the process has to end."""
+        """Time the block as `time/<name>`. It may be given up halfway when the process has to end."""
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
 

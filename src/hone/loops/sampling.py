@@ -23,7 +23,7 @@ from hone.trainer.step import Trainer
 
 
 def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> tuple[str, MakePolicy]:
-    """Return the kind of the server that the run samples from, and what makes its policy. UserError for a misfit."""
+    """Return the kind of the server that the run samples from, and what makes its policy. UserError if it is unfit."""
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
         return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split

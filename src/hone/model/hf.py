@@ -43,7 +43,7 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 def unsharded(tensor: Tensor) -> Tensor:
-    """Return a parameter that does not lie in shards as it is: it is whole."""
+    """Return the parameter itself: without shards it is whole."""
     return tensor
 
 

@@ -179,7 +179,7 @@ def check(config: RunConfig, env_id: str | None = None) -> None:
 
 
 def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> tuple[int, float] | None:
-    """Return the one of `steps` with the best value of a metric (earliest of equals, lowest loss), and it, or None."""
+    """Return the step of `steps` with the best value of a metric (earliest of equals, lowest loss), and the value."""
     found, sign = row(metric), 1
     if metric.endswith("loss") or (found is not None and found.better == "lower"):
         sign = -1

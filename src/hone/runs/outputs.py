@@ -1,4 +1,4 @@
-"""The owner of an output directory: hone recognises its own files by run.json, and never touches others."""
+"""The owner of an output directory: hone recognises its files by run.json, and never touches others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
-    """Return the run that contains `path` among its own files, and the name in it that leads there, or ""."""
+    """Return the run with `path` among its files, and the name in it that leads there, or ""."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]

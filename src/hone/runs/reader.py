@@ -67,7 +67,7 @@ class Run(RunView):
         return to_table(self.metric_lines())
 
     def timings(self) -> pyarrow.Table:
-        """Return seconds by phase, tokens/s and what else comes from a clock; one row per step."""
+        """Return seconds by phase, tokens/s and other timings; one row per step."""
         return to_table(self.timing_lines())
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pyarrow.Table:

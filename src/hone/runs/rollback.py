@@ -43,8 +43,8 @@ def interrupted(folder: Path) -> bool:
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
-    """Leave in `folder` what the run had written before its step `step`; return the place of the rest, None without.
-    The fingerprint of version `step`, the last line of a run that was stopped, is no rest.
+    """Keep what the run wrote before its step `step` in `folder`, and move the rest; return its new place, None
+    without. The fingerprint of version `step`, the last line of a stopped run, stays.
     """
     late = [line for name in view.LOGS for line in view.read_lines(folder / name) if _goes(name, line, step)]
     files = _later(folder, step)

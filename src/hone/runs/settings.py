@@ -120,7 +120,7 @@ def digest(table: Mapping[str, Any]) -> str:
 
 @cache
 def about(name: str) -> Meta:
-    """Return what a setting of a run that trains says of itself, by its dotted name."""
+    """Return the properties of a setting of a run that trains, by its dotted name."""
     found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
     is_gone = retired("", tuple(name.split("."))) is not None  # of an older run, or of an extension
     return next((key.meta for key in found if key), Meta(decides="nothing") if is_gone else PLAIN)

@@ -51,7 +51,7 @@ CARD = ("report.html", "report.json", "card.md")
 PROCESS_LOGS, SPOOL, SUPERSEDED = "logs", "spool", "superseded"
 """Folders: what processes print; weights on their way to a server, which outlive no process; what was rolled back."""
 REWARDS, DATA, _ = GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
-"""Files that a program gave a run; they are the run's if its run.json says so, under `kept`."""
+"""Files that a program gave a run, if its run.json lists them under `kept`."""
 NAMES = (
     *(CONFIG, *LOGS, AUDIT, PAUSED, JUDGEMENTS, ROLLOUTS, TOKENS, CHECKPOINTS, WEIGHTS, SPOOL, PROCESS_LOGS),
     *(SUPERSEDED, "wandb", "trackio", *CARD, "curve.svg", RESULTS, METADATA, INFO),

@@ -302,7 +302,7 @@ class RunWriter:
             self._save_info()  # before the rest, which may take a while
 
     def _files(self) -> ExitStack:
-        """Return what closes all files and the lock: the last of it first, and each whatever the others raise."""
+        """Return a stack that closes all files and the lock, the last first, each even if others raise."""
         ends = ExitStack()
         ends.callback(self._lock.release)
         for log in self._logs:

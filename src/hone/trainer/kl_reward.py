@@ -1,4 +1,4 @@
-"""KL in the reward: each completion's divergence from the reference is taken off its reward, before the advantages.
+"""KL in the reward: a completion's divergence from the reference is subtracted from its reward, before advantages.
 
 The orchestrator computes advantages from rewards alone, and the trainer, which has the reference's logprobs, adds the
 difference that the KL makes. A masked completion counts in the baseline of the rewards, but not in this difference.

@@ -1,6 +1,6 @@
-"""From the losses of tokens to the loss of a step: the weight that each token's has.
+"""Weights that make the loss of a step from the losses of its tokens.
 
-A token's weight depends on its completion and on the whole step, not on the micro-batch or the rank that it comes to.
+A token's weight depends on its completion and on the whole step, not on its micro-batch or rank.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NO_CALL = "the program made no call that was answered"
 POLL_SECONDS = 0.02
-"""Time between two looks at a command."""
+"""Time between checks of a command."""
 MAX_OUTPUT = 64 * 2**20
 """Bytes that a command may print, or write to its standard error."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)

@@ -33,7 +33,7 @@ PARKED = 0.95
 """Share of parked prompts at which a pool is dead."""
 
 Measured = tuple[float, str] | tuple[float, str, float] | None
-"""The value that passed the threshold, the evidence in words, and the threshold if it is the rule's own."""
+"""The value that passed the threshold, the evidence in words, and the threshold if the rule sets it."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _no_signal(history: History, threshold: float) -> Measured:
 
 
 def _reward(history: History, steps: int) -> str:
-    """Return the mean reward of the last steps that have one: there may be fewer of them than a window has."""
+    """Return the mean reward of the last steps that have one; they may be fewer than a window."""
     known = [value for value in history.values("reward/mean")[-steps:] if not math.isnan(value)]
     return f"{fmean(known):.3f}" if known else "not known"
 

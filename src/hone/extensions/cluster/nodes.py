@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster, as the launcher of a run sees them: where its roles get room, and what becomes of them.
+"""The nodes of a Ray cluster, for the launcher of a run: it places roles there, and watches their processes.
 
     with Cluster(config.cluster, roles, say) as cluster:
         Launch(..., child=cluster.child).run()
@@ -129,7 +129,7 @@ class Cluster:
         return f"Ray cluster at {self.address}: {len(nodes)} node{'s'[: len(nodes) != 1]} with {cores:.0f} cores{more}"
 
     def shortage(self, role: str) -> str:
-        """Return, in words, that no node has in all what a process of this role needs; "" if one has it."""
+        """Return a message if no node is large enough for a process of this role, else ""."""
         needs, nodes = self.needs(role), self._nodes(here=role == TRAINER and self.ranks == 1)
         fits = (all(node.get(name, 0) >= count for name, count in needs.bundle.items()) for node in nodes)
         if not nodes or any(fits):
@@ -138,7 +138,7 @@ class Cluster:
         return f": no node that it may be on has {needs.words}; the most that one of them has are {most.words}"
 
     def _nodes(self, here: bool = False) -> list[dict[str, float]]:
-        """Return what each node has in all, free or not; with `here`, this machine alone."""
+        """Return the resources of each node, free or not; with `here`, of this machine alone."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         return [node["Resources"] for node in alive if not here or node["NodeID"] == self.node]
 

@@ -37,7 +37,7 @@ class Steps:
 
     @property
     def draws(self) -> int:
-        """Prompts drawn in all steps; one that comes again counts again."""
+        """Prompts drawn in all steps, repetitions included."""
         return self.steps * self.prompts
 
     @classmethod

@@ -48,7 +48,7 @@ NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
 """Process and threads of `main.py` itself."""
 INTERVAL = 0.05
-"""Seconds between two looks at what a tree uses."""
+"""Seconds between checks of what a tree uses."""
 GONE_SECONDS = 10.0
 """Time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""The choices that go back, whole or in parts, for each kind of request; tool calls and prompts' logprobs in them."""
+"""Choices of an answer, whole or streamed, for each kind of request, with tool calls and prompts' logprobs."""
 
 from __future__ import annotations
 

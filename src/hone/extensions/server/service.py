@@ -84,7 +84,7 @@ class Service:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread after the step that it is at; samples in flight get ServiceEnded."""
+        """End the thread after its current step; samples in flight get ServiceEnded."""
         if self._thread.is_alive():
             self.call(lambda: setattr(self, "_closing", True))
             self._thread.join()

@@ -238,7 +238,7 @@ class Launch:
         return None
 
     def _culprit(self, dead: list[Child]) -> Child:
-        """Return the process that the others followed: first a user's error, then a killed one, as ranks follow it."""
+        """Return the process that made others end: one with a user's error first, then a killed one."""
         if all(child.role == TRAINER and (child.code or 0) >= 0 for child in dead):
             ranks = self._children[TRAINER]
             self._wait(ranks, _FOLLOWING)

@@ -34,9 +34,9 @@ from hone.trainer.packing import Batch
 from hone.trainer.token_stats import TokenStats
 
 LOOK = 0.02
-"""Seconds between two looks at what another thread or process does."""
+"""Seconds between checks of another thread or process."""
 FAREWELL = 10.0
-"""Seconds that a trainer has to hear that the session ends."""
+"""Seconds that a trainer has to notice the session's end."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ PREFIX = "session-"
 PATIENCE = 30.0
 """Seconds that weights get to be seen here after their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
-"""Seconds between two looks: this share of the time waited so far, between shortest and longest."""
+"""Seconds between checks: this share of the time waited so far, between shortest and longest."""
 _FACTS = "facts"
 
 
@@ -134,7 +134,7 @@ def open_transport(config: RLConfig) -> FileTransport:
 
 
 class FileTransport:
-    """One role's end of it. `max_tokens` bounds the batches that wait in it, counted by `Order.tokens`.
+    """One role's end of the transport. `max_tokens` bounds the batches that wait in it, counted by `Order.tokens`.
 
     `interrupt` runs whenever a method that waits looks again, and may raise. All methods raise UserError if the
     folder can't be used: not written, full, removed, or in use by another run.
@@ -362,7 +362,7 @@ class FileTransport:
         return self._folder / f"result_{version}.npz"
 
     def _poll(self, look: Callable[[], T | None], timeout: float | None = None) -> T | None:
-        """Return what `look()` finds, asked again and again; None if nothing after `timeout` seconds (None: never)."""
+        """Call `look()` repeatedly, and return what it finds; None if nothing after `timeout` seconds (None: never)."""
         began = time.monotonic()
         while True:
             self.interrupt()
@@ -436,7 +436,7 @@ def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
 
 
 def _lives(hello: Hello) -> bool:
-    """Return True if its process is there, as far as can be seen from this machine."""
+    """Return True if its process lives, as far as this machine can see."""
     try:
         if hello.host == socket.gethostname():
             os.kill(hello.pid, 0)

@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True)
 class EqualCost:
-    """A cell with RL beside SFT alone at the same cost: None where SFT was not tried at that cost."""
+    """A cell with RL compared with SFT alone at the same cost; None where SFT was not tried at that cost."""
 
     cell: str
     cost: str

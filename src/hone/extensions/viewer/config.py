@@ -22,7 +22,7 @@ class ViewConfig(BaseConfig):
 
 
 class ReportConfig(ExecutedRun):
-    """Write the card of a run, or of an evaluation: what it was, what came of it, how sure that is.
+    """Write the card of a run, or of an evaluation: its settings, its results, and how sure these are.
 
     Two files in its directory: report.html and report.json. A running or killed run has one, too.
     """

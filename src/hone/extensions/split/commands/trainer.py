@@ -69,7 +69,7 @@ def _end(signum: int, _frame: FrameType | None) -> None:
 
 
 def _say_unless_half_open(problem: Any) -> None:
-    """Say what could not be raised, but for a ZipFile that the signal found half open."""
+    """Report an exception that could not be raised, unless a signal interrupted a ZipFile."""
     if not (isinstance(problem.exc_value, AttributeError) and problem.object is zipfile.ZipFile.__del__):
         sys.__unraisablehook__(problem)
 

@@ -247,7 +247,7 @@ def _answers(place: str, kind: Kind, pattern: re.Pattern[str]) -> list[str]:
 
 
 def _balanced(expression: str) -> str:
-    """Strip outer brackets of arithmetic that have no counterpart."""
+    """Strip outer brackets of arithmetic that have no partner."""
     text = expression.strip()
     while text.count(")") > text.count("(") and text.endswith(")"):
         text = text[:-1].rstrip()
