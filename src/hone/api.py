@@ -52,9 +52,9 @@ def rl(
     `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; `eval_dataset` turns
     evaluation on. An audit that fails only warns; it tries right answers that `reference` makes (a template such as
     "<answer>{answer}</answer>", or a function), or that it derives from the column `answer`. `agent` is an async
-    function that calls the model and returns the reward (docs/agents.md). `loss` and `advantages` are functions in
-    place of the algorithm's (docs/algorithms.md).
-    Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. Raises UserError on bad input.
+    function that calls the model and returns the reward (docs/agents.md). `loss` and `advantages` are functions that
+    replace the algorithm's (docs/algorithms.md). Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes
+    on. Raises UserError on bad input.
     """
     from hone.commands.training import train_rl
     from hone.config.parse import from_settings

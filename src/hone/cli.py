@@ -24,7 +24,7 @@ COMMANDS = {
     "examples": Command("list or copy the recipes of hone", "init.ExamplesConfig", "quickstart.examples"),
     "init-model": Command("write a small model made from nothing", "init.InitModelConfig", "init_model.run"),
     "fetch-model": Command("write a small pretrained model to start from", "init.FetchModelConfig", "fetch_model.run"),
-    "init-env": Command("write a task of your own to start from", "init.InitEnvConfig", "init_env.run"),
+    "init-env": Command("write a task to start from", "init.InitEnvConfig", "init_env.run"),
     "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig", "training.sft"),
     "rl": Command("reinforce with a verifiable reward", "rl.RLConfig", "rl.run"),
     "eval": Command("measure a model on held-out examples", "eval.EvalConfig", "eval.run"),

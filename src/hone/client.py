@@ -98,7 +98,7 @@ class Client:
         options = client_options(endpoint.url, largest)
         if endpoint.api_key:
             options["headers"] |= {"Authorization": f"Bearer {endpoint.api_key}"}
-        # What waits for a connection is not late: the requests before it are at work.
+        # A request that waits for a connection is not late: the requests before it are at work.
         self._places = asyncio.Semaphore(endpoint.concurrency)
         connect = min(endpoint.timeout, CONNECT)
         self._longest = connect + endpoint.timeout  # of a try: httpx counts anew with each part of an answer

@@ -44,7 +44,7 @@ class LossConfig(BaseConfig):
     count_filtered: bool = False
     """Divide also by the tokens, completions or prompts of groups with equal rewards."""
     kl_coef: Annotated[float, Meta("training")] = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the reference policy, the initial one; 0 keeps none."""
+    """Weight of the KL divergence to the reference policy, the initial one; 0: none."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of the divergence by a token: log ratio, half its square, or Schulman's k3."""
     kl_in: Literal["loss", "reward"] = "loss"

@@ -30,7 +30,7 @@ from sympy.core.relational import Relational
 from hone.grading.decimals import DECIMAL, is_rounded, same_rational
 
 EXACT_DIGITS = 50
-"""Two irrational numbers are equal if so many significant digits agree."""
+"""Two irrational numbers are equal if this many significant digits agree."""
 _CALL_NAME = re.compile(r"\A\s*\\?[A-Za-z]+\s*\([^()]*=[^()]*\)\s*=")
 """A name such as `P(X=2)` and its equals sign, which the grammar cannot read."""
 _FORMS = [LatexExtractionConfig(boxed_match_priority=0)]

@@ -126,11 +126,11 @@ class RL(Training):
     """A run of RL, in this process or by other `processes`: the task, renderer and steps of a config.
 
     `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
-    task is the one that it names, or `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`,
-    and `given_task` there; or `agent`, a program that calls the model. `loss` and `advantages` are functions in place
-    of the algorithm's, see `docs/algorithms.md`. Raises UserError if a setting, the
-    task, its data or the model is bad. Used as a context, it opens the run directory, sets threads and deterministic
-    kernels, and on leaving saves the final version and sets them back.
+    config names the task; or it is `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`, and
+    `given_task` there; or `agent`, a program that calls the model. `loss` and `advantages` are functions that replace
+    the algorithm's, see `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is bad.
+    Used as a context, it opens the run directory, sets threads and deterministic kernels, and on leaving saves the
+    final version and sets them back.
     """
 
     kind = "rl"

@@ -148,8 +148,8 @@ class SFTSteps(Loop):
 class SFT(Training):
     """A run of SFT: data, renderer, model and trainer of a config.
 
-    `config` is an `SFTConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. What
-    is imitated is what it names, or `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises
+    `config` is an `SFTConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
+    examples are those of the config, or `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises
     UserError if a setting, the data or the model is bad. Used as a context, it opens the run directory, sets threads
     and deterministic kernels, and on leaving saves the final version and sets them back. On several `ranks` every one
     makes it; rank 0 uses it as a context, and the others call `follow`.

@@ -150,7 +150,7 @@ SUPPORTED = "of other families hone takes decoders of transformers with causal s
 
 
 def longest_context(config: Any) -> int:
-    """Return the longest sequence in which every layer attends to all tokens and RoPE does not depend on the batch.
+    """Return the longest sequence for which every layer attends to all tokens and RoPE does not depend on the batch.
 
     Beyond it some layers attend within a window or chunk, and the `longrope` and `dynamic` frequencies change with the
     longest sequence.

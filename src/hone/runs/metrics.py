@@ -30,7 +30,7 @@ class Metric:
 
     name: str
     where: str
-    """Who writes it: `rl` and `sft` at each step, `val` and `eval` where they measure (`eval` as `eval/ENV/<name>`),
+    """Its writer: `rl` and `sft` at each step, `val` and `eval` where they measure (`eval` as `eval/ENV/<name>`),
     `canary` after each publication of weights, `time` from a clock, in timings.jsonl."""
     unit: str = ""
     label: str = ""

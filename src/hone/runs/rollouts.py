@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from hone.types import Column, Columns, Group, Segment
 
 COLUMNS = {"candidates": ("kept_ids", "kept_counts")} | {name: (name,) for name in gathered("COLUMNS", {})}
-"""A segment's columns (`hone.types.Columns`), and the names of their values and counts in the file; those of
-extensions have their own name."""
+"""A segment's columns (`hone.types.Columns`), and the names of their values and counts in the file; columns of
+extensions have one name.
+"""
 OPTIONS: dict[str, Any] = {
     "compression": "zstd",
     # zstd finds what rows repeat (a group's prompt) by itself; dictionaries beside it only cost room.

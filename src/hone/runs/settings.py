@@ -78,7 +78,7 @@ def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
-    """Return the changed settings of `config` against flat ones, except those that don't change the numbers.
+    """Return the changed settings of `config` against flat ones, if they change the numbers.
 
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """

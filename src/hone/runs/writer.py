@@ -280,7 +280,7 @@ class RunWriter:
             self.info |= facts
             self._save_info()
 
-    def mark_inexact(self, step: int, cause: str, message: str = "") -> None:
+    def mark_inexact(self, step: int, cause: str) -> None:
         """Record in run.json why another run of this config may differ from `step` on, once for each cause."""
         if any(entry["cause"] == cause for entry in self.info["inexact"]):
             return
@@ -288,7 +288,7 @@ class RunWriter:
         self.info["exact"] = False
         self._save_info()
         self.event("inexact", step, cause=cause)
-        self.display.message(message or f"Another run of this config may differ from step {step} on: {cause}.")
+        self.display.message(f"Another run of this config may differ from step {step} on: {cause}.")
 
     def finish(self, status: str, alarm: str = "") -> None:
         """Close the run with its last status. `alarm`: what stopped it."""

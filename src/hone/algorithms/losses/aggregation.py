@@ -28,7 +28,7 @@ def aggregation_weights(
                 favoured (Dr. GRPO, arXiv:2503.20783)
 
     `tokens_S` are the loss tokens of each completion, `groups_S` the number of its prompt. `filtered` is counted in the
-    tokens, completions and prompts of the step as well: groups without a signal, whose losses are 0.
+    tokens, completions and prompts of the step as well: groups without a signal, with losses of 0.
     """
     tokens, groups = np.array(tokens_S, dtype=np.int64), np.array(groups_S, dtype=np.int64)
     if not len(tokens):

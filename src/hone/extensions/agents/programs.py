@@ -134,7 +134,7 @@ async def _process(env: AgentEnv, calls: Any, example: Example) -> Any:
         raise ProgramFailed(words) from (RuntimeError(said) if said else None)
     line = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
     if not line:
-        raise ProgramFailed("the program printed nothing; its last line is to be its rewards as JSON")
+        raise ProgramFailed("the program printed nothing; its last line must be its rewards as JSON")
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -37,7 +37,7 @@ class _AboutRun(BaseConfig):
 class PlanConfig(_AboutRun):
     """Predict what a run will do, take and cost: steps, memory, time, money, and settings that surprise.
 
-    Takes the files and flags of `hone rl` or `hone sft`; which of the two is seen by their keys. Exit code 1 if the run
+    Takes the files and flags of `hone rl` or `hone sft`; their keys tell which of the two. Exit code 1 if the run
     does not fit into memory, or a prompt not into `seq_len`.
     """
 

@@ -39,7 +39,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(config: TrainerRole) -> int:
-    """Train until the run is done; return 0 then. SIGTERM and Ctrl-C end it at once (143, 130): nothing is saved.
+    """Train until the run is done; return 0 then. SIGTERM and Ctrl-C end it at once (143, 130), without saving.
 
     Under torchrun every rank comes here; rank 0 alone sees the transport.
     """
