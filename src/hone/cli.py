@@ -20,7 +20,7 @@ from hone.hardware import has_gpu_driver
 from hone.terminal import hanging, raw, safe_output
 
 COMMANDS = {
-    "quickstart": Command("a tiny model from nothing, in minutes", "init.QuickstartConfig", "quickstart.run"),
+    "quickstart": Command("make and train a tiny model in minutes", "init.QuickstartConfig", "quickstart.run"),
     "examples": Command("list or copy the recipes of hone", "init.ExamplesConfig", "quickstart.examples"),
     "init-model": Command("write a small model made from nothing", "init.InitModelConfig", "init_model.run"),
     "fetch-model": Command("write a small pretrained model to start from", "init.FetchModelConfig", "fetch_model.run"),
@@ -28,12 +28,12 @@ COMMANDS = {
     "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig", "training.sft"),
     "rl": Command("reinforce with a verifiable reward", "rl.RLConfig", "rl.run"),
     "eval": Command("measure a model on held-out examples", "eval.EvalConfig", "eval.run"),
-    "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig", "runs.list_runs"),
-    "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig", "runs.show"),
-    "runs stop": Command("end a running run, saved", "runs.RunsStopConfig", "runs.stop"),
-    "runs continue": Command("let a run that is paused go on", "runs.RunsContinueConfig", "runs.go_on"),
+    "runs list": Command("list the runs under a folder", "runs.RunsListConfig", "runs.list_runs"),
+    "runs show": Command("print one page on a run, with next commands", "runs.RunsShowConfig", "runs.show"),
+    "runs stop": Command("save and end a running run", "runs.RunsStopConfig", "runs.stop"),
+    "runs continue": Command("let a paused run go on", "runs.RunsContinueConfig", "runs.go_on"),
     "runs attach": Command("watch a running run", "runs.RunsAttachConfig", "runs.attach"),
-    "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
+    "runs ledger": Command("list how every draw of a run ended", "runs.RunsLedgerConfig", "runs.ledger"),
     "runs rm": Command("delete a run, after asking", "runs.RunsRmConfig", "runs.remove"),
 }
 
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error))
     listed = {name: command.summary for name, command in known.items() if name.startswith("runs ") == bool(group)}
     if not group:
-        listed["runs"] = f"look at runs, and end one: {', '.join(n[5:] for n in known if n.startswith('runs '))}"
+        listed["runs"] = f"look at runs, or end one: {', '.join(n[5:] for n in known if n.startswith('runs '))}"
     if not words or words[0] in ("-h", "--help", "help"):
         return _guarded(lambda: _print_commands(group, listed))
     name = group + words[0]
@@ -222,7 +222,7 @@ def _print_traceback(*error: Any) -> None:
 
 
 def _print_commands(group: str, listed: dict[str, str]) -> None:
-    about = "Look at runs, and end one." if group else "Reinforcement learning with verifiable rewards."
+    about = "Look at runs, or end one." if group else "Reinforcement learning with verifiable rewards."
     print(f"usage: hone {group}COMMAND ...\n\n{about}\n")
     width = max(map(len, listed)) + 2
     for name, summary in listed.items():

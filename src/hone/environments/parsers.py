@@ -117,7 +117,6 @@ class TagParser(Parser):
         return next(filter(None, reversed(answers)), None)
 
     def wrap(self, answer: str) -> str:
-        """Return `answer` between the tags."""
         return f"{self.opening}{answer}{self.closing}"
 
 

@@ -89,7 +89,6 @@ class TextModel(Model):
         return await self._complete(messages, tools, body)
 
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
-        """Return the first conversation."""
         replies, prompt = [reply for _, reply in self.replies], self.example.prompt
         first = replies[0] if replies else Rollout(self.sample_id, prompt, "stop")
         for reply in replies[1:]:

@@ -151,7 +151,6 @@ class Engine:
                 return
 
     def clear(self) -> None:
-        """Drop all jobs."""
         self._waiting.clear()
         self._batches.clear()
         self._starting = None

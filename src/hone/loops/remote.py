@@ -100,7 +100,6 @@ class ServerPolicy(Policy):
 
     @property
     def _server(self) -> Server:
-        """The first one: all serve one model."""
         return self.fleet.members[0].server
 
     def _scores_nothing(self, temperature: float) -> bool:

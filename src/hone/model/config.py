@@ -111,12 +111,10 @@ class DecoderConfig:
 
     @property
     def layer_matrices(self) -> int:
-        """Scalars of one layer's matrices."""
         return self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + 3 * self.hidden_size * self.intermediate_size
 
     @property
     def matrices(self) -> int:
-        """Scalars of all layers' matrices."""
         return self.num_layers * self.layer_matrices
 
     @property

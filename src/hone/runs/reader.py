@@ -149,7 +149,7 @@ class Run(RunView):
         return read_tokens(self.path, step)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Return what became of every draw of an RL run: draw, step, example_id, state, tokens.
+        """Return how every draw of an RL run ended: draw, step, example_id, state, tokens.
 
         `source` is `checkpoint`, or `rollouts` for the steps since the newest one, which a resume would take again.
         """

@@ -99,7 +99,6 @@ class RunView:
         return read_lines(self.path / HASHES)
 
     def rollout_steps(self) -> list[int]:
-        """Return the steps with rollouts, ascending."""
         return list(steps_in(self.path / ROLLOUTS, ".parquet"))
 
     def evals(self) -> list[int]:
@@ -130,7 +129,6 @@ class RunView:
         return {current_name(name): value for name, value in metrics.items()}, seconds
 
     def weights(self) -> dict[int, Path]:
-        """Return complete exports by step, ascending."""
         return {step: path for step, path in self.folders(WEIGHTS).items() if is_complete(path)}
 
     def checkpoint_steps(self) -> list[int]:

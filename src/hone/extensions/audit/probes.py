@@ -119,7 +119,6 @@ class Prober:
 
     @property
     def references(self) -> list[Probe]:
-        """The graded references, each example once."""
         return list({probe.example_id: probe for probe in self.graded if probe.name == "reference"}.values())
 
     def grade(self, texts: Sequence[Text]) -> list[Probe]:

@@ -32,7 +32,6 @@ class Steps:
 
     @property
     def total(self) -> int:
-        """Rows of all steps."""
         return self.steps * self.rows
 
     @property

@@ -136,7 +136,6 @@ class Rebuilt:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """Facts about this process, as in run.json."""
         return machine.this_machine() | {"sources": {"code": provenance.code()} | self.sources}
 
     def nearest(self, version: int) -> int | None:

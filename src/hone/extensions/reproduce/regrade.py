@@ -122,7 +122,6 @@ class Regraded:
     scores: list[pyarrow.Table] = field(default_factory=list)
 
     def add(self, pairs: Sequence[Pair], old_main: MainPart, new_main: MainPart) -> None:
-        """Add a step's completions."""
         rows = []
         for pair in pairs:
             one, new = pair.recorded, pair.score

@@ -47,7 +47,6 @@ class Answer:
         self._begun: set[int] = set()
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the first choices of a stream."""
         return []
 
     def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:

@@ -87,7 +87,6 @@ class Stop:
         self.first = self.first or signum
 
     def take(self) -> list[int]:
-        """Return the signals since the last call."""
         signals, self._new = self._new, []
         return signals
 

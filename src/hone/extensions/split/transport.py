@@ -342,7 +342,6 @@ class FileTransport:
 
     @property
     def _disk(self) -> Path:
-        """This session's weights on the disk."""
         return self.weights_root / self._folder.name
 
     @property

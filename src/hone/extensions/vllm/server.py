@@ -108,7 +108,6 @@ class VllmServer:
 
     @property
     def url(self) -> str:
-        """`http://HOST:PORT/v1`"""
         host = self.host
         local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{local}:{self.port}/v1"
