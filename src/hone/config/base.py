@@ -254,7 +254,7 @@ class Settings(dict[Path, Setting]):
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a config class. `type` is its annotation without `| None`; `free` is True below a free-form dict."""
+    """A key of a config class. `type` is its annotation without `| None`; `free` is True below a free-form dict."""
 
     path: Path
     type: Any

@@ -35,7 +35,7 @@ def check_task_file(env_id: str, path: Path) -> None:
 
 
 def is_taken(name: str) -> str | None:
-    """Return where a module of this name is already found, as a task or an installed package; None if nowhere."""
+    """Return the place of a module of this name, as a task or an installed package; None without one."""
     if name == FUNCTIONS:
         return "hone's own task of reward functions"
     if (path := find_file(name)) is not None:

@@ -78,7 +78,9 @@ class TextModel(Model):
         return Turn(message, reply.stop_reason)
 
     async def _complete(self, messages: list[Message], tools: Tools, body: dict[str, Any]) -> Rollout | Failure:
-        """Request an answer. A server that refuses tools because it reads no calls gets tool_choice "none" later."""
+        """Request an answer. A server that can't read calls, and so refuses tools, gets tool_choice "none" from then
+        on.
+        """
         server = self.server
         offered = {"tools": tools, **server.more} if tools else {}
         reply = await server.client.complete(server.name, messages, offered | body, self.sample_id)

@@ -205,7 +205,7 @@ def _same_relations(gold: _Term, answer: _Term) -> bool:
 
 
 def _as_difference(term: _Term) -> tuple[Any, Any]:
-    """Return a relation as its kind, of < and > only <, and the left side minus the right one."""
+    """Return the kind of a relation (> is turned into <), and its left side minus its right one."""
     kind: Any = type(term.expr)
     left, right = term.part(term.expr.lhs).exact(), term.part(term.expr.rhs).exact()
     return (_FLIPPED[kind], right - left) if kind in _FLIPPED else (kind, left - right)

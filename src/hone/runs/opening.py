@@ -158,7 +158,7 @@ class Opening:
         resuming = f"Resuming {folder} at step {step}."
         self.say(resuming if self.restored else f"No checkpoint to resume in {folder}: starting at step 0.")
         if place is not None:
-            self.say(f"What it had written after that is now in {place}.")
+            self.say(f"What it wrote after that is now in {place}.")
         self._note_resume(changes)
 
     def _branch(self) -> None:

@@ -175,7 +175,7 @@ def _identical(history: History, threshold: float) -> Measured:
 
 
 def _grader(history: History, threshold: float) -> Measured:
-    """Look for failing reward functions. Steps of the first window that are still to come count as free of them."""
+    """Look for failing reward functions. Missing steps of the first window count as free of failures."""
     kinds = ("grader_error", "grader_timeout")
     recent = [history.values(f"outcome/{kind}")[-history.window :] for kind in kinds]
     recent = [[0.0 if math.isnan(value) else value for value in values] for values in recent]

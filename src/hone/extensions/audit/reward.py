@@ -1,4 +1,4 @@
-"""The checks of a reward: does it pay for the reference, however that is written, and for nothing that is wrong?"""
+"""Checks of a reward: it must pay for the reference, however written, and for nothing that is wrong."""
 
 from __future__ import annotations
 

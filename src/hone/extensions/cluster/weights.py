@@ -58,7 +58,7 @@ class Carrier:
             ) from error
 
     def _store(self, folder: Path) -> Any:
-        """Put the files of a version into the object store, once, instead of the version before."""
+        """Put the files of a version into the object store, once, replacing the version before."""
         import ray
 
         with self._storing:

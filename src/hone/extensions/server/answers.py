@@ -139,7 +139,7 @@ class CompletionAnswer(Answer):
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, token: Token | ScoredToken) -> dict[str, float]:
-        """Return logprobs by text, the likeliest first; the token itself has its place even if it is not among them."""
+        """Return logprobs by text, the likeliest first, always with the token itself."""
         top: dict[str, float] = {}
         for ident, logprob in (*token.top[: self._body.logprobs], (token.id, token.logprob)):
             top.setdefault(self._text(ident), finite(logprob))

@@ -290,7 +290,7 @@ class Launch:
         self._start_when_free([role for role in self.roles if role.name in names])
 
     def _start_when_free(self, roles: Sequence[Role]) -> None:
-        """Start them; what a server has started (vLLM, which its own supervisor ends) may hold its port for a while."""
+        """Start them once ports are free: processes of a dead server (vLLM) may hold its port for a while."""
         ports, until = [role.port for role in roles if role.port], time.monotonic() + _LETTING_GO
         while any(map(port_problem, ports)) and time.monotonic() < until and self._stop.first is None:
             time.sleep(TICK)

@@ -423,7 +423,7 @@ class FileTransport:
 
 
 def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
-    """Return True if `reserve` finds room in the folder of this name in memory, which was the spare one if any is."""
+    """Return True if `reserve` finds room in the folder of this name in memory. It reuses the spare one."""
     try:
         with suppress(OSError):  # there is none
             (memory / SPARE).rename(memory / name)

@@ -217,7 +217,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
         return Graders(task, original, missing, original, describe(task.id, task.args), name)
     if unknown := (asked.template or {}).keys() - {"answer", "info"}:
         raise UserError(
-            f"env.template makes {sorted(unknown)[0]!r}, but what is graded again has its prompt: it may make "
+            f"env.template makes {sorted(unknown)[0]!r}, but recorded completions have a prompt: it may make "
             "answer and info"
         )
     env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
