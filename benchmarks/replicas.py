@@ -26,7 +26,7 @@ from hone import rng
 from hone.client import Endpoint
 from hone.inference.policy import Request
 from hone.inference.types import SamplingParams
-from hone.loops.reach import reach
+from hone.loops.reach import connect_to_server
 from hone.loops.remote import ServerPolicy
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model, save_model
@@ -74,8 +74,8 @@ def measured(name: str, counts: list[int], number: int) -> list[dict[str, Any]]:
                 stack.callback(process.wait)
                 stack.callback(process.terminate)
             endpoints = [Endpoint(f"http://127.0.0.1:{port}/v1", max_retries=0) for port in ports]
-            asked = (name, renderer, 128, root / "none", model.num_parameters)
-            policies[count] = ServerPolicy([reach(one, *asked, patience=120.0) for one in endpoints], renderer, ())
+            asked = (name, renderer, 128, root / "none", model.num_parameters, 120.0)
+            policies[count] = ServerPolicy([connect_to_server(one, *asked) for one in endpoints], renderer, ())
             policies[count].load(1, root / "step_1")
         found = []
         for groups in sizes:

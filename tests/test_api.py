@@ -208,7 +208,7 @@ def test_functions_that_no_command_can_import_are_said_so_and_none_goes_on_with_
 
     with stream:
         hone.rl(dataset=ROWS, reward_funcs=[fine], output_dir="out", **settings | {"display": "plain"})
-    assert "rewards.py can't be imported by itself (stream is a TextIOWrapper" in capfd.readouterr().out
+    assert "rewards.py can't be imported alone (stream is a TextIOWrapper" in capfd.readouterr().out
     for argv in (
         ["rl", "@", "out/config.toml", "--max-steps", "5", "--resume"],
         ["verify", "out", "--reward", "out/rewards.py:fine"],

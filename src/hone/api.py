@@ -52,9 +52,9 @@ def rl(
     `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; `eval_dataset` turns
     evaluation on. An audit that fails only warns; it tries right answers that `reference` makes (a template such as
     "<answer>{answer}</answer>", or a function), or that it derives from the column `answer`. `agent` is an async
-    function that calls the model and returns the reward (docs/agents.md). `loss` and `advantages` are functions in
-    place of the algorithm's (docs/algorithms.md).
-    Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. Raises UserError on bad input.
+    function that calls the model and returns the reward (docs/agents.md). `loss` and `advantages` are functions that
+    replace the algorithm's (docs/algorithms.md). Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes
+    on. Raises UserError on bad input.
     """
     from hone.commands.training import train_rl
     from hone.config.parse import from_settings
@@ -106,37 +106,37 @@ def evaluate(
     from hone.environments.functions import given_task
     from hone.evaluation.saving import results_folder
     from hone.loops.evaluating import Evaluation
-    from hone.loops.machine import kept_settings
+    from hone.loops.machine import restored_settings
     from hone.runs.files import write_file, write_json
-    from hone.runs.outputs import check_kept
+    from hone.runs.outputs import check_free_names
 
     gives = dataset is not None or reward_funcs or reward_weights is not None or correct is not None
     if gives and env not in (None, FUNCTIONS):
         raise UserError(f"env = {env!r} has its own data and rewards: leave it out, or dataset and reward_funcs")
     env = FUNCTIONS if gives else env
     named = {"save": "output_dir" in settings} | settings | ({} if env is None else {"env": env})
-    config, task, kept = from_settings(EvalConfig, None, named), None, {}
+    config, task, files = from_settings(EvalConfig, None, named), None, {}
     if gives:
         folder = results_folder(config) if config.save else Path()
         rows = given_rows(dataset, "dataset")
         given = given_task(folder, config.env_args, None, rows, reward_funcs, reward_weights, correct)
-        task, kept = given.load(), given.files
+        task, files = given.load(), given.files
         if config.save:
-            check_kept(folder, kept)
+            check_free_names(folder, files)
         if config.template is not None:
             task.use_template(config.template)
         update = {"env_args": given.args, "output_dir": folder if config.save else None}
         update |= {} if "num_examples" in settings else {"num_examples": len(task.split("eval"))}
         config = changed(config, update)
-    with kept_settings():
+    with restored_settings():
         evaluation = Evaluation(config, task)
         if evaluation.shortage:
             print(evaluation.shortage, file=sys.stderr)
         result = saved(evaluation)
-    if evaluation.folder is not None and kept:
-        for name, text in kept.items():
+    if evaluation.folder is not None and files:
+        for name, text in files.items():
             write_file(evaluation.folder / name, text)
-        write_json(evaluation.folder / INFO, Run(evaluation.folder).info | {"kept": sorted(kept)})
+        write_json(evaluation.folder / INFO, Run(evaluation.folder).info | {"kept": sorted(files)})
     if result.stopped:
         raise KeyboardInterrupt
     return result

@@ -20,20 +20,20 @@ from hone.hardware import has_gpu_driver
 from hone.terminal import hanging, raw, safe_output
 
 COMMANDS = {
-    "quickstart": Command("a tiny model from nothing, in minutes", "init.QuickstartConfig", "quickstart.run"),
+    "quickstart": Command("make and train a tiny model in minutes", "init.QuickstartConfig", "quickstart.run"),
     "examples": Command("list or copy the recipes of hone", "init.ExamplesConfig", "quickstart.examples"),
     "init-model": Command("write a small model made from nothing", "init.InitModelConfig", "init_model.run"),
     "fetch-model": Command("write a small pretrained model to start from", "init.FetchModelConfig", "fetch_model.run"),
-    "init-env": Command("write a task of your own to start from", "init.InitEnvConfig", "init_env.run"),
+    "init-env": Command("write a task to start from", "init.InitEnvConfig", "init_env.run"),
     "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig", "training.sft"),
     "rl": Command("reinforce with a verifiable reward", "rl.RLConfig", "rl.run"),
     "eval": Command("measure a model on held-out examples", "eval.EvalConfig", "eval.run"),
-    "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig", "runs.list_runs"),
-    "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig", "runs.show"),
-    "runs stop": Command("end a running run, saved", "runs.RunsStopConfig", "runs.stop"),
-    "runs continue": Command("let a run that is paused go on", "runs.RunsContinueConfig", "runs.go_on"),
+    "runs list": Command("list the runs under a folder", "runs.RunsListConfig", "runs.list_runs"),
+    "runs show": Command("print one page on a run, with next commands", "runs.RunsShowConfig", "runs.show"),
+    "runs stop": Command("save and end a running run", "runs.RunsStopConfig", "runs.stop"),
+    "runs continue": Command("let a paused run go on", "runs.RunsContinueConfig", "runs.go_on"),
     "runs attach": Command("watch a running run", "runs.RunsAttachConfig", "runs.attach"),
-    "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
+    "runs ledger": Command("list how every draw of a run ended", "runs.RunsLedgerConfig", "runs.ledger"),
     "runs rm": Command("delete a run, after asking", "runs.RunsRmConfig", "runs.remove"),
 }
 
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error))
     listed = {name: command.summary for name, command in known.items() if name.startswith("runs ") == bool(group)}
     if not group:
-        listed["runs"] = f"look at runs, and end one: {', '.join(n[5:] for n in known if n.startswith('runs '))}"
+        listed["runs"] = f"look at runs, or end one: {', '.join(n[5:] for n in known if n.startswith('runs '))}"
     if not words or words[0] in ("-h", "--help", "help"):
         return _guarded(lambda: _print_commands(group, listed))
     name = group + words[0]
@@ -80,8 +80,8 @@ vf_eval = partial(script, "eval", "vf-eval")
 def call(name: str, argv: list[str], prog: str) -> int:
     """Run one command. Returns its exit code; 2 after one sentence on what a user can fix; 130 for Ctrl-C.
 
-    A process that joined other ranks ends here, without the interpreter's own end: after an error it would wait for the
-    others, and they for that end; else it may abort over a thread of gloo or of a checkpoint.
+    A process that joined other ranks exits here without the interpreter's shutdown: after an error that would wait for
+    the other ranks, else it may abort over a thread of gloo or of a checkpoint.
     """
     ranked = name in ("sft", "trainer") and int(os.environ.get("WORLD_SIZE") or 1) > 1
     try:
@@ -136,7 +136,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
 
 def prepare_process() -> None:
-    """Set what libraries read when they are imported, and how this process prints; what the user has set stays."""
+    """Set variables that libraries read when imported, and how this process prints. Variables of the user stay."""
     write_backslashes()
     # How long libgomp's threads spin while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.
@@ -222,7 +222,7 @@ def _print_traceback(*error: Any) -> None:
 
 
 def _print_commands(group: str, listed: dict[str, str]) -> None:
-    about = "Look at runs, and end one." if group else "Reinforcement learning with verifiable rewards."
+    about = "Look at runs, or end one." if group else "Reinforcement learning with verifiable rewards."
     print(f"usage: hone {group}COMMAND ...\n\n{about}\n")
     width = max(map(len, listed)) + 2
     for name, summary in listed.items():

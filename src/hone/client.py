@@ -57,7 +57,7 @@ class Endpoint:
 
 
 class RequestRejected(Halt):
-    """The server answers that it won't: with a status, a reason, and perhaps a code."""
+    """The server refuses the request, with a status, a reason, and perhaps a code."""
 
     def __init__(self, url: str, status: int, reason: str, code: Any = None) -> None:
         super().__init__(f"{url} answers {status}: {reason}")
@@ -65,7 +65,7 @@ class RequestRejected(Halt):
 
 
 class ServerUnavailable(Halt):
-    """The server is not there, or fails: `status` and `reason` of its last answer, or the `cause` of having none."""
+    """The server is missing or fails: `status` and `reason` of its last answer, or the `cause` if there was none."""
 
     def __init__(self, text: str, status: int | None, reason: str = "", cause: Exception | None = None) -> None:
         super().__init__(text)
@@ -73,7 +73,7 @@ class ServerUnavailable(Halt):
 
 
 class ResponseTimeout(Halt):
-    """An answer takes longer than the server may take."""
+    """An answer took longer than the timeout."""
 
 
 class Client:
@@ -98,7 +98,7 @@ class Client:
         options = client_options(endpoint.url, largest)
         if endpoint.api_key:
             options["headers"] |= {"Authorization": f"Bearer {endpoint.api_key}"}
-        # What waits for a connection is not late: the requests before it are at work.
+        # A request that waits for a connection is not late: the requests before it are at work.
         self._places = asyncio.Semaphore(endpoint.concurrency)
         connect = min(endpoint.timeout, CONNECT)
         self._longest = connect + endpoint.timeout  # of a try: httpx counts anew with each part of an answer
@@ -166,7 +166,7 @@ class Client:
 
 
 def refusal_in(text: str) -> tuple[str, Any]:
-    """Return the reason that a server gives in the body of a refusal, in one line, and the code of it."""
+    """Return the reason that a server gives in the body of a refusal, in one line, and its code."""
     try:
         body = json.loads(text)
         body = body.get("error", body)
@@ -180,8 +180,8 @@ def refusal_in(text: str) -> tuple[str, Any]:
 def delay(attempt: int, asked: float | None, name: str) -> float:
     """Return the seconds to wait after try `attempt` (from 0) has failed; `asked`: the server's Retry-After."""
     factor = 0.5 + 0.5 * rng.key(0, "backoff", name, attempt) / 2**64
-    own = min(LONGEST_WAIT, 2.0**attempt) * factor
-    return own if asked is None else max(own, min(asked, LONGEST_RETRY_AFTER))
+    backoff = min(LONGEST_WAIT, 2.0**attempt) * factor
+    return backoff if asked is None else max(backoff, min(asked, LONGEST_RETRY_AFTER))
 
 
 def one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Digests of a run's sources, by which a resume or a verification notices a change."""
+"""Digests of a run's sources, so that a resume or a verification notices a change."""
 
 from __future__ import annotations
 

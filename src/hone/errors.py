@@ -59,7 +59,7 @@ class Halt(UserError):
 
 
 class AlarmStop(Halt):
-    """The alarm or observer `name` ends the run after a step: stopped, not failed. `remedy`: how an alarm does not."""
+    """The alarm or observer `name` ends the run after a step: stopped, not failed. `remedy`: how to avoid that."""
 
     def __init__(self, step: int, name: str, remedy: str) -> None:
         how = f"the alarm {name} ({remedy.format(name.replace('_', '-'))})" if remedy else name

@@ -30,9 +30,9 @@ from typing import Any
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2)."""
 TICK = 0.05
-"""Longest time in seconds between two looks at a process."""
+"""Longest time in seconds between checks of a process."""
 _WATCH = 0.2
-"""Seconds between two looks at a parent."""
+"""Seconds between checks of a parent."""
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
 _numbers = itertools.count()
 
@@ -41,7 +41,7 @@ class Process:
     """A command in a separate session: Ctrl-C does not reach it, and its process group can be ended as a whole.
 
     On Linux it gets the signal `dies_with_parent` when the thread that started it has ended, and with `adopts_orphans`
-    descendants that lose their parent become its children. `mark` names an environment variable by which `kill_marked`
+    descendants that lose their parent become its children. `mark` names an environment variable: by it `kill_marked`
     finds descendants that have left the group. `subprocess.Popen` gets the `options`. `code` is the exit code, -N if
     signal N ended it; None before.
     """

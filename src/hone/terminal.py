@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DRAWING = {"tqdm", "click", "wandb", "trackio", "ray"}
-"""Libraries that draw progress bars and colours about a run of the user's own."""
+"""Libraries that draw progress bars and colours around a run."""
 
 
 class _Escapes(dict[int, int | str]):
     def __missing__(self, code: int) -> int | str:
         char = chr(code)
-        kept = char.isprintable() or char in "\n\t"
-        return self.setdefault(code, code if kept else _escaped(char))
+        shown = char.isprintable() or char in "\n\t"
+        return self.setdefault(code, code if shown else _escaped(char))
 
 
 def _escaped(char: str) -> str:
@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def hanging(text: str) -> str:
-    """Return `text` with its further lines indented, so that none looks like a line of hone's own."""
+    """Return `text` with its further lines indented, so that none looks like a line of hone."""
     return re.sub(r"\n(?! )", "\n  ", text)
 
 

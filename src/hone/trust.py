@@ -68,7 +68,7 @@ def module_file(place: str) -> Path:
 
 
 def is_stored(file: Path) -> bool:
-    """Return True if a run stores in this file the functions that a program gave it."""
+    """Return True if this file is where a run stores functions of a program."""
     return file.name == REWARDS and (file.parent / INFO).exists()
 
 

@@ -181,8 +181,8 @@ class Segment:
         assert all(one.dtype == np.float32 and np.isfinite(one).all() for one in numbers)
         if (candidates := ragged(self.columns, "candidates")) is not None:
             assert candidates.holds(self.token_ids), "a token is not one of its candidates"
-        if (own := self.turn_rewards) is not None:
-            assert len(own) == self.turns and own.dtype == np.float64 and np.isfinite(own).all()
+        if (rewards := self.turn_rewards) is not None:
+            assert len(rewards) == self.turns and rewards.dtype == np.float64 and np.isfinite(rewards).all()
 
     def __len__(self) -> int:
         return len(self.token_ids)

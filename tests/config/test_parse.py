@@ -126,7 +126,7 @@ def test_an_unknown_flag_names_the_nearest(flag: str, suggestion: str | None) ->
         ("--max-steps ten", "max_steps is 'ten' (--max-steps), but should be a valid integer"),
         ("@ fast.toml", "trainer.optim.lr is 'fast' (fast.toml), but should be a valid number"),
         ("@ bool.toml", "max_steps is true (bool.toml), but should be a number"),
-        ("@ number.toml", "trainer.optim is 3 (number.toml), but should be a section with keys of its own"),
+        ("@ number.toml", "trainer.optim is 3 (number.toml), but should be a section with keys"),
         ("--precision fp8", "precision is 'fp8' (--precision), but should be 'fp32', 'bf16_linear' or 'bf16'"),
         ("--max-steps 0", "max_steps is '0' (--max-steps), but should be greater than or equal to 1"),
         ("--trainer.optim.betas [1,1,1]", "trainer.optim.betas is [1, 1, 1] (--trainer.optim.betas): Tuple should"),

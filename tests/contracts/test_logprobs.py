@@ -205,7 +205,7 @@ def test_so_are_those_of_cut_distributions_over_the_ids_that_were_kept(models, n
     sequences, sampled = [], []
     for job, made in zip(jobs, Engine(model).run(jobs, way), strict=True):
         ids = np.array([*job.prompt, *made.token_ids])
-        cut = {} if made.kept is None else {"candidates": made.kept}
+        cut = {} if made.candidates is None else {"candidates": made.candidates}
         columns = joined([(len(job.prompt), {}), (len(made.token_ids), cut)])
         sequences.append(Sequence(ids, np.arange(len(ids)) >= len(job.prompt), columns=columns))
         sampled += made.logprobs

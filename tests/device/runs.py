@@ -26,7 +26,7 @@ from hone.extensions.server import commands as inference
 from hone.extensions.server.config import ServeConfig
 from hone.inference.engine import Engine
 from hone.loops.evaluating import Evaluation
-from hone.loops.machine import kept_settings
+from hone.loops.machine import restored_settings
 from hone.loops.rl import RL
 from hone.loops.sft import SFT
 from hone.runs import Run
@@ -173,7 +173,7 @@ def served(model: Path, precision: str, *flags: str) -> dict[str, Any]:
 
     inference.serve = ask
     config = parse(ServeConfig, ["--model.name", str(model), "--precision", precision, *flags], "inference")
-    with kept_settings(), contextlib.redirect_stdout(sys.stderr):
+    with restored_settings(), contextlib.redirect_stdout(sys.stderr):
         torch.use_deterministic_algorithms(False)
         inference._serve_hone(config, cast(Any, None))  # `ask` stands in for what would listen
     return found

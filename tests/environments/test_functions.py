@@ -25,7 +25,7 @@ from hone.config.rl import RLConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
 from hone.environments.functions import given_task, place_of
-from hone.environments.kept_source import kept_source
+from hone.environments.kept_source import standalone_source
 from hone.errors import UserError
 from hone.evaluation.remote import evaluate_url
 from hone.types import Outcome, Rollout
@@ -244,10 +244,10 @@ def test_partials_objects_and_bound_methods_are_rewards_and_kept(here, monkeypat
         "given = given_task(Path('out'), {}, [{'prompt': 'a'}, {'prompt': 'b'}], None, funcs)\n"
         "Path('out').mkdir()\n"
         "for name, text in given.files.items():\n    (Path('out') / name).write_text(text)\n"
-        "print(json.dumps([given.args, given.graded_here, given.not_kept]))\n"
+        "print(json.dumps([given.args, given.graded_here, given.import_problem]))\n"
     )
-    args, graded_here, not_kept = json.loads(text)
-    assert (graded_here, not_kept) == (["scaled", "Judge", "ranked"], "")
+    args, graded_here, import_problem = json.loads(text)
+    assert (graded_here, import_problem) == (["scaled", "Judge", "ranked"], "")
     assert args["rewards"] == [f"out/rewards.py:reward_{name}" for name in graded_here]
     env = load_environment("functions", **args)
     env.use_workers(GradingConfig(workers=1))
@@ -365,7 +365,7 @@ def deep(completion, answer: str = "") -> float:
 
 
 def test_what_a_function_uses_is_written_down_before_it():
-    text, why = kept_source([deep])
+    text, why = standalone_source([deep])
     assert why == ""
     names: dict = {}
     exec(text, names)
@@ -380,7 +380,7 @@ def test_the_text_is_the_same_in_every_process(here):
         "def f(completion):\n"
         "    seen.append(1)\n    counted['a'] = 2\n    table.add('w')\n"
         "    return float(len(words))\n"
-        "from hone.environments.kept_source import kept_source\nprint(kept_source([f]))"
+        "from hone.environments.kept_source import standalone_source\nprint(standalone_source([f]))"
     )
     texts = {printed(source, PYTHONHASHSEED=seed) for seed in "12"}
     assert len(texts) == 1 and "table = set([" in texts.pop()
@@ -404,8 +404,8 @@ def test_an_object_that_holds_itself_is_kept(here):
         "class Loop:\n"
         "    def __init__(self):\n        self.me, self.worth = self, 2.0\n\n"
         "    def __call__(self, completion):\n        return self.me.me.worth\n\n"
-        "from hone.environments.kept_source import kept_source\n"
-        "text, why = kept_source([Loop()])\nnames = {}\nexec(text, names)\nprint(why, names['reward_Loop'](''))"
+        "from hone.environments.kept_source import standalone_source\n"
+        "text, why = standalone_source([Loop()])\nnames = {}\nexec(text, names)\nprint(why, names['reward_Loop'](''))"
     )
     assert text.strip() == "2.0"
 
@@ -425,16 +425,16 @@ def shadows(completion):
 
 
 def test_what_can_not_be_written_down_is_told_and_what_is_not_used_does_not_matter():
-    text, why = kept_source([reads])
+    text, why = standalone_source([reads])
     problem = "STREAM is a TextIOWrapper, which has no source: make it inside a function, or put the "
     problem += "reward function into a module"
     with pytest.raises(ImportError, match="only the program that began the run can go on with it: STREAM is a"):
         exec(text, {})
     assert why == problem and f"# {problem}\n" in text and "LENGTH = 3\n" in text and "def reads" in text
-    assert kept_source([shadows])[1] == ""
+    assert standalone_source([shadows])[1] == ""
     names: dict = {}
     exec("def typed(completion):\n    return 1.0", {"__name__": __name__}, names)
-    assert kept_source([names["typed"]])[1] == "there is no source of typed"  # as of one that is typed into a console
+    assert standalone_source([names["typed"]])[1] == "there is no source of typed"  # as of one typed into a console
 
 
 def test_a_row_without_the_answer_that_a_function_of_lists_takes_is_refused():

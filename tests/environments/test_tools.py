@@ -139,7 +139,9 @@ def test_functions_that_are_no_tools_are_refused() -> None:
         with pytest.raises(UserError, match=match):
             ToolFunction(func)
     for tools in ((), (add, add)):
-        with pytest.raises(UserError, match=r"environment 'mine': tools are .* give at least one, and each a name"):
+        with pytest.raises(
+            UserError, match=r"environment 'mine': tools are .* give at least one, and each another name"
+        ):
             make(*tools)
 
 

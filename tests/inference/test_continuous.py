@@ -124,7 +124,7 @@ def test_a_token_comes_with_the_ids_that_it_was_sampled_among_if_its_job_asks(mo
         ids = [*job.prompt, *(token.id for token in got[job.key])]
         for place, token in enumerate(got[job.key], start=len(job.prompt)):
             if not job.params.return_kept_ids or not job.params.keeps_ids:
-                assert token.kept is None
+                assert token.candidates is None
                 continue
             with torch.no_grad():
                 hidden = model.hidden(torch.tensor(ids[:place]), torch.arange(place), PackedAttention([place]))
@@ -133,7 +133,7 @@ def test_a_token_comes_with_the_ids_that_it_was_sampled_among_if_its_job_asks(mo
             probs = logits[0, order].double().softmax(-1)
             count = int((probs.cumsum(-1) - probs < 0.8).sum())
             kept = order[:count][probs[:count] >= 0.02 * probs[0]]
-            assert token.kept is not None and token.kept.tolist() == sorted(kept.tolist())
+            assert token.candidates is not None and token.candidates.tolist() == sorted(kept.tolist())
             right = logits[0, kept].double().log_softmax(-1)[kept.tolist().index(token.id)]
             assert token.logprob == pytest.approx(float(right), abs=1e-5)
 

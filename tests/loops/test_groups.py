@@ -205,8 +205,8 @@ def group_with_calls(draw: int, *samples: tuple[float, list[float] | int]) -> Gr
     for reward, calls in samples:
         turns = calls if isinstance(calls, int) else len(calls)
         mask = np.array([False] * 2 + [True, True, False] * turns)
-        own = None if isinstance(calls, int) else np.array(calls, dtype=np.float64)
-        rollouts.append(with_first(rollout("x", length=3 * turns), sampled_mask=mask, turn_rewards=own))
+        custom = None if isinstance(calls, int) else np.array(calls, dtype=np.float64)
+        rollouts.append(with_first(rollout("x", length=3 * turns), sampled_mask=mask, turn_rewards=custom))
         scores.append(Score(reward, {}, {}, Outcome.GRADER_ERROR if np.isnan(reward) else Outcome.WRONG))
     return Group(Example([{"role": "user", "content": "q"}]), draw, rollouts, scores, np.zeros(len(scores)))
 
@@ -247,13 +247,13 @@ def test_a_refill_counts_groups_whose_calls_differ():
 def test_a_users_own_advantages_are_computed_for_calls_too():
     asked = []
 
-    def own(rewards, valid):
+    def custom(rewards, valid):
         asked.append((rewards, valid))
         return np.nan_to_num(rewards) * 2
 
     config = RLConfig(orchestrator={"advantage": {"function": "mine.py:own"}})
     groups = [group_with_calls(0, (1.0, [0, 4]), (np.nan, 1)), group_with_calls(1, (1.0, [1]), (0.0, 1))]
-    first, second = with_advantages(groups, config, own)
+    first, second = with_advantages(groups, config, custom)
     (rewards_PG, _), (rewards_PC, valid_PC) = asked
     assert np.array_equal(rewards_PG, [[1, np.nan], [1, 0]], equal_nan=True)
     assert np.array_equal(rewards_PC, [[0, 4, np.nan], [1, 0, np.nan]], equal_nan=True)

@@ -40,7 +40,7 @@ def test_rollouts_by_a_vllm_that_is_up_are_not_cut(name: str, monkeypatch: pytes
 
     def up(backend) -> None:
         server = Server(Endpoint("http://localhost:8000/v1"), backend, "m")
-        monkeypatch.setattr(sampling, "reach", lambda *_: server)
+        monkeypatch.setattr(sampling, "connect_to_server", lambda *_: server)
 
     up("vllm")
     with pytest.raises(UserError, match="vLLM does not tell which tokens"):

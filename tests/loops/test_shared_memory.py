@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from hone.loops import shared_memory
-from hone.loops.shared_memory import KEPT, scratch_folder, shared_folder, shortage
+from hone.loops.shared_memory import PRESERVED, scratch_folder, shared_folder, shortage
 
 HOLDER = """
 import sys, time
@@ -74,7 +74,7 @@ def test_scratch_folders_of_killed_processes_are_removed_but_not_one_that_a_mess
     killed.wait()
     assert left.parent == tmp_path and left.name.startswith("hone-rl-") and (left / "weights").exists()
     with pytest.raises(KeyError), scratch_folder("rl") as named:
-        (named / KEPT).touch()
+        (named / PRESERVED).touch()
         raise KeyError
     with scratch_folder("rl") as lives, scratch_folder("rl") as other:
         assert {*tmp_path.iterdir()} == {named, lives, other}

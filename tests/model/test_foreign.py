@@ -223,7 +223,7 @@ def test_weights_that_are_not_finite_or_far_too_few_are_refused(tmp_path: Path) 
 def test_a_window_is_the_longest_context_and_muon_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "gemma3_text", **FAMILIES["gemma3_text"])
     model = load_model(tmp_path)
-    assert (model.config.max_position_embeddings, model.config.own_context) == (96, 128)
+    assert (model.config.max_position_embeddings, model.config.stated_context) == (96, 128)
     assert model.config.context.startswith("context of 96 tokens (of its 128: beyond 96 its layers see a window")
     factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "rope_theta": 1e4, "rope_type": "longrope"}
     write(tmp_path / "long", "phi3", rope_parameters=factors, original_max_position_embeddings=32)

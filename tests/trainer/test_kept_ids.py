@@ -38,14 +38,14 @@ def sampled(decoder) -> list[Sequence]:
     made = []
     for i, (job, completion) in enumerate(zip(jobs, Engine(decoder).run(jobs, WAY), strict=True)):
         before, count = len(job.prompt), len(completion.token_ids)
-        assert completion.kept is not None
+        assert completion.candidates is not None
         made.append(
             Sequence(
                 np.array([*job.prompt, *completion.token_ids]),
                 np.repeat([False, True], [before, count]),
                 np.array([0.0] * before + completion.logprobs, dtype=np.float32),
                 *(1.0 - 0.4 * i, i // 3, i % 3),
-                columns=joined([(before, {}), (count, {"candidates": completion.kept})]),
+                columns=joined([(before, {}), (count, {"candidates": completion.candidates})]),
             )
         )
     return made

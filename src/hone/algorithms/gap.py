@@ -17,7 +17,7 @@ from hone.extension import gathered
 
 
 class Verdict(IntEnum):
-    """Verdict on a gap; the number is the metric."""
+    """Verdict on a gap, recorded by its number."""
 
     OK = 0
     WARN = 1
@@ -42,7 +42,7 @@ class Gap:
 
 
 class Band(NamedTuple):
-    """Up to `mean` and `max` a gap is fine; a mean beyond `stop` is no rounding. A single token never stops a run."""
+    """A gap up to `mean` and `max` is fine; a mean beyond `stop` ends a run. A single token never does."""
 
     mean: float
     max: float

@@ -86,7 +86,7 @@ def start(name: str, argv: list[str]) -> int:
 
 
 def enter() -> None:
-    """Begin in the background: the command is the one that was typed, and no hang-up ends it."""
+    """Begin in the background: take over the typed command, and ignore hang-ups."""
     sys.argv = json.loads(os.environ[DETACHED])["command"]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

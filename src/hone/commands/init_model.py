@@ -16,8 +16,8 @@ from hone.runs.files import write_file
 def run(config: InitModelConfig) -> int:
     out, init = config.out, config.init
     readme = out / "README.md"
-    own = readme.is_file() and f'- "{INIT_TAG}"\n' in readme.read_text(encoding="utf-8", errors="replace")
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not own)):
+    from_init = readme.is_file() and f'- "{INIT_TAG}"\n' in readme.read_text(encoding="utf-8", errors="replace")
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not from_init)):
         raise UserError(f"{out} was not made by `hone init-model`: give a new folder, or empty it first")
     model = random_decoder(tiny_config(init), config.seed)
     c = model.config

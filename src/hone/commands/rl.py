@@ -75,7 +75,7 @@ def _gpus(config: RLConfig) -> int:
 def check_server(config: RLConfig) -> None:
     """Raise UserError, before anything is loaded, if no server answers, or if it takes no weights of this run."""
     from hone.client import Endpoint, api_key
-    from hone.loops.reach import reach
+    from hone.loops.reach import connect_to_server
 
     client, weights = config.orchestrator.client, config.output_dir / SPOOL
     if config.mode == "split":
@@ -84,4 +84,4 @@ def check_server(config: RLConfig) -> None:
     for url in client.urls:
         with contextlib.suppress(Halt):
             endpoint = Endpoint(url, key, timeout=min(SECONDS, client.timeout))
-            reach(endpoint, config.model.name, None, config.seq_len, weights, None)
+            connect_to_server(endpoint, config.model.name, None, config.seq_len, weights, None)

@@ -34,7 +34,7 @@ HINTS = 5
 INDENT = 13
 """Columns before the text of a page."""
 POLL = 0.1
-"""Seconds between two looks at a run's lock."""
+"""Seconds between checks of a run's lock."""
 SLACK = 10.0
 """Seconds beyond its grace period after which the end of a run is overdue."""
 ROWS = 40

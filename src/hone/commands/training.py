@@ -70,13 +70,13 @@ def train(training: Any) -> Any:
 
 
 def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) -> list[Observer]:
-    """Return the observers of a run, of the core and of extensions; `by_program` from `hone.rl`."""
+    """Return the observers of a run, from the core and extensions; `by_program`: `hone.rl` started it."""
     display = make_display(config.display, Progress(kind, config.max_steps))
-    own = [(0, display), (30, Introduction()), (70, HandOver())]
+    builtin = [(0, display), (30, Introduction()), (70, HandOver())]
     more = [
         (one.place, load(one.module, one.function)(config, by_program)) for one in gathered("OBSERVERS", {}).values()
     ]
-    return [observer for _, observer in sorted([*own, *more], key=lambda one: one[0]) if observer is not None]
+    return [observer for _, observer in sorted([*builtin, *more], key=lambda one: one[0]) if observer is not None]
 
 
 class Introduction(Observer):
@@ -136,7 +136,7 @@ def introduction(training: Any) -> Iterator[str]:
     if hello is None and model.config.implementation != "hone":
         yield f"A model of type {model.config.family} is computed by transformers' layers: {PACE}."
     decoder = training.model.config if sft else training.decoder
-    if decoder.own_context > decoder.max_position_embeddings:
+    if decoder.stated_context > decoder.max_position_embeddings:
         yield f"The model has a {decoder.context}."
 
 

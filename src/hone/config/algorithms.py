@@ -44,12 +44,12 @@ class LossConfig(BaseConfig):
     count_filtered: bool = False
     """Divide also by the tokens, completions or prompts of groups with equal rewards."""
     kl_coef: Annotated[float, Meta("training")] = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the reference policy, the initial one; 0 keeps none."""
+    """Weight of the KL divergence to the reference policy, the initial one; 0: none."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of the divergence by a token: log ratio, half its square, or Schulman's k3."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Add the divergence to the loss; or take a completion's sum off its reward, before baseline and scale (with the
-    scale `token_std`: what a token and those after it have)."""
+    """Add the divergence to the loss; or subtract a completion's sum from its reward, before baseline and scale (with
+    the scale `token_std`: the sum from each token on)."""
     kl_bias_correction: bool = False
     """Multiply the divergence in the loss by the ratio: the gradient of `k1` and `k3` is then the gradient of
     KL(policy || reference), as with `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""

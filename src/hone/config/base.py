@@ -90,7 +90,7 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
         fields: dict[str, Any] = {}
         parents: list[Any] = [cls]
         for name, key in gathered("KEYS", {}).items():
-            where, _, own = name.rpartition(".")
+            where, _, key_name = name.rpartition(".")
             if where not in PLACES:
                 raise UserError(f"{key.module} adds the key {name}: write it below one of {', '.join(PLACES)}")
             if where != place:
@@ -101,21 +101,21 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
                 parents.insert(0, added)
                 ADDED.update({PLACES[place] + one: field.get_default() for one, field in added.model_fields.items()})
                 continue
-            if any(own in parent.model_fields for parent in parents):
+            if any(key_name in parent.model_fields for parent in parents):
                 raise UserError(f"{key.module} adds the key {name}, which is there already: choose another name")
             kind: Any = _KINDS.get(key.kind) or load(key.module, f"config.{key.kind}")
-            ADDED[PLACES[place] + own] = default = kind() if key.default == {} else key.default
+            ADDED[PLACES[place] + key_name] = default = kind() if key.default == {} else key.default
             kind = kind | None if default is None else kind
-            fields[own] = (Annotated[kind, Meta(**key.meta)], Field(default=default, description=key.docstring))
+            fields[key_name] = (Annotated[kind, Meta(**key.meta)], Field(default=default, description=key.docstring))
         choices: dict[str, dict[str, str]] = {}
         for name, words in gathered("CHOICES", {}).items():
             where, _, rest = name.partition(".")
-            own, _, value = rest.partition(".")
-            if where not in PLACES or not value or (where == place and own not in cls.model_fields):
+            key_name, _, value = rest.partition(".")
+            if where not in PLACES or not value or (where == place and key_name not in cls.model_fields):
                 raise UserError(f"an extension adds {name} to CHOICES: write PLACE.KEY.VALUE, with a key that hone has")
             if where == place:
-                choices.setdefault(own, {})[value] = words
-        fields |= {own: _with_choices(cls.model_fields[own], values) for own, values in choices.items()}
+                choices.setdefault(key_name, {})[value] = words
+        fields |= {key_name: _with_choices(cls.model_fields[key_name], values) for key_name, values in choices.items()}
         about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
         return create_model(cls.__name__, __base__=tuple(parents), **about, **fields)
 
@@ -254,7 +254,7 @@ class Settings(dict[Path, Setting]):
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a config class. `type` is its annotation without `| None`; `free` is True below a free-form dict."""
+    """A key of a config class. `type` is its annotation without `| None`; `free` is True below a free-form dict."""
 
     path: Path
     type: Any

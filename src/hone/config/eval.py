@@ -33,7 +33,7 @@ class EvalConfig(BaseConfig):
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
         """Return a training run's task with its arguments, and the sampling of its evaluations if it is of RL."""
         sampling = sampling_of_run(table) if kind == "rl" else {}
-        return task_of_run(kind, table, "env_args", "template") | sampling
+        return task_of_run(kind, table, "template") | sampling
 
     env: str = "reverse-text"
     """Environment id; also the first word of the command line."""
@@ -56,7 +56,7 @@ class EvalConfig(BaseConfig):
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
     """Most new tokens per completion; by default 1024, or what a local model's context leaves if that is less."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
-    """0 is greedy, and so is less than 1e-5 for a model in this process."""
+    """Sampling temperature; 0 is greedy, for a model in this process below 1e-5."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
@@ -131,12 +131,12 @@ class EvalConfig(BaseConfig):
 def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling of an RL run's evaluations, from its config.toml: the limits are training's unless set."""
     orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
-    training, own = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
+    training, evaluated = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
     if len(tasks := orch.get("envs", [])) == 1:
         training = training | tasks[0].get("sampling", {})
-    limits = {name: own.get(name) or training.get(name) for name in ("max_tokens", "stop")}
-    args = {name: own.get(name) for name in ("top_k", "min_p")} | {"stop": limits["stop"], "seq_len": seq_len}
+    limits = {name: evaluated.get(name) or training.get(name) for name in ("max_tokens", "stop")}
+    args = {name: evaluated.get(name) for name in ("top_k", "min_p")} | {"stop": limits["stop"], "seq_len": seq_len}
     found = {"max_tokens": limits["max_tokens"] or seq_len, "seed": table.get("seed")}
-    found |= {name: own.get(name) for name in ("temperature", "top_p")}
+    found |= {name: evaluated.get(name) for name in ("temperature", "top_p")}
     found |= {"sampling_args": {name: value for name, value in args.items() if value}}
     return {name: value for name, value in found.items() if value is not None}

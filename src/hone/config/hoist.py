@@ -49,16 +49,16 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
     return first.rpartition(":")[2] or command or PurePath(str(args.get("data") or "")).stem or env_id
 
 
-def task_of_run(kind: str, table: dict[str, Any], args: str, template: str) -> dict[str, Any]:
+def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, Any]:
     """Return the task in the config.toml of a run of `hone KIND`, or the whole table if it has none.
 
-    `args` and `template` are the names of their keys. Raises UserError for several tasks.
+    `template` is the name of that key. Raises UserError for several tasks.
     """
     section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
     if len(section.get("envs", [])) > 1:
         raise UserError("the run has several tasks: name one, and its arguments by -a")
     env = section.get("env", {})
-    found = {"env": env.get("id"), args: env.get("args"), template: env.get("template")}
+    found = {"env": env.get("id"), "env_args": env.get("args"), template: env.get("template")}
     return {name: value for name, value in found.items() if value} if found["env"] else table
 
 
@@ -70,7 +70,7 @@ def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
         if "inference" in files and client.get("base_url"):
             raise UserError(
                 "--inference @ FILE starts a server, orchestrator.client.base_url names one that is up: leave out one "
-                "of them (inference.port is where the run's own server listens)"
+                "of them (inference.port is where the run's server listens)"
             )
         if "inference" not in {*files, *(path[0] for path in settings)}:
             client.setdefault("base_url", SERVER_THAT_IS_UP)

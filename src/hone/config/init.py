@@ -13,7 +13,7 @@ from hone.errors import UserError
 
 
 class InitEnvConfig(BaseConfig):
-    """Write a task that works as it is, to be made your own: a Python file, its test, and recipes that train on it."""
+    """Write a working task to change into yours: a Python file, its test, and recipes that train on it."""
 
     positional = "name"
 

@@ -118,7 +118,7 @@ def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
     problem = f"{name} is {str(value).lower() if isinstance(value, bool) else repr(value)}{where}"
     expected = first["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]
     if kind == "model_type":
-        expected = "a section with keys of its own"
+        expected = "a section with keys"
     raise UserError(f"{problem}, but should be {expected}" if expected != first["msg"] else f"{problem}: {expected}")
 
 

@@ -11,7 +11,7 @@ from hone.extension import lacking
 
 
 class Retired(NamedTuple):
-    """In a file the `harmless` values are dropped; any other value, a flag and a keyword get the sentence `instead`."""
+    """A retired key: `harmless` values in files are dropped; other values, flags and keywords raise `instead`."""
 
     harmless: tuple[Any, ...]
     instead: str

@@ -107,7 +107,7 @@ class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
     interval: Annotated[int, Meta("evaluation")] = Field(default=50, ge=1)
-    """Steps between evaluations, where any key of this section is given; step 0 and the end are evaluated as well."""
+    """Steps between evaluations, if any key of this section is set; step 0 and the end are evaluated as well."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=128, ge=1)
     """Held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
@@ -117,7 +117,7 @@ class OnlineEvalConfig(BaseConfig):
     envs: list[MixedEnvConfig] = []
     """Tasks to evaluate on, instead of the trained ones."""
     overlap: Literal["warn", "drop", "refuse"] = "warn"
-    """If training prompts are held-out ones too: warn, take them out of training, or don't start."""
+    """If a training prompt is held out too: warn, take it out of training, or don't start."""
 
     @model_validator(mode="after")
     def _check_envs(self) -> OnlineEvalConfig:
@@ -133,17 +133,19 @@ class OrchestratorConfig(BaseConfig):
     batch_size: Annotated[int, Meta("rollouts")] = Field(default=128, ge=1)
     """Completions per step; a multiple of `rollouts_per_example`."""
     rollouts_per_example: Annotated[int, Meta("rollouts")] = Field(default=16, ge=1)
-    """Completions per prompt (the group G); at least 2, for the group mean is the baseline; 1 with
-    `advantage.baseline = "batch"`."""
+    """Completions per prompt (the group G); at least 2, as the group mean is the baseline; 1 with `advantage.baseline =
+    "batch"`.
+    """
     max_examples: Annotated[int | None, Meta("rollouts")] = Field(default=None, ge=1)
-    """Use only the first this many training examples."""
+    """Number of training examples to use, the first ones."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Which prompt comes when."""
     refill: RefillConfig | None = None
     """Draws further prompts until the batch is full of groups with different rewards; off unless given."""
     truncated: Annotated[Literal["keep", "mask", "penalize"], Meta("rollouts", 1)] = "keep"
-    """A completion stopped by length: train on it with its reward, leave it out of the loss only (`mask`), or take
-    `overlong_penalty` off its reward."""
+    """A completion stopped by length: train on it with its reward, leave it out of the loss only (`mask`), or subtract
+    `overlong_penalty` from its reward.
+    """
     overlong_buffer: int = Field(default=0, ge=0)
     """With `penalize`: tokens before the length limit over which the penalty grows, linearly (DAPO)."""
     overlong_penalty: float = Field(default=1.0, gt=0)
@@ -311,7 +313,7 @@ class RLConfig(RunConfig):
     gap: GapConfig = GapConfig()
     """Bounds of the gap between sampler and trainer."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
-    """Path of batches, weights and results between processes, if each role has its own process."""
+    """Path of batches, weights and results between processes, if each role has a process."""
     restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
     """Most restarts of dead processes in a run in mode split."""
 
@@ -334,7 +336,7 @@ class RLConfig(RunConfig):
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
         sampled = {env.name: env.sampled(evals.sampling) for env in evals.envs}
-        of = {name: changed(evals, {"sampling": own, "envs": []}) for name, own in sampled.items()}
+        of = {name: changed(evals, {"sampling": sampling, "envs": []}) for name, sampling in sampled.items()}
         alone = {env.name: TaskConfig(**env.model_dump(include={"id", "args", "template"})) for env in evals.envs}
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
@@ -399,8 +401,8 @@ class RLConfig(RunConfig):
     @property
     def server_urls(self) -> list[str]:
         """The servers to sample from in mode split: already up, or started by `inference`."""
-        own = self.inference
-        ports = range(own.port, own.port + own.replicas)
+        inference = self.inference
+        ports = range(inference.port, inference.port + inference.replicas)
         return self.orchestrator.client.urls or [f"http://127.0.0.1:{port}/v1" for port in ports]
 
     @property

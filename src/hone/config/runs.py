@@ -35,7 +35,7 @@ class RunsStopConfig(OneRun):
     """End a running run: it finishes its step, saves a checkpoint, and can be resumed."""
 
     now: bool = False
-    """Kill it at once (SIGKILL): what came after its last checkpoint will have to be done again."""
+    """Kill it at once (SIGKILL): steps after its last checkpoint are lost."""
 
 
 class RunsContinueConfig(OneRun):
@@ -64,8 +64,9 @@ class RunsLedgerConfig(OneRun):
     """List the final state of every draw of an RL run. A draw is one example taken in one step."""
 
     state: Literal["trained", "filtered", "failed", "retired", "surplus", "cut"] | None = None
-    """Only draws that ended so: trained on, of equal rewards, ungraded, retired by a curriculum, not needed by a
-    refill; `cut`: cut off by the refill of an older run."""
+    """Only draws with this end: trained on, of equal rewards, ungraded, retired by a curriculum, not needed by a
+    refill; `cut`: cut off by the refill of an older run.
+    """
     step: int | None = Field(default=None, ge=0)
     """Only the draws of this step."""
     limit: int | None = Field(default=None, ge=0)

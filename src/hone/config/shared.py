@@ -17,7 +17,7 @@ from hone.web import shown_url
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
 DEFAULT_PRECISION: Precision = "fp32" if takes_products_in_fp32("cpu") and not has_gpu_driver() else "bf16_linear"
-"""Of commands that compute on this machine: where products in bf16 are slow, casts give nothing."""
+"""Precision of commands that compute on this machine: where bf16 products are slow, casts gain nothing."""
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
 MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
@@ -224,7 +224,7 @@ class CkptConfig(BaseConfig):
     interval: Annotated[int | None, Meta("run")] = Field(default=None, ge=1)
     """Steps between checkpoints; without it, only at the end and on a signal."""
     keep_last: int | None = Field(default=None, ge=1)
-    """Keep the newest this many, and their weights; without it, all."""
+    """Number of newest checkpoints to keep, with their weights; by default all."""
     keep_interval: int | None = Field(default=None, ge=1)
     """Keep checkpoints at multiples of this many steps, too."""
     best: str | None = None
@@ -243,7 +243,7 @@ class ResumeConfig(BaseConfig):
 
 
 class StopConfig(BaseConfig):
-    """End the run before `max_steps`, done, when a metric has come to a target."""
+    """End the run as done, before `max_steps`, when a metric reaches a target."""
 
     metric: Annotated[str, Meta("run")]
     """Name as in metrics.jsonl, such as eval/reverse-text/reward/mean, or val/loss for `sft`."""
@@ -325,7 +325,7 @@ class EnvConfig(BaseConfig):
     bare = "id"
 
     id: Annotated[str, Meta("task data")] = "reverse-text"
-    """Its module's name, with dashes: found in `environments/`, the current directory, installed packages."""
+    """Module of the task, with dashes: in `environments/`, the current directory or an installed package."""
     args: Annotated[dict[str, Any], Meta("task data")] = {}
     """Keyword arguments of its `load_environment`, as JSON, or key by key (`--….env.args.max_len 16`)."""
     template: dict[str, Any] | None = None
@@ -340,10 +340,11 @@ class GradingConfig(BaseConfig):
     """Execution of reward functions: in separate processes, unless they are marked `@inline`."""
 
     workers: int | None = Field(default=None, ge=0)
-    """Processes; by default one per core. 0: none, all runs in hone's own and without limits, for debugging."""
+    """Processes; by default one per core. 0: all runs in hone's process, without limits, for debugging."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds for a completion: if deterministic, of processor time (by the clock 6 times as many). A function of
-    `completions` has as many for each completion of its group."""
+    """Seconds for a completion: of processor time if deterministic (by the clock 6 times as many). A function of
+    `completions` has as many for each completion of its group.
+    """
     memory_gib: float = Field(default=4.0, gt=0)
     """Memory, in GiB, that a process may take beyond what it takes to load the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
@@ -404,15 +405,15 @@ class RunConfig(BaseConfig):
     max_steps: Annotated[int, Meta("run", shared=2, agreed="always")] = Field(default=100, ge=1)
     """Optimiser steps to take."""
     seed: Annotated[int, Meta("run role", shared=5, agreed="tiny", listed=False)] = Field(default=0, ge=0)
-    """The one seed: data order, sampling and initial weights derive from it."""
+    """Seed of data order, sampling and initial weights."""
     output_dir: Annotated[Path, Meta("run role", decides="nothing", shared=6, listed=False)] = Path("outputs")
     """The run directory; if it is not given, `rl` and `sft` make a new one, such as outputs/rl-TASK-1."""
     ckpt: Annotated[CkptConfig | None, Meta("run", decides="nothing", shared=4)] = None
     """Checkpoints; off unless given."""
     resume: Annotated[ResumeConfig | None, Meta("run", decides="start")] = None
-    """Resume; off unless given."""
+    """Resume from a checkpoint; off unless given."""
     allow_drift: Annotated[bool, Meta(decides="start")] = False
-    """Resume although config or task changed in what decides the numbers; the run is marked as not reproducible."""
+    """Resume although config or task changed so that numbers differ; the run is marked as not reproducible."""
     stop: Annotated[StopConfig | None, Meta(place=1, decides="nothing")] = None
     """Stop at the target of a metric; off unless given."""
     budget: Annotated[BudgetConfig | None, Meta(place=1, decides="nothing")] = None

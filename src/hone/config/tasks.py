@@ -19,7 +19,7 @@ class TaskConfig(EnvConfig):
     profile: Path | None = None
     """Pass rates of training examples, as `hone eval ENV --profile FILE` measures them."""
     pass_rate: tuple[float, float] | None = None
-    """With `profile`: train on the examples from this pass rate to that one alone, such as [0.1, 0.9]."""
+    """With `profile`: train only on examples within these two pass rates, such as [0.1, 0.9]."""
 
     @field_validator("pass_rate", mode="before")
     @classmethod
@@ -52,7 +52,7 @@ class MixedEnvConfig(EnvConfig):
     name: str = Field(default="", pattern=r"^[^/\s]*$")
     """Its name in metrics and ledger; by default its id."""
     sampling: OwnSamplingConfig = OwnSamplingConfig()
-    """Keys that differ from the section beside; training has one `temperature`."""
+    """Keys that differ from the common section; training has one `temperature`."""
 
     @model_validator(mode="after")
     def _settle_name(self) -> Self:

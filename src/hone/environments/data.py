@@ -184,11 +184,11 @@ def train_and_eval(
     dataset_split: str,
     eval_split: str,
     halve: Callable[[Rows], tuple[Rows, Rows]],
-    own: Callable[[str], Rows],
+    builtin: Callable[[str], Rows],
 ) -> dict[str, DataSource]:
     """Return the arguments `dataset` and `eval_dataset` of an Environment, as functions that read.
 
-    `halve` divides a `dataset` without an `eval_dataset`, after templates. `own` makes rows of "train" or "eval" if
+    `halve` divides a `dataset` without an `eval_dataset`, after templates. `builtin` makes rows of "train" or "eval" if
     neither names a source.
     """
 
@@ -199,13 +199,13 @@ def train_and_eval(
 
     def train(change: Callable[[Rows], Rows]) -> Rows:
         if dataset is None:
-            return own("train")
+            return builtin("train")
         return change(load_rows(dataset, dataset_split)) if eval_dataset else halves(change)[0]
 
     def held_out(change: Callable[[Rows], Rows]) -> Rows:
         if eval_dataset is not None:
             return change(load_rows(eval_dataset, eval_split))
-        return halves(change)[1] if dataset else own("eval")
+        return halves(change)[1] if dataset else builtin("eval")
 
     reads = bool(dataset or eval_dataset is not None)
     return {"dataset": DataSource(train, dataset is not None), "eval_dataset": DataSource(held_out, reads)}

@@ -3,7 +3,7 @@
     rollouts = Driver(env, sample).run(models)
 
 A rollout waits for a turn of the model or for an answer of the environment. Once every active rollout waits, the
-caller's thread answers: first all that the environment is asked, else all turns at once, in the order of the
+caller's thread answers: first all questions to the environment, else all turns at once, in the order of the
 rollouts. So the time that an answer takes does not change which turns are sampled together.
 """
 
@@ -82,12 +82,12 @@ class Model:
 
 
 def failed(words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> tuple[Outcome, str]:
-    """Return the failure of a rollout in words that a file takes: without API keys and halves of surrogate pairs."""
+    """Return the failure of a rollout as text that is safe to store: no API keys, no halves of surrogate pairs."""
     return outcome, redact(words)[-TAIL:].encode("utf-8", "replace").decode()
 
 
 async def rolled_out(env: Environment, model: Model, passed: type[Exception] = UserError) -> Rollout:
-    """Return a task's rollout; it ends where no turn has room. Its code's errors, but for `passed`, cost it alone."""
+    """Return a task's rollout, which ends where no turn has room. Its code's errors, except `passed`, fail it alone."""
     try:
         return await env.rollout(model, model.example)
     except NoRoom as full:
@@ -329,7 +329,7 @@ def _raise(error: BaseException) -> None:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks, and wait for them a while: one may not heed it."""
+    """Cancel the tasks, and wait a while: one may ignore it."""
     left = list(tasks)
     for task in left:
         task.cancel()

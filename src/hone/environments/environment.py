@@ -95,9 +95,9 @@ class Environment:
 
     Each is a sequence of rows or, so that building an environment touches no data, a function that returns one; it is
     called on first use. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a reward
-    function asks for it) and `info` (a dict, or one as JSON). A task whose rows have other columns overrides
-    `format_row`; a data set with other columns than the task's is read through a template (`use_template`).
-    `reference` makes a right answer of an example: a template or a function, see `hone.environments.references`.
+    function asks for it) and `info` (a dict, or one as JSON). A task of rows with other columns overrides `format_row`;
+    a data set with other columns than the task's is read through a template (`use_template`). `reference` makes a right
+    answer of an example: a template or a function, see `hone.environments.references`.
     """
 
     tool_schemas: list[dict[str, Any]] | None = None
@@ -201,14 +201,14 @@ class Environment:
 
         Yields False if no process can load this environment, or it has its own. Limits and processes are restored.
         """
-        kept = self._workers, self.limits, self.isolated
+        before = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
         self.isolated = True
         try:
             yield self._workers_for(self.all_inline) is not None
         finally:
             self.close_workers()
-            self._workers, self.limits, self.isolated = kept
+            self._workers, self.limits, self.isolated = before
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
         """Make the task's columns from its data set's, as `hone.environments.template` says.

@@ -33,7 +33,7 @@ from hone.config.hoist import FUNCTIONS
 from hone.digests import text_sha256
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
 from hone.environments.environment import Environment, Origin, SingleTurnEnv
-from hone.environments.kept_source import kept_name, kept_source
+from hone.environments.kept_source import standalone_name, standalone_source
 from hone.environments.parsers import completion_text
 from hone.environments.references import Reference
 from hone.environments.rubric import (
@@ -164,17 +164,17 @@ class FunctionTask(SingleTurnEnv):
     def format_row(self, row: Row) -> Row:
         if missing := self.needed - row.keys():
             raise KeyError(min(missing))
-        answer, own = row.get("answer"), row.get("info")
+        answer, given = row.get("answer"), row.get("info")
         others = set(row) - {"prompt", "answer", "info"} - ({"question"} - self.needed)
         info = {name: value for name, value in row.items() if name in others}
         if not isinstance(answer, str | None):
             info["answer"] = answer  # functions get it as it is, and not as text
         if self.batched and isinstance(_raw_prompt(row), str):
             info[_IS_TEXT] = True
-        if isinstance(own, str):
+        if isinstance(given, str):
             with suppress(json.JSONDecodeError):
-                own = json.loads(own or "{}")
-        info = {**own, **info} if isinstance(own, dict) else own or info
+                given = json.loads(given or "{}")
+        info = {**given, **info} if isinstance(given, dict) else given or info
         return {"prompt": _raw_prompt(row), "answer": answer, "info": info}
 
     @property
@@ -306,17 +306,17 @@ def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Given:
+class ProgramTask:
     """A task that a program gives; `load` makes it.
 
     `args` name the files of the run; `files` are their texts. `graded_here` names functions that no other process can
-    import, so all run here. `not_kept` is why `rewards.py` can't be imported alone, "" if it can.
+    import, so all run here. `import_problem` is why `rewards.py` can't be imported alone, "" if it can.
     """
 
     args: dict[str, Any]
     files: dict[str, str]
     graded_here: list[str]
-    not_kept: str
+    import_problem: str
     load: Callable[[], Environment]
 
     @property
@@ -334,7 +334,7 @@ def given_task(
     correct: RewardFunc | str | None = None,
     agent: Callable[..., Any] | str | None = None,
     reference: Reference | None = None,
-) -> Given:
+) -> ProgramTask:
     """Return the task of these functions, or this `agent`, on these rows; what is missing comes from `args`.
 
     A data set is a path, a hub id, or rows for `given_rows`. `folder` is the run's.
@@ -352,7 +352,7 @@ def given_task(
     objects += [checked_function(reference, "reference")] if callable(reference) else []
     placed = [(func if isinstance(func, str) else place_of(func), func) for func in funcs]
     placed = placed or [(place, place) for place in _as_list(args.get("rewards", []))]
-    text, not_kept = kept_source(objects) if objects else ("", "")
+    text, import_problem = standalone_source(objects) if objects else ("", "")
     digest = text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])])
     found = [(p, Source(checked_function(func), None, digest) if p is None else _source(p)) for p, func in placed]
     if not found and not has_agent:
@@ -363,12 +363,12 @@ def given_task(
     files |= {REWARDS: text} if text else {}
     named: dict[str, Any] = dict(args)
     named |= {name: str(folder / f"{name}.jsonl") if isinstance(r, Rows) else r for name, r in rows.items() if r}
-    names = [place or f"{folder / REWARDS}:{kept_name(source.func)}" for place, source in found]
+    names = [place or f"{folder / REWARDS}:{standalone_name(source.func)}" for place, source in found]
     named |= ({"agent": names[0]} if names else {}) if has_agent else {"rewards": names}
     named |= {} if reward_weights is None else {"weights": _numbers(reward_weights)}
     named |= {} if correct is None else {"correct": correct if isinstance(correct, str) else component_name(correct)}
     if callable(reference):
-        named["reference"] = place_of(reference) or f"{folder / REWARDS}:{kept_name(reference)}"
+        named["reference"] = place_of(reference) or f"{folder / REWARDS}:{standalone_name(reference)}"
     elif reference is not None:
         named["reference"] = reference
     data = [rows[name] or named.get(name) for name in rows]
@@ -387,7 +387,7 @@ def given_task(
             task.loaded_by(Origin(FUNCTIONS, named, os.getcwd(), list(sys.path), sources()))
         return task
 
-    return Given(named, files, here, not_kept if here else "", load)
+    return ProgramTask(named, files, here, import_problem if here else "", load)
 
 
 def place_of(func: Callable[..., Any]) -> str | None:

@@ -25,14 +25,14 @@ from hone.environments.services import Service
 HEAD = '"""Functions of this run and what they use, as they were when it began."""\n'
 
 
-def kept_name(function: Callable[..., Any]) -> str:
+def standalone_name(function: Callable[..., Any]) -> str:
     """Return a function's name in the file. An object gets `reward_` in front: its class is defined under its name."""
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"
 
 
-def kept_source(functions: Sequence[Callable[..., Any]]) -> tuple[str, str]:
+def standalone_source(functions: Sequence[Callable[..., Any]]) -> tuple[str, str]:
     """Return the text of a file that defines these functions, and why it can't be imported alone ("" if it can).
 
     An object is written as its class and attributes. Parts that can't be written are comments in the file; then it
@@ -58,7 +58,7 @@ class _Writer:
 
     def write(self, functions: Sequence[Callable[..., Any]]) -> str:
         for function in functions:
-            self._define(kept_name(function), function, _globals_of_home(function))
+            self._define(standalone_name(function), function, _globals_of_home(function))
         head = "\n".join([HEAD, *([self._future] if self._future else []), *sorted(self._imports)])
         return "\n\n".join([head, *self._pieces]) + "\n"
 

@@ -63,20 +63,20 @@ def completion_text(completion: str | Sequence[Message]) -> str:
 
 def visible_text(text: str) -> str:
     """Return `text` without thoughts, and without the markers `<|…|>` that a server may leave at its end."""
-    kept: list[str] = []
+    parts: list[str] = []
     start, thinking = 0, False
     for tag in _THINK.finditer(text):
         if tag.group() == "<think>":
             if not thinking:
-                kept.append(text[start : tag.start()])
+                parts.append(text[start : tag.start()])
             thinking = True
         else:
             if not thinking:
-                kept.clear()
+                parts.clear()
             start, thinking = tag.end(), False
     if not thinking:
-        kept.append(text[start:])
-    return _without_specials("\n".join(kept))
+        parts.append(text[start:])
+    return _without_specials("\n".join(parts))
 
 
 class Parser:
@@ -117,7 +117,6 @@ class TagParser(Parser):
         return next(filter(None, reversed(answers)), None)
 
     def wrap(self, answer: str) -> str:
-        """Return `answer` between the tags."""
         return f"{self.opening}{answer}{self.closing}"
 
 

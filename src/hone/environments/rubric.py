@@ -286,7 +286,7 @@ def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
     except ValueError as error:
         raise UserError(
             f"reward function {name} has a parameter {str(error)!r}, which grading does not offer; it offers "
-            f"{', '.join(OFFERED)} (give a parameter of its own a default)"
+            f"{', '.join(OFFERED)} (give any other parameter a default)"
         ) from None
 
 

@@ -43,12 +43,12 @@ class Service:
 
     @property
     def patience(self) -> float:
-        """Seconds that grading has to wait for it: a try that hangs, and one that is answered late."""
+        """Seconds that grading may wait for it: one try that hangs, and one that is answered late."""
         return 2 * self.timeout
 
     @property
     def source(self) -> str:
-        """The Python that makes it again, where `hone` is imported; a URL without the values of its query."""
+        """Python code that recreates it, after `import hone`; its URL has no values of the query."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}  # type: ignore[arg-type]
         given |= {name: shown_url(given[name]) for name in ("url", "base_url") if given.get(name)}
         return f"hone.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"

@@ -30,12 +30,12 @@ _beside: set[Path] = set()
 def check_task_file(env_id: str, path: Path) -> None:
     """Raise UserError if the task with this id is a local file, not an installed one, that `hone.trust` refuses."""
     resolved = path.resolve()
-    if resolved.parent not in _own_folders() and not any(map(resolved.is_relative_to, _installed_folders())):
+    if resolved.parent not in _builtin_folders() and not any(map(resolved.is_relative_to, _installed_folders())):
         trust.check_file(f"the task {env_id}", path, source_digest(resolved))
 
 
 def is_taken(name: str) -> str | None:
-    """Return where a module of this name is already found, as a task or an installed package; None if nowhere."""
+    """Return the place of a module of this name, as a task or an installed package; None without one."""
     if name == FUNCTIONS:
         return "hone's own task of reward functions"
     if (path := find_file(name)) is not None:
@@ -55,10 +55,10 @@ def find_file(name: str) -> Path | None:
 def folders() -> list[Path]:
     """Return the folders where task files may lie; the first match wins."""
     here = Path.cwd()
-    return [here / "environments", *_own_folders(), here]
+    return [here / "environments", *_builtin_folders(), here]
 
 
-def _own_folders() -> list[Path]:
+def _builtin_folders() -> list[Path]:
     """Return the folder of hone's tasks in a source checkout; when installed, they are top-level modules."""
     checkout = Path(hone.__file__).resolve().parents[2]
     return [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
@@ -102,7 +102,7 @@ def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
 
     An installed package goes before a file of the same name. Folders of installed tasks, or of hone's, have none.
     """
-    folders = [folder for folder in beside if folder not in _own_folders() and "site-packages" not in folder.parts]
+    folders = [folder for folder in beside if folder not in _builtin_folders() and "site-packages" not in folder.parts]
     found: set[Path] = set()
     queue = [source]
     while queue:

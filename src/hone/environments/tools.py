@@ -69,7 +69,7 @@ class ToolEnv(MultiTurnEnv):
         if not functions or len(self.tools) != len(functions):
             raise UserError(
                 f"environment {self.id!r}: tools are {[function.name for function in functions]}; "
-                "give at least one, and each a name of its own"
+                "give at least one, and each another name"
             )
         self.max_chars, self.stop_errors = max_chars, tuple(stop_errors)
         self.tool_schemas = [function.schema for function in functions]

@@ -1,1 +1,1 @@
-"""Policies on held-out examples: `loop` samples and grades, `result` is what came out, `intervals` how sure that is."""
+"""Evaluation on held-out examples: `loop` samples and grades, `result` has the outcome, `intervals` its uncertainty."""

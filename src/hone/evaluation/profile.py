@@ -54,23 +54,23 @@ def train_within(env: Environment, task: TaskConfig) -> None:
     def choose(split: Split) -> Sequence[int]:
         measured = _read(path)
         rates = [measured.get(example.id) for example in split]
-        kept = [i for i, rate in enumerate(rates) if rate is not None and least <= rate <= most]
+        used = [i for i, rate in enumerate(rates) if rate is not None and least <= rate <= most]
         known = sum(rate is not None for rate in rates)
         if not known:
             raise UserError(
                 f"orchestrator.env.profile = {path} has no training example of {env.id}, as it is set up here: measure "
                 f"one with `hone eval {env.id} -m MODEL --profile FILE`"
             )
-        if not kept:
+        if not used:
             raise UserError(
                 f"no training example has a pass rate from {least:g} to {most:g} in {path}: widen "
                 "orchestrator.env.pass_rate, or measure more examples"
             )
         env.left_out = (
-            f"{len(kept):,} of {len(rates):,} training examples are used: {known - len(kept):,} have a pass rate below "
+            f"{len(used):,} of {len(rates):,} training examples are used: {known - len(used):,} have a pass rate below "
             f"{least:g} or above {most:g} in {path.name}, {len(rates) - known:,} are not in it"
         )
-        return kept
+        return used
 
     env.restrict("train", choose)
 

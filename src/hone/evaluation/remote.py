@@ -126,5 +126,5 @@ def request_body(
     """Return the body of one turn's request, without model, messages and tools."""
     key = rng.key(seed, "eval", 0, index, rollout, *([turn] if turn else []))
     # 31 bits are what every server takes for a seed, and no JSON reader rounds.
-    own = {} if "seed" in body else {"key": key} if exact_keys else {"seed": key >> 33}
-    return {name: value for name, value in (own | body).items() if value is not None}
+    seeding = {} if "seed" in body else {"key": key} if exact_keys else {"seed": key >> 33}
+    return {name: value for name, value in (seeding | body).items() if value is not None}

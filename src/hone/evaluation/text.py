@@ -3,8 +3,8 @@
     server = TextServer(client, "Qwen/Qwen3-0.6B", seed=0, body_of=body_of)
     rollout = await attempt(env, TextModel(driver, 0, example, (0, 0), server))
 
-The server counts tokens: a conversation that exceeds its context is truncated. Tool calls are those that the server
-reports, or else read from the text. A program's requests are passed on.
+The server counts tokens: a conversation that exceeds its context is truncated. Tool calls are reported by the server,
+or else read from the text. A program's requests are passed on.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TextModel(Model):
         """The session that asked, and the conversation with its answer."""
         self._has_room = True
         self._told: list[Message] = []
-        """The last conversation as the server has it: without the calls that were read from its text."""
+        """The last conversation as the server has it: without calls that were read from its text."""
 
     def key(self, *purpose: str | int) -> int:
         return rng.key(self.server.seed, "eval", 0, *self.place, *purpose)
@@ -78,7 +78,9 @@ class TextModel(Model):
         return Turn(message, reply.stop_reason)
 
     async def _complete(self, messages: list[Message], tools: Tools, body: dict[str, Any]) -> Rollout | Failure:
-        """Request an answer. A server that refuses tools because it reads no calls gets tool_choice "none" later."""
+        """Request an answer. A server that can't read calls, and so refuses tools, gets tool_choice "none" from then
+        on.
+        """
         server = self.server
         offered = {"tools": tools, **server.more} if tools else {}
         reply = await server.client.complete(server.name, messages, offered | body, self.sample_id)
@@ -89,7 +91,6 @@ class TextModel(Model):
         return await self._complete(messages, tools, body)
 
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
-        """Return the first conversation."""
         replies, prompt = [reply for _, reply in self.replies], self.example.prompt
         first = replies[0] if replies else Rollout(self.sample_id, prompt, "stop")
         for reply in replies[1:]:

@@ -1,1 +1,1 @@
-"""What the core does without: each folder can be deleted. `extension.py` says what it adds."""
+"""Optional parts of hone: each folder can be deleted. `extension.py` says what it adds."""

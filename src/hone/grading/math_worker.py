@@ -30,7 +30,7 @@ from sympy.core.relational import Relational
 from hone.grading.decimals import DECIMAL, is_rounded, same_rational
 
 EXACT_DIGITS = 50
-"""Two irrational numbers are equal if so many significant digits agree."""
+"""Two irrational numbers are equal if this many significant digits agree."""
 _CALL_NAME = re.compile(r"\A\s*\\?[A-Za-z]+\s*\([^()]*=[^()]*\)\s*=")
 """A name such as `P(X=2)` and its equals sign, which the grammar cannot read."""
 _FORMS = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -205,7 +205,7 @@ def _same_relations(gold: _Term, answer: _Term) -> bool:
 
 
 def _as_difference(term: _Term) -> tuple[Any, Any]:
-    """Return a relation as its kind, of < and > only <, and the left side minus the right one."""
+    """Return the kind of a relation (> is turned into <), and its left side minus its right one."""
     kind: Any = type(term.expr)
     left, right = term.part(term.expr.lhs).exact(), term.part(term.expr.rhs).exact()
     return (_FLIPPED[kind], right - left) if kind in _FLIPPED else (kind, left - right)

@@ -99,7 +99,7 @@ class ExitStatus:
 
     @property
     def killed(self) -> bool:
-        """True for a signal from outside, which says nothing of the question."""
+        """True for a signal from outside, which is not the fault of the question."""
         return self.code is None or -self.code in _OUTSIDE
 
     def failure(self, doing: str, seconds: float | None) -> GraderFailure:
@@ -129,7 +129,7 @@ class Process:
         self._late = time.monotonic() + START_SECONDS
         self._status, status = os.pipe()
         with tempfile.TemporaryFile() as words:
-            kept = os.dup(words.fileno())
+            output = os.dup(words.fileno())
             try:
                 keeper = processes.Process(
                     # -P: the folder of `process_main.py`, with its `math.py`, stays off the path.
@@ -149,7 +149,7 @@ class Process:
             os.set_blocking(fd, False)
         self.let_go = keeper.stdin.close
         """Makes it end, without waiting for that."""
-        self._end = weakref.finalize(self, _end, os.getpid(), keeper, self._status, kept)
+        self._end = weakref.finalize(self, _end, os.getpid(), keeper, self._status, output)
         # Numbers that no other code guesses, so that what it writes to the pipe is not taken for an answer.
         self._number = int.from_bytes(os.urandom(6), "big")
         self._out, self._in = bytearray(), bytearray()

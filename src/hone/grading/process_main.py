@@ -88,7 +88,7 @@ def keep(worker: int, woken: int) -> int | None:
 
 
 def work(keeper: int) -> None:
-    own = os.getpid()
+    pid = os.getpid()
     questions, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     os.register_at_fork(after_in_child=lambda: os.close(answers))
     node = os.fstat(answers).st_ino
@@ -98,7 +98,7 @@ def work(keeper: int) -> None:
     encode, decode = json.JSONEncoder().encode, json.JSONDecoder().decode
 
     def say(number: int, last: bool, answered: str = "null", error: str | None = None) -> None:
-        if os.getpid() != own or os.fstat(answers).st_ino != node:
+        if os.getpid() != pid or os.fstat(answers).st_ino != node:
             os._exit(1)
         data = f"[{number}, {encode(last)}, {answered}, {encode(error)}]\n".encode()
         while data:
@@ -194,8 +194,8 @@ class Traces:
     """Leftovers of code that can't be restored: processes, busy threads, and memory beyond half of the limit."""
 
     def __init__(self, keeper: int, memory: int) -> None:
-        self._own = os.getpid()
-        self._lists = [f"/proc/{pid}/task/{pid}/children" for pid in (self._own, keeper)]
+        self._pid = os.getpid()
+        self._lists = [f"/proc/{pid}/task/{pid}/children" for pid in (self._pid, keeper)]
         self._at_first, self._most = self._processes(), taken() + memory / 2
         self._threads = set(sys._current_frames())
 
@@ -219,7 +219,7 @@ class Traces:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
             mine = _numbers(self._lists[0]) or {0}
-        return mine | (_numbers(self._lists[1]) - {self._own})
+        return mine | (_numbers(self._lists[1]) - {self._pid})
 
 
 def _lives(pid: int) -> bool:

@@ -44,7 +44,7 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Ticket:
-    """A job in the engine: its number, how it is sampled, the ids that end it, and what looks out for stop strings."""
+    """A job in the engine: its number, how it is sampled, the ids that end it, and its watch for stop strings."""
 
     number: int
     job: Job
@@ -80,7 +80,7 @@ class Batch:
 
     @property
     def common_params(self) -> SamplingParams | None:
-        """Return what all rows are sampled by; None if they differ, or if more than ids and logprobs is asked for."""
+        """Return the parameters that all rows share; None if they differ, or ask for more than ids and logprobs."""
         params = self._groups[0][0]
         return params if len(self._groups) == 1 and not (params.top_logprobs or params.keeps_ids) else None
 
@@ -120,11 +120,11 @@ class Batch:
             elif not self.left[row]:
                 reason = "length"
             top = _pairs(best, ticket.params.top_logprobs) if best else ()
-            kept = None
+            candidates = None
             if ticket.params.keeps_ids:
                 begin = 2 + 2 * min(ticket.params.top_logprobs, self.logits.shape[1])
-                kept = set_bits(drawn[row, begin : begin + self._words].numpy())
-            emitted.append(Token(ticket.number, id, logprob, top, version, reason, watch and watch.found, kept))
+                candidates = set_bits(drawn[row, begin : begin + self._words].numpy())
+            emitted.append(Token(ticket.number, id, logprob, top, version, reason, watch and watch.found, candidates))
         return emitted
 
     def compact(self) -> None:
@@ -181,13 +181,13 @@ class Batch:
 def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: SamplingParams) -> Tensor:
     """Return `Batch.draw` of rows that are sampled in the same way, each with its uniform number of this index."""
     uniforms_B = uniforms_BT.gather(1, index_B[:, None]).squeeze(1)
-    tokens_B, logprobs_B, kept_BV = sample_tokens(logits_BV, uniforms_B, params)
+    tokens_B, logprobs_B, candidates_BV = sample_tokens(logits_BV, uniforms_B, params)
     columns = [x.double()[:, None] for x in (tokens_B, logprobs_B)]
     if params.top_logprobs:
         best = token_distribution(logits_BV, params).topk(min(params.top_logprobs, logits_BV.shape[1]))
         columns += [best.indices.double(), best.values.double()]
-    if kept_BV is not None:
-        columns.append(as_words(kept_BV))
+    if candidates_BV is not None:
+        columns.append(as_words(candidates_BV))
     return torch.cat(columns, dim=1)
 
 

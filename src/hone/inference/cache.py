@@ -165,7 +165,6 @@ class KVCache:
         self._lay_out(self.layout.group_of_row[rows])
 
     def tokens_joined(self, other: KVCache, max_new: int) -> int:
-        """Return what `tokens` would be after `join`."""
         prompts = self.prompts[0][0].shape[1] + other.prompts[0][0].shape[1]
         rows = self.rows + other.rows
         return prompts * max(self.width, other.width) + rows * (max(self.column, other.column) + max_new)

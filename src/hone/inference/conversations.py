@@ -138,15 +138,15 @@ class Call:
 
     def goes_on_with(self, messages: Sequence[Message], tools: Tools, session: str) -> bool:
         """Return True if a call of this session with these messages can continue this one."""
-        own = self.request.messages
+        known = self.request.messages
         return (
             self.turn is not None
             and not self.continued
             and self.session == session
             and self.tools == tools
-            and len(messages) > len(own) + 1
-            and same_messages(messages[: len(own)], own)
-            and same_messages([messages[len(own)]], [self.reply])
+            and len(messages) > len(known) + 1
+            and same_messages(messages[: len(known)], known)
+            and same_messages([messages[len(known)]], [self.reply])
         )
 
     def added(self, messages: list[Message]) -> list[Message]:
@@ -269,13 +269,13 @@ def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segme
         calls.append(parent)
     done = 0
     for call in reversed(calls):
-        own = call.turn
-        assert own is not None
-        mask = own.sampled_mask
+        segment = call.turn
+        assert segment is not None
+        mask = segment.sampled_mask
         for name, values in columns.items():
-            values[: len(mask)][mask] = getattr(own, name)[mask]
-        start = len(mask) - own.num_sampled
-        parts += [(start - done, {}), (own.num_sampled, where(own.columns, mask))]
+            values[: len(mask)][mask] = getattr(segment, name)[mask]
+        start = len(mask) - segment.num_sampled
+        parts += [(start - done, {}), (segment.num_sampled, where(segment.columns, mask))]
         done = len(mask)
-    own = rewards and np.array([rewards[call] for call in reversed(calls)], float)
-    return replace(turn, **columns, messages=messages, columns=joined(parts), turn_rewards=own)
+    turn_rewards = rewards and np.array([rewards[call] for call in reversed(calls)], float)
+    return replace(turn, **columns, messages=messages, columns=joined(parts), turn_rewards=turn_rewards)

@@ -119,9 +119,9 @@ class Engine:
                     tokens.append(event)
                     if (reason := event.stop_reason) is not None:
                         ids, logprobs = [token.id for token in tokens], [token.logprob for token in tokens]
-                        sets = [token.kept for token in tokens if token.kept is not None]
-                        kept = Ragged.of(sets) if sets else None
-                        completions[index] = Completion(ids, logprobs, reason, kept)
+                        sets = [token.candidates for token in tokens if token.candidates is not None]
+                        candidates = Ragged.of(sets) if sets else None
+                        completions[index] = Completion(ids, logprobs, reason, candidates)
                         finished(index, completions[index])
         except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call
             self.clear()
@@ -151,7 +151,6 @@ class Engine:
                 return
 
     def clear(self) -> None:
-        """Drop all jobs."""
         self._waiting.clear()
         self._batches.clear()
         self._starting = None
@@ -182,7 +181,7 @@ class Engine:
         targets_N = torch.tensor(ids[1:], device=self.model.device)
         columns = target_logprobs(self.model, hidden_ND, targets_N, temperature, top)
         rows = zip(ids[1:], *(column.tolist() for column in columns), strict=True)
-        return [ScoredToken(id, own, tuple(zip(best, logprobs, strict=True))) for id, own, best, logprobs in rows]
+        return [ScoredToken(id, logprob, tuple(zip(top, best, strict=True))) for id, logprob, top, best in rows]
 
     @torch.no_grad()
     def step(self) -> list[Token | Failure]:

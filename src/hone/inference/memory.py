@@ -19,7 +19,7 @@ GRANULE = 64
 """Slots of CUDA graphs have a multiple of this many tokens, and a step covers at least as many: kernels want a mask
 aligned."""
 ROOM = 8
-"""Slots have room for so many times the tokens that are asked for, if the KV cache has: a move costs all graphs."""
+"""Slots have room for this many times the tokens asked for, if the KV cache has: a move costs all graphs."""
 GRAPHS_GIB = 0.5
 """Memory of CUDA graphs themselves. A guess."""
 

@@ -1,4 +1,4 @@
-"""Prompts before their first token is sampled: whole, in chunks, or from where a cached prefix ends.
+"""Prefill of prompts: whole, in chunks, or from the end of a cached prefix.
 
 Shapes: N tokens of all prompts end to end, H query heads, K key/value heads, Dh head size, D hidden size.
 """
@@ -77,7 +77,7 @@ class ContinuedAttention:
 
 @dataclass
 class Prompt:
-    """A prompt on its way through the model: `layers` hold its first `done` tokens, `hidden` `[D]` is of the last.
+    """A prompt that is being prefilled: `layers` hold its first `done` tokens, `hidden` `[D]` is of the last.
 
     `all_hidden`, if wanted, collects the hidden states of all tokens `[tokens, D]`, chunk by chunk.
     """

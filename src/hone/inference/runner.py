@@ -43,7 +43,7 @@ class Runner:
         return [Batch(tickets, cache, logits_BV)]
 
     def tokens_with(self, batches: Sequence[Batch], rows: int = 0, width: int = 0) -> int:
-        """Return the tokens that the caches of batches take, and that of `rows` more of at most `width` tokens."""
+        """Return the tokens that the caches of batches take, with `rows` more of at most `width` tokens."""
         return sum(batch.cache.tokens for batch in batches) + rows * -(-width // self.granule) * self.granule
 
     def join(self, batches: list[Batch], budget: int) -> None:

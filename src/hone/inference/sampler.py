@@ -22,15 +22,15 @@ def sample_tokens(
     Inverse-CDF sampling: the first token with a cumulative probability over u, see `inverse_cdf`. A row with NaN or
     +inf among its logits gets some token of the vocabulary, with the logprob NaN.
     """
-    logprobs_BV, kept_BV = token_distribution(logits_BV, params), None
+    logprobs_BV, candidates_BV = token_distribution(logits_BV, params), None
     if params.greedy:
         tokens_B = logits_BV.argmax(dim=-1)
     else:
         left_BV = truncate(logprobs_BV, params)
         tokens_B = inverse_cdf(left_BV.exp(), uniforms_B)
         if params.keeps_ids:
-            logprobs_BV, kept_BV = torch.log_softmax(left_BV, dim=-1), left_BV > float("-inf")
-    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1), kept_BV
+            logprobs_BV, candidates_BV = torch.log_softmax(left_BV, dim=-1), left_BV > float("-inf")
+    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1), candidates_BV
 
 
 def as_words(mask_BV: torch.Tensor) -> torch.Tensor:
@@ -116,15 +116,15 @@ def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         best_BK = logprobs_BV.topk(params.top_k).values
         logprobs_BV = logprobs_BV.masked_fill(~(logprobs_BV >= best_BK[:, -1:]), float("-inf"))
     if params.top_p < 1 and best_BK is not None and logprobs_BV.is_cuda:
-        kept_BV = largest_share(logprobs_BV, best_BK, params.top_p)
-        logprobs_BV = logprobs_BV.masked_fill(~kept_BV, float("-inf"))
+        candidates_BV = largest_share(logprobs_BV, best_BK, params.top_p)
+        logprobs_BV = logprobs_BV.masked_fill(~candidates_BV, float("-inf"))
     elif params.top_p < 1:
         sorted_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
         probs_BV = sorted_BV.exp().double()
         before_BV = _running_sum(probs_BV) - probs_BV
         keep_BV = before_BV < params.top_p * probs_BV.sum(-1, keepdim=True)
-        kept_BV = torch.zeros_like(keep_BV).scatter(1, order_BV, keep_BV)
-        logprobs_BV = logprobs_BV.masked_fill(~kept_BV, float("-inf"))
+        candidates_BV = torch.zeros_like(keep_BV).scatter(1, order_BV, keep_BV)
+        logprobs_BV = logprobs_BV.masked_fill(~candidates_BV, float("-inf"))
     if params.min_p:
         floor_B1 = logprobs_BV.amax(-1, keepdim=True) + torch.tensor(params.min_p).log()
         logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < floor_B1, float("-inf"))

@@ -91,17 +91,17 @@ def sampling_params(settings: SamplingConfig, **more: Any) -> SamplingParams:
 class Completion:
     """One sampled continuation: its ids (stop token included), their logprobs, and why it ended (`stop`, `length`).
 
-    `kept` are the ids that each was sampled among, if asked for.
+    `candidates` are the ids that each was sampled among, if asked for.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     stop_reason: str
-    kept: Ragged | None = None
+    candidates: Ragged | None = None
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.logprobs) > 0
-        assert self.kept is None or len(self.kept.counts) == len(self.token_ids)
+        assert self.candidates is None or len(self.candidates.counts) == len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Token(NamedTuple):
     """One token of the job with this ticket, and the policy version that sampled it.
 
     `top` are the likeliest tokens with their logprobs, if asked for. `stop_reason` is set on the last one, and
-    `stop_string` if it completed one. `kept` int32 are the ids that it was sampled among, if asked for.
+    `stop_string` if it completed one. `candidates` int32 are the ids that it was sampled among, if asked for.
     """
 
     ticket: int
@@ -140,7 +140,7 @@ class Token(NamedTuple):
     version: int
     stop_reason: str | None
     stop_string: str | None = None
-    kept: np.ndarray | None = None
+    candidates: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

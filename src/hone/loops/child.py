@@ -30,7 +30,7 @@ def serves(role: str) -> bool:
 _LONGEST_LINE = 2**16
 """Bytes. A longer line is passed on in parts: a progress bar that redraws itself never ends one."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
-"""The beginning of a line that names the error: hone's own, or a traceback's last line, which torch marks by rank."""
+"""The beginning of a line that names the error: hone's line, or a traceback's last, which torch marks by rank."""
 
 
 class Log:

@@ -70,7 +70,7 @@ class EnginePolicy(Policy):
         return self.engine.score(sequences, temperature)
 
 
-def own_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
+def new_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
     settings = config.inference
     kv_bytes = int((settings.kv_gib or KV_GIB) * GIB)
     engine = Engine(
@@ -85,7 +85,7 @@ def own_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, 
 
 
 def prefix_bytes(env: Environment, kv_bytes: int) -> int:
-    """Return the bytes for keys and values of repeated prompts: a conversation repeats its own, grown by a turn."""
+    """Return the bytes for keys and values of repeated prompts: a turn repeats the conversation before it."""
     return int(PREFIX_SHARE * kv_bytes) if env.max_turns > 1 else 0
 
 
@@ -103,7 +103,7 @@ def segment_of(
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
     text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), stops)
-    columns: Columns = {} if completion.kept is None else {"candidates": completion.kept}
+    columns: Columns = {} if completion.candidates is None else {"candidates": completion.candidates}
     return Segment(
         token_ids=np.array([*request.prompt_ids, *completion.token_ids], dtype=np.int64),
         sampled_mask=np.repeat([False, True], [prompt, sampled]),

@@ -28,7 +28,7 @@ from hone.loops.reach import Server
 CONNECTIONS = 256
 """Most requests that a server has at once; each is a group, and an open file."""
 LOOK = 0.5
-"""Seconds between two looks for a server while all are lost."""
+"""Seconds between checks for a server while all are lost."""
 PROBE_SECONDS = 3.0
 """Seconds that a lost server has to show that it is back."""
 Carry = Callable[[int, Path], None]
@@ -105,7 +105,7 @@ class Fleet:
     def ask(
         self, bodies: Sequence[dict[str, Any]], on_answer: OnAnswer = lambda number, answer, server, version: None
     ) -> list[Any]:
-        """Return the answers, if their servers had weights given from here, also after the last answer."""
+        """Return the answers. Their servers must have weights of this run, also after the last answer."""
         return asyncio.run(_Call(self, len(bodies)).answers(bodies, on_answer))
 
     def ask_each(self, body: dict[str, Any]) -> list[Any]:
@@ -135,7 +135,7 @@ class Fleet:
             self.say(f"{member.server.name} is back, and has version {self.latest.version} of the weights")
 
     def check(self, member: Member, served: ServedModel | None, began: Loaded) -> None:
-        """Raise Halt unless a server has weights from here, and is the process that had them when a call began."""
+        """Raise Halt unless a server has weights of this run, and is the same process as when the call began."""
         name = member.server.name
         if began.path is not None and _is_new(served, began):
             raise Halt(f"{name} was started anew, and has not been given the weights")
@@ -204,7 +204,7 @@ class _Call:
             await asyncio.gather(*map(self._probe, self.fleet.members))
 
     async def _probe(self, member: Member) -> None:
-        """See whether a server is there, and send it the weights if it is another process than had them."""
+        """Check that a server is up, and send it the weights if it is not the process that had them."""
         try:
             if member.lost is None:
                 served = await served_by(member, self.clients[member])

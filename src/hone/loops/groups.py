@@ -55,12 +55,12 @@ class GroupSampler:
         renderer: ChatRenderer,
         policy: Policy,
         curriculum: Curriculum,
-        own_advantages: Advantages | None = None,
+        custom: Advantages | None = None,
         name: str = "",
     ) -> None:
         orch = config.orchestrator
         self.config, self.env, self.policy, self.curriculum = config, env, policy, curriculum
-        self.own_advantages, self.refill, self.name = own_advantages, orch.refill, name
+        self.custom, self.refill, self.name = custom, orch.refill, name
         self.rows = env.split("train")
         self.sampling = sampling_params(orch.sampling, return_kept_ids=True)
         limits = orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens
@@ -78,11 +78,11 @@ class GroupSampler:
                     rollouts = self.sample(examples, draws, step, early)
                 with phase("grade"):
                     graded = grade_groups(self.env, examples, draws, rollouts, config, early)
-            groups += with_advantages_among(graded, config, self.own_advantages)
+            groups += with_advantages_among(graded, config, self.custom)
             missing = count - [group_state(group) for group in groups].count("trained")
             if missing <= 0:
                 break
-        groups = fill(groups, count, config, self.own_advantages) if refill else groups
+        groups = fill(groups, count, config, self.custom) if refill else groups
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
     def draw(self, first_draw: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
@@ -125,26 +125,24 @@ def grade_groups(
     ]
 
 
-def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
+def fill(groups: Sequence[Group], room: int, config: RLConfig, custom: Advantages | None = None) -> list[Group]:
     """Return the groups of a refilled step with advantages; trained groups beyond `room` are left out as `surplus`."""
     filled = list[Group]()
     for group in groups:
         trained = group_state(group) == "trained"
         filled.append(replace(group, left_out="surplus") if trained and room <= 0 else group)
         room -= trained
-    return with_advantages(filled, config, own_advantages)
+    return with_advantages(filled, config, custom)
 
 
-def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
+def with_advantages(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
     """Return the groups with their advantages; groups that don't count have 0.
 
     Groups that were left out don't count, nor, with `refill`, groups of equal rewards: no mean of the step has them.
     """
 
     def among(counting: list[int]) -> dict[int, Group]:
-        return dict(
-            zip(counting, with_advantages_among([groups[i] for i in counting], config, own_advantages), strict=True)
-        )
+        return dict(zip(counting, with_advantages_among([groups[i] for i in counting], config, custom), strict=True))
 
     found = among([i for i, group in enumerate(groups) if group.left_out is None])
     if config.orchestrator.refill and (teaching := [i for i, group in found.items() if group.has_advantages]):
@@ -155,12 +153,12 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: A
     ]
 
 
-def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advantages | None = None) -> list[Group]:
+def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
     """Return the groups with their advantages, also of their calls, as if they were the step."""
     if not groups:
         return []
-    found = step_advantages([g.scores for g in groups], [g.rollouts for g in groups], config, own)
-    calls = call_advantages(groups, config, own)
+    found = step_advantages([g.scores for g in groups], [g.rollouts for g in groups], config, custom)
+    calls = call_advantages(groups, config, custom)
     # A refill replaces groups of equal rewards, whatever else the loss has.
     trains_all = config.trainer.loss.regularized and config.orchestrator.refill is None
     least = 1 if trains_all or config.orchestrator.advantage.compares_the_batch else 2
@@ -171,7 +169,7 @@ def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advant
 
 
 def call_advantages(
-    groups: Sequence[Group], config: RLConfig, own: Advantages | None = None
+    groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None
 ) -> list[list[list[np.ndarray]] | None]:
     """Compute the advantages of each group's calls of the model; None without rewards of calls.
 
@@ -186,7 +184,7 @@ def call_advantages(
     for row_C, tokens_C, values, group in zip(rewards_PC, tokens_PC, rows, groups, strict=True):
         row_C[: len(values)] = values
         tokens_C[: len(values)] = np.concatenate([_call_tokens(t, config) for t in group.rollouts])
-    found_PC = advantages_by_settings(rewards_PC, ~np.isnan(rewards_PC), tokens_PC, config, own)
+    found_PC = advantages_by_settings(rewards_PC, ~np.isnan(rewards_PC), tokens_PC, config, custom)
     made: list[list[list[np.ndarray]] | None] = []
     for group, has_rewards, found_C in zip(groups, rewarded, found_PC, strict=True):
         ends = iter(np.split(found_C, np.cumsum([one.turns for r in group.rollouts for one in r.segments])))
@@ -215,7 +213,7 @@ def step_advantages(
     scores: Sequence[Sequence[Score]],
     rollouts: Sequence[Sequence[Rollout]],
     config: RLConfig,
-    own: Advantages | None = None,
+    custom: Advantages | None = None,
 ) -> list[np.ndarray]:
     """Compute the advantages of a step's groups, `[G]` float32 each, by `orchestrator.advantage`.
 
@@ -233,7 +231,7 @@ def step_advantages(
         deviation = {"std_ddof": settings.std_ddof, "std_eps": settings.std_eps}
         return list(normalized_components(values_PGK, np.array(list(weights.values())), valid_PG, **deviation))
     tokens_PG = np.array([[_call_tokens(t, config).sum() for t in group] for group in rollouts], dtype=np.int64)
-    return list(advantages_by_settings(rewards_PG, valid_PG, tokens_PG, config, own))
+    return list(advantages_by_settings(rewards_PG, valid_PG, tokens_PG, config, custom))
 
 
 def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
@@ -266,13 +264,13 @@ def is_masked(segment: Segment, config: RLConfig) -> bool:
 
 
 def advantages_by_settings(
-    rewards_PG: np.ndarray, valid_PG: np.ndarray, tokens_PG: np.ndarray, config: RLConfig, own: Advantages | None
+    rewards_PG: np.ndarray, valid_PG: np.ndarray, tokens_PG: np.ndarray, config: RLConfig, custom: Advantages | None
 ) -> np.ndarray:
     """Compute advantages by the user's function or `advantage`. Invalid rewards are NaN; `tokens_PG`: loss tokens."""
     settings = config.orchestrator.advantage
     if settings.function is not None:
-        own = own or find_function(settings.function)[0]
-        return _checked(own(rewards_PG.copy(), valid_PG.copy()), valid_PG, settings.function)
+        custom = custom or find_function(settings.function)[0]
+        return _checked(custom(rewards_PG.copy(), valid_PG.copy()), valid_PG, settings.function)
     how = settings.baseline, settings.scale, settings.std_ddof, settings.std_eps
     return advantages(rewards_PG, valid_PG, *how, tokens_PG)
 
@@ -347,18 +345,18 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     orch, tasks = config.orchestrator, config.tasks()
     sequences, filtered = list[Packed](), Counts()
     for group in groups:
-        kept = [
+        members = [
             (index + branch * len(group.scores), segment)
             for index, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True))
             for branch, segment in enumerate(rollout.segments)
             if not score.outcome.is_failure and not is_masked(segment, config)
         ]
         state = group_state(group)
-        if state == "filtered" and kept and orch.refill is None:
-            tokens = sum(segment.num_sampled for _, segment in kept)
-            filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
+        if state == "filtered" and members and orch.refill is None:
+            tokens = sum(segment.num_sampled for _, segment in members)
+            filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(members), filtered.prompts + 1)
         if state == "trained":
-            packed = [_packed(group, *member, config) for member in kept]
+            packed = [_packed(group, *member, config) for member in members]
             if config.trainer.loss.kl_in_reward:
                 shaped = shaped_rewards(group.scores, group.rollouts, tasks[group.env])
                 reward_of = [float(shaped[one.sample % len(group.scores)]) for one in packed]

@@ -1,4 +1,4 @@
-"""The settings that a run takes from the machine (threads, device, kernels, memory), decided once, to be repeated."""
+"""The settings that a run takes from the machine (threads, device, kernels, memory), decided once and recorded."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
 
 
 @contextmanager
-def kept_settings() -> Iterator[None]:
+def restored_settings() -> Iterator[None]:
     """Put threads and kernels back, whatever `configure` made of them in the block."""
     threads, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     compiled = fusion.is_compiled()

@@ -1,4 +1,4 @@
-"""Bytes that one process takes which samples and trains, by part, and the settings that they decide. Needs no torch."""
+"""Memory of one process that samples and trains, by part, and settings that depend on it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def fitted(
     ranks: int = 1,
     here: bool = False,
 ) -> tuple[Config, str]:
-    """Return the config with its open settings chosen for `room` bytes on the device; and on a GPU a sentence on those
-    that save memory, "" for none. `here`: on this machine. The other arguments are as in `memory`.
+    """Return the config with its open settings chosen for `room` bytes on the device; and on a GPU a sentence on
+    settings that save memory, "" for none. `here`: on this machine. The other arguments are as in `memory`.
 
     - A train step gets the first settings of `_choices` with which it fits, else the last ones: with graphs beside the
       KV cache (the config's, else 4 GiB), or beside the server that the run starts, asleep.
@@ -224,7 +224,7 @@ def _choices(
 def _optimisers(
     config: RLConfig | SFTConfig, model: DecoderConfig, section: str, device: str, ranks: int, here: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield settings of the optimiser: the config's, then those that take less, where they are open and possible."""
+    """Yield settings of the optimiser: the config's, then leaner ones, where they are open and possible."""
     yield {}
     optim = trainer_of(config).optim
     if device == "cpu" or ranks > 1 or optim.type != "adamw" or config.model.lora is not None:

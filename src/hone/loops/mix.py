@@ -38,8 +38,8 @@ def shares(config: RLConfig, step: int) -> dict[str, int]:
 
 def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Sequence[Group], step: int) -> None:
     for name, curriculum in curricula.items():
-        if own := [group for group in groups if group.env == name]:
-            entries = ledger_entries(curriculum, own, step, len(ledger.entries))
+        if members := [group for group in groups if group.env == name]:
+            entries = ledger_entries(curriculum, members, step, len(ledger.entries))
             curriculum.advance(entries)
             for entry in entries:
                 ledger.close(entry)
@@ -50,8 +50,8 @@ def mix_metrics(groups: Sequence[Group], config: RLConfig, step: int) -> dict[st
     more = config.orchestrator.lag, config.orchestrator.refill is not None
     metrics = step_metrics(groups, step, *more)
     for name in dict.fromkeys(group.env for group in groups if group.env):
-        own = step_metrics([group for group in groups if group.env == name], step, *more)
-        metrics |= {f"env/{name}/{metric}": value for metric, value in own.items()}
+        of_task = step_metrics([group for group in groups if group.env == name], step, *more)
+        metrics |= {f"env/{name}/{metric}": value for metric, value in of_task.items()}
     return metrics
 
 

@@ -1,4 +1,4 @@
-"""Losses and advantages of the user's own: `MODULE:FUNCTION` in a config, or a function that a program gives.
+"""Losses and advantages of the user: `MODULE:FUNCTION` in a config, or a function that a program gives.
 
 A function that a program gives is written into the run, as `algorithm.py`, with its sources, so that the run can be
 resumed and verified without the program. If that can't be done, only the program can resume it.
@@ -22,49 +22,49 @@ KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.f
 
 
 @dataclass
-class OwnFunctions:
-    """The user's functions of a run, digests, and their file; `not_kept` is why that can't be imported alone."""
+class UserFunctions:
+    """The user's functions of a run, digests, and their file; `import_problem` is why that can't be imported alone."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    not_kept: str = ""
+    import_problem: str = ""
 
     @classmethod
-    def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> OwnFunctions:
+    def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> UserFunctions:
         """Import the functions that the config names, except `without`. Raises UserError if one is missing."""
-        own = cls()
+        found = cls()
         for name, key in KEYS.items():
             place = value_of(config, key)
             if place is not None and name not in without:
-                own.functions[name], file = find_function(place)
+                found.functions[name], file = find_function(place)
                 if file is not None:
-                    own.digests[name] = source_digest(file)
-                    trust.note_digest(f"the function {place}", lambda digest=own.digests[name]: digest)
-        return own
+                    found.digests[name] = source_digest(file)
+                    trust.note_digest(f"the function {place}", lambda digest=found.digests[name]: digest)
+        return found
 
     @classmethod
     def given(
         cls, config: RLConfig, **functions: Callable[..., Any] | str | None
-    ) -> tuple[OwnFunctions, dict[str, str]]:
-        """Return these functions, else the config's; and values of keys that name them. UserError for a misfit."""
+    ) -> tuple[UserFunctions, dict[str, str]]:
+        """Return these functions, else the config's; and values of keys that name them. UserError if one is unfit."""
         if not any(functions.values()):
             return cls.of(config), {}
         from hone.environments.functions import checked_function, place_of
-        from hone.environments.kept_source import kept_source
+        from hone.environments.kept_source import standalone_source
 
         objects = {
             name: checked_function(f, name) for name, f in functions.items() if f is not None and not isinstance(f, str)
         }
         places = {name: f if isinstance(f, str) else place_of(f) for name, f in functions.items() if f is not None}
         here = {name: objects[name] for name, place in places.items() if place is None}
-        text, not_kept = kept_source(list(here.values())) if here else ("", "")
+        text, import_problem = standalone_source(list(here.values())) if here else ("", "")
         for name in here:
             places[name] = f"{config.output_dir / FILE}:{objects[name].__name__}"
         named = {KEYS[name]: place for name, place in places.items() if place is not None}
-        own = cls.of(changed(config, named), without=tuple(here))
-        own.functions |= here
-        own.digests |= dict.fromkeys(here, text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])]))
-        own.files |= {FILE: text} if here else {}
-        own.not_kept = not_kept
-        return own, named
+        found = cls.of(changed(config, named), without=tuple(here))
+        found.functions |= here
+        found.digests |= dict.fromkeys(here, text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])]))
+        found.files |= {FILE: text} if here else {}
+        found.import_problem = import_problem
+        return found, named

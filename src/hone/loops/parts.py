@@ -49,7 +49,7 @@ from hone.trainer.parallel import ALONE, Ranks, shard
 from hone.trainer.step import BatchUse, Trainer
 
 if TYPE_CHECKING:
-    from hone.environments.functions import Given
+    from hone.environments.functions import ProgramTask
 
 GENERATED = 2000
 """Training examples of a generated task that are compared with held-out ones, at most, those drawn first."""
@@ -95,12 +95,12 @@ def make_trainer(
     model: Decoder,
     ranks: Ranks = ALONE,
     record_tokens: bool = True,
-    own_loss: TokenLoss | None = None,
+    user_loss: TokenLoss | None = None,
 ) -> Trainer:
     """Make the trainer of RL; with a KL term also the initial policy, loaded a second time from `model.name`; with LoRA
     it is the model without its adapter.
 
-    `record_tokens`: there is a run to write down what it computes of tokens, if the config wants that. `own_loss` is
+    `record_tokens`: there is a run to write down what it computes of tokens, if the config wants that. `user_loss` is
     what `loss.function` names, if a program gave it.
     """
     reference, loss = None, config.trainer.loss
@@ -110,14 +110,14 @@ def make_trainer(
         reference = load_policy(config, device=str(model.device)).requires_grad_(False)
         shard(reference, ranks)
     stale = config.orchestrator.lag > 0
-    if loss.function is not None and own_loss is None:
-        own_loss = find_function(loss.function)[0]
+    if loss.function is not None and user_loss is None:
+        user_loss = find_function(loss.function)[0]
     trainer = Trainer(
         model,
         config.trainer.optim,
         config.trainer.scheduler,
         config.max_steps,
-        policy_objective(loss, config.trainer.correction, stale, own_loss),
+        policy_objective(loss, config.trainer.correction, stale, user_loss),
         temperature=config.orchestrator.sampling.temperature,
         reference=reference,
         ranks=ranks,
@@ -174,7 +174,7 @@ def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
 
 def task_given(
     config: RLConfig, dataset: Any, eval_dataset: Any, reward_funcs: Any, *more: Any
-) -> tuple[Given | None, dict[str, Any]]:
+) -> tuple[ProgramTask | None, dict[str, Any]]:
     """Return the task that a program gives, None if it gives none, and values of keys that name it.
 
     `more` goes to `given_task`. An `eval_dataset` turns evaluation on, unless the config says that it is off.
@@ -195,7 +195,7 @@ def task_given(
     return given, named | ({"orchestrator.eval": OnlineEvalConfig()} if evaluated else {})
 
 
-def task_of(config: RLConfig, given: Given | None = None) -> Environment:
+def task_of(config: RLConfig, given: ProgramTask | None = None) -> Environment:
     """Make the config's task, or the task of a program. Touches no data."""
     task = config.orchestrator.env
     if given is None:
@@ -212,7 +212,7 @@ def task_of(config: RLConfig, given: Given | None = None) -> Environment:
     return env
 
 
-def note_given(given: Given, run: RunWriter) -> None:
+def note_program_task(given: ProgramTask, run: RunWriter) -> None:
     if not given.graded_here:
         return
     if os.environ.get("PYTHONHASHSEED") != "0":
@@ -220,16 +220,16 @@ def note_given(given: Given, run: RunWriter) -> None:
             "reward functions run in this process, where the order of sets is random: start it with PYTHONHASHSEED=0"
         )
         run.mark_inexact(run.start_step, cause)
-    warn_not_kept(REWARDS, given.not_kept, run)
+    warn_not_importable(REWARDS, given.import_problem, run)
     names = ", ".join(given.graded_here)
     run.note(grading=f"in the process that trains, without limits: no other one can import {names}")
 
 
-def warn_not_kept(file: str, not_kept: str, run: RunWriter) -> None:
-    if not_kept:
+def warn_not_importable(file: str, import_problem: str, run: RunWriter) -> None:
+    if import_problem:
         run.display.message(
-            f"Warning: {file} can't be imported by itself ({not_kept}): this program can resume the run (resume=True), "
-            "but no command can, nor verify it."
+            f"Warning: {file} can't be imported alone ({import_problem}): only this program can resume the run "
+            "(resume=True), and no command can verify it."
         )
 
 
@@ -313,7 +313,7 @@ def check_lengths(
 
 
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
-    """Return what training and evaluation have in common; None without evaluation. Raises UserError if that is refused.
+    """Return the examples that training and evaluation share; None without evaluation. UserError if that is refused.
 
     It looks at the training examples of a data set that the run will draw, at most an epoch. To be dropped, at all of
     `max_examples`: what is dropped must not depend on the number of steps, as a resume may add some.

@@ -76,7 +76,7 @@ def with_remedy(error: RequestRejected, flag: str) -> UserError:
     return UserError(f"{error}; name the environment variable that holds its key by {flag}")
 
 
-def reach(
+def connect_to_server(
     endpoint: Endpoint,
     model: str,
     renderer: ChatRenderer | None,
@@ -149,8 +149,8 @@ def reach(
 
 async def _check_tokenizer(client: ServerClient, server: Server, model: str, renderer: ChatRenderer) -> None:
     hones = server.is_hone
-    own = {"max_tokens": 0, "echo": True} if hones else {"max_tokens": 1, "add_special_tokens": False}
-    body = {"model": server.model, "prompt": PROBE, "return_token_ids": True, **own}
+    more = {"max_tokens": 0, "echo": True} if hones else {"max_tokens": 1, "add_special_tokens": False}
+    body = {"model": server.model, "prompt": PROBE, "return_token_ids": True, **more}
     (choice,) = (await client.post("/v1/completions", body))["choices"]
     ids = renderer.tokenizer.encode(PROBE, add_special_tokens=hones).ids
     if choice.get("prompt_token_ids") != ids:

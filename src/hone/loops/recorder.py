@@ -45,7 +45,7 @@ class RunRecorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what runs inside as `time/<name>`. It may be given up halfway when the process has to end."""
+        """Time the block as `time/<name>`. It may be given up halfway when the process has to end."""
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
 
@@ -178,7 +178,7 @@ class FailureWatch:
             )
 
     def evaluated(self, step: int, scores: Sequence[Score]) -> None:
-        """Show the first failure in an evaluation. Failures there enter no average, and end no run."""
+        """Show the first failure in an evaluation. Such failures enter no average, and end no run."""
         failures = [score for score in scores if score.outcome.is_failure]
         self._mark_inexact(step, failures)
         if failures and not self._evaluation_reported:

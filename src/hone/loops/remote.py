@@ -1,6 +1,6 @@
 """A policy behind servers of one kind. It samples over HTTP, and takes the trainer's weights from a folder.
 
-    policy = ServerPolicy([reach(endpoint, ...)], renderer, eos_ids, spool)
+    policy = ServerPolicy([connect_to_server(endpoint, ...)], renderer, eos_ids, spool)
     policy.load(0)
 
 A server gets a request for each group. hone's gets the key of each completion, so its tokens are as from an engine
@@ -100,7 +100,6 @@ class ServerPolicy(Policy):
 
     @property
     def _server(self) -> Server:
-        """The first one: all serve one model."""
         return self.fleet.members[0].server
 
     def _scores_nothing(self, temperature: float) -> bool:
@@ -129,10 +128,11 @@ class ServerPolicy(Policy):
         return body | ({"key": [request.key for request in group]} if hones else {"seed": first.key >> 33})
 
 
-def _read(choice: dict[str, Any], with_kept: bool) -> tuple[tuple[int, ...], Completion, list[int] | None]:
+def _read(choice: dict[str, Any], with_candidates: bool) -> tuple[tuple[int, ...], Completion, list[int] | None]:
     """Read a choice: the prompt's ids, the completion, and its tokens' versions, if the server knows them."""
-    kept = Ragged.of(choice["kept_ids"]) if with_kept else None
-    completion = Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"], kept)
+    candidates = Ragged.of(choice["kept_ids"]) if with_candidates else None
+    logprobs = choice["logprobs"]["token_logprobs"]
+    completion = Completion(choice["token_ids"], logprobs, choice["finish_reason"], candidates)
     assert completion.stop_reason in ("stop", "length"), f"it ended by {completion.stop_reason}"
     assert are_logprobs(completion.logprobs), "a logprob is not finite, or above 0"
     assert all(0 <= token < 2**31 for token in completion.token_ids), "a token has no id"

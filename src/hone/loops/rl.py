@@ -29,11 +29,11 @@ from hone.extension import token_columns
 from hone.inference.policy import Policy
 from hone.loops import own_functions, parts
 from hone.loops.canary import Canary, band_from_config, first_examples
-from hone.loops.colocated import LocalTrainer, own_policy
+from hone.loops.colocated import LocalTrainer, new_policy
 from hone.loops.curriculum import Curriculum
 from hone.loops.groups import Advantages
 from hone.loops.machine import Machine, configure_run, device_of, resolve
-from hone.loops.own_functions import OwnFunctions
+from hone.loops.own_functions import UserFunctions
 from hone.loops.recorder import RunRecorder
 from hone.loops.steps import Steps, Tasks, build
 from hone.loops.training import Training
@@ -111,11 +111,11 @@ class OneProcess:
 
     def start(self, rl: RL, stack: ExitStack) -> tuple[Policy, Updates]:
         config, run = rl.config, rl.run
-        trainer = parts.make_trainer(config, rl.model, own_loss=rl.own.functions.get("loss"))
+        trainer = parts.make_trainer(config, rl.model, user_loss=rl.user_functions.functions.get("loss"))
         if run.restored is not None:
             trainer.load_tensors(run.restored[0], run.start_step)
         if self.make_policy is None:
-            policy = own_policy(config, rl.all_envs, trainer, rl.renderer)
+            policy = new_policy(config, rl.all_envs, trainer, rl.renderer)
         else:
             policy = self.make_policy(stack, config, run, trainer, rl.renderer)
         canary = Canary.from_config(config, rl.first_examples, rl.renderer, policy, trainer)
@@ -126,11 +126,11 @@ class RL(Training):
     """A run of RL, in this process or by other `processes`: the task, renderer and steps of a config.
 
     `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
-    task is the one that it names, or `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`,
-    and `given_task` there; or `agent`, a program that calls the model. `loss` and `advantages` are functions in place
-    of the algorithm's, see `docs/algorithms.md`. Raises UserError if a setting, the
-    task, its data or the model is bad. Used as a context, it opens the run directory, sets threads and deterministic
-    kernels, and on leaving saves the final version and sets them back.
+    config names the task; or it is `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`, and
+    `given_task` there; or `agent`, a program that calls the model. `loss` and `advantages` are functions that replace
+    the algorithm's, see `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is bad.
+    Used as a context, it opens the run directory, sets threads and deterministic kernels, and on leaving saves the
+    final version and sets them back.
     """
 
     kind = "rl"
@@ -159,7 +159,7 @@ class RL(Training):
         parsed = from_settings(RLConfig, config, settings)
         if not isinstance(parsed, RoleConfig):  # a role has to be where the others are
             parsed = with_own_folder(parsed, f"rl-{parts.name_of_task(parsed, reward_funcs, agent)}")
-        self.own, named = OwnFunctions.given(parsed, loss=loss, advantages=advantages)
+        self.user_functions, named = UserFunctions.given(parsed, loss=loss, advantages=advantages)
         task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent, reference
         self.given, values = parts.task_given(parsed, *task)
         self.config = changed(parsed, {"mode": parsed.mode or "colocated"} | named | values)
@@ -266,14 +266,14 @@ class RL(Training):
             (column.section, *column.connect(self.config, self.renderer, self.decoder.vocab_size))
             for column in token_columns(self.config).values()
         ]
-        kept = (self.given.files if self.given else {}) | self.own.files
+        files = (self.given.files if self.given else {}) | self.user_functions.files
         reads = parts.local_sources(parts.model_files(self.config))
         for one in (*self.config.tasks().values(), *self.config.eval_tasks().values()):
             task = one.orchestrator.env
             reads += parts.local_sources([], task.args) + ([task.profile] if task.profile else [])
-        reads = [path for path in reads if path not in [self.config.output_dir / name for name in kept]]
-        self._check(reads, kept)
-        run = self._open_run(stack, reads, keep=kept, **self.processes.connect(self))
+        reads = [path for path in reads if path not in [self.config.output_dir / name for name in files]]
+        self._check(reads, files)
+        run = self._open_run(stack, reads, keep=files, **self.processes.connect(self))
         if run.nothing_left:
             return
         config = self.config
@@ -288,7 +288,7 @@ class RL(Training):
         recorder = RunRecorder(config, run, self.saver, band, self.renderer.special_texts)
         for _, _, words in givers:
             run.mark_inexact(run.start_step, SCORED_BY + words)
-        given = self.own.functions.get("advantages")
+        given = self.user_functions.functions.get("advantages")
         tasks = Tasks(self.envs, self.eval_envs, self.curricula, self.renderer, given)
         state = run.restored[1] if run.restored else None
         columns = [(phase, add) for phase, add, _ in givers]
@@ -304,7 +304,7 @@ class RL(Training):
             digests
             | parts.task_digests(config, self.envs, self.eval_envs)
             | (given.digests if given else {})
-            | self.own.digests
+            | self.user_functions.digests
         )
         run = self._start(stack, reads, digests, **more)
         if run.nothing_left:
@@ -330,10 +330,10 @@ class RL(Training):
         ranges = {n: {"right": list(r.right), "wrong": list(r.wrong)} for n, r in self.env.rubric.ranges.items()}
         run.note(reward_ranges=ranges, **facts)
         if given is not None:
-            parts.note_given(given, run)
+            parts.note_program_task(given, run)
         if any(env.patience is not None for env in self.all_envs):
             run.mark_inexact(run.start_step, f"{PROGRAM_ROLLOUTS}, and nothing shows that it repeats itself")
-        parts.warn_not_kept(own_functions.FILE, self.own.not_kept, run)
+        parts.warn_not_importable(own_functions.FILE, self.user_functions.import_problem, run)
         return run
 
     def _report_restart(self, size: int, step: int) -> None:

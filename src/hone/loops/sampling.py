@@ -12,7 +12,7 @@ from hone.client import Endpoint, api_key
 from hone.config.rl import SAMPLED_BY, RLConfig
 from hone.extension import MakePolicy, gathered, sampler_name
 from hone.inference.policy import Policy
-from hone.loops.reach import Server, reach
+from hone.loops.reach import Server, connect_to_server
 from hone.loops.remote import ServerPolicy
 from hone.loops.shared_memory import NO_ROOM, disk_message, shared_folder, shortage
 from hone.model.chat import ChatRenderer
@@ -23,12 +23,12 @@ from hone.trainer.step import Trainer
 
 
 def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> tuple[str, MakePolicy]:
-    """Return the kind of the server that the run samples from, and what makes its policy. UserError for a misfit."""
+    """Return the kind of the server that the run samples from, and what makes its policy. UserError if it is unfit."""
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
         return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split
-    endpoint = endpoint_of(config, url)
-    server = reach(endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters)
+    endpoint, spool = endpoint_of(config, url), config.output_dir / SPOOL
+    server = connect_to_server(endpoint, config.model.name, renderer, config.seq_len, spool, parameters)
     if not server.is_hone:
         config.refuse_cuts(sampler_name(server.backend))
     return server.backend, partial(server_policy, server)

@@ -148,8 +148,8 @@ class SFTSteps(Loop):
 class SFT(Training):
     """A run of SFT: data, renderer, model and trainer of a config.
 
-    `config` is an `SFTConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. What
-    is imitated is what it names, or `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises
+    `config` is an `SFTConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
+    examples are those of the config, or `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises
     UserError if a setting, the data or the model is bad. Used as a context, it opens the run directory, sets threads
     and deterministic kernels, and on leaving saves the final version and sets them back. On several `ranks` every one
     makes it; rank 0 uses it as a context, and the others call `follow`.
@@ -199,15 +199,15 @@ class SFT(Training):
         configure_run(config, self.model, self.ranks)
         self.renderer = load_renderer(self.source, config.model.chat_template, config.model.special_tokens)
         self.data = load_data(config, self.renderer, self.model, self.rows)
-        kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
+        files = {DATA: to_jsonl(self.rows)} if self.rows else {}
         names = [*parts.model_files(config), config.data.path, config.data.run]
         reads = parts.local_sources(names, config.data.env.args if config.data.env else {})
-        reads = [path for path in reads if path != config.output_dir / DATA or not kept]
-        self._check(reads, kept)
+        reads = [path for path in reads if path != config.output_dir / DATA or not files]
+        self._check(reads, files)
         digests = parts.model_digests(self.model, self.renderer) if self.source == config.model.name else {}
-        digests |= self.data.digests | {name: text_sha256(text) for name, text in kept.items()}
+        digests |= self.data.digests | {name: text_sha256(text) for name, text in files.items()}
         run = self._start(
-            stack, reads, digests, parameters=self.model.trained, with_tensors=world == 1, ranks=world, keep=kept
+            stack, reads, digests, parameters=self.model.trained, with_tensors=world == 1, ranks=world, keep=files
         )
         if run.nothing_left:
             return

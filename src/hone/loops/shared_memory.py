@@ -20,7 +20,7 @@ from hone.hardware import ram
 ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"
 """Names the folder to the roles of a run; the trainer is told by the orchestrator."""
-KEPT = ".kept"
+PRESERVED = ".kept"
 """Marks a scratch folder that is not removed, because a message names a log in it."""
 NO_ROOM = "there is no room left in memory"
 
@@ -48,14 +48,14 @@ def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Pat
 
 @contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
-    """Yield a fresh private folder among the temporary files, and remove it afterwards, unless it holds `KEPT`."""
+    """Yield a fresh private folder among the temporary files, and remove it afterwards, unless it holds `PRESERVED`."""
     root, prefix = Path(tempfile.gettempdir()), f"hone-{kind}-{os.geteuid()}-"
     _sweep(root, prefix)
     folder, lock = _make_locked(root, prefix)
     try:
         yield folder
     finally:
-        if not (folder / KEPT).exists():
+        if not (folder / PRESERVED).exists():
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
@@ -65,7 +65,7 @@ def _sweep(root: Path, prefix: str) -> None:
     for left in root.glob(f"{prefix}*"):
         with suppress(OSError):  # its process lives, or it is not ours
             lock = _locked(left)
-            if not (left / KEPT).exists():
+            if not (left / PRESERVED).exists():
                 shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
 

@@ -78,8 +78,8 @@ def build(
         curriculum = tasks.curricula[name]
         curriculum.restore(ledger.of(name))
         if policy is not None:
-            env, own = tasks.train[name], tasks.advantages
-            samplers[name] = GroupSampler(one, env, tasks.renderer, policy, curriculum, own, name)
+            env, custom = tasks.train[name], tasks.advantages
+            samplers[name] = GroupSampler(one, env, tasks.renderer, policy, curriculum, custom, name)
     return Steps(config, tasks, policy, samplers, trainer, ledger, recorder, columns)
 
 

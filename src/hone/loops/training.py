@@ -14,7 +14,7 @@ import torch
 
 from hone.config.shared import CkptConfig
 from hone.errors import AlarmStop, Halt, UserError, called_from
-from hone.loops.machine import kept_settings
+from hone.loops.machine import restored_settings
 from hone.runs.observer import Observer
 from hone.runs.opening import Opening
 from hone.runs.outputs import writable
@@ -100,8 +100,8 @@ class Training(ABC):
     """A run that trains, as a context: inside it takes steps; leaving it saves the final version and closes the run.
 
     SIGINT and SIGTERM end it after the step that is being taken; `done` is true then. If that step is given up, or the
-    run must not go on (a Halt), the version before it is saved as a checkpoint. So it is if the block raises between
-    two steps. `ending` tells how the run ended, and `exit_code` what a command returns: 0, or 130/143 for a signal.
+    run must not go on (a Halt), the version before it is saved as a checkpoint. Also if the block raises between two
+    steps. `ending` tells how the run ended, and `exit_code` what a command returns: 0, or 130/143 for a signal.
     `command` is the command line that run.json records; by default this process's.
     """
 
@@ -116,7 +116,7 @@ class Training(ABC):
     exit_code = 0
     command: list[str] | None = None
     _error: BaseException | None = None
-    """The last error of hone's own code, where the state may be half a step's: not of the block that uses the run."""
+    """The last error of hone's code, after which the state may be half a step's; none of the user's block."""
     _stack: ExitStack | None = None
 
     @abstractmethod
@@ -179,7 +179,7 @@ class Training(ABC):
         if hasattr(self, "run"):
             raise UserError(f"this run was opened before: make another one with {type(self).__name__}(...)")
         with ExitStack() as stack:
-            stack.enter_context(kept_settings())
+            stack.enter_context(restored_settings())
             try:
                 with called_from(python=True), torch.inference_mode(False):  # whatever the program has set
                     self._open(stack)

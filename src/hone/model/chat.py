@@ -205,12 +205,12 @@ class ChatRenderer:
         return ids[: next((i for i, token in enumerate(ids) if token in self.stop_ids), len(ids))]
 
     def _decode_keeping(self, ids: list[int], tokens: Sequence[str]) -> str:
-        kept = {self.tokenizer.token_to_id(token): token for token in tokens} if tokens else {}
+        special = {self.tokenizer.token_to_id(token): token for token in tokens} if tokens else {}
         parts, start = [], 0
         ids = self._up_to_end(ids)
         for i, token in enumerate(ids):
-            if token in kept:
-                parts += [self.tokenizer.decode(ids[start:i], skip_special_tokens=True), kept[token]]
+            if token in special:
+                parts += [self.tokenizer.decode(ids[start:i], skip_special_tokens=True), special[token]]
                 start = i + 1
         return "".join([*parts, self.tokenizer.decode(ids[start:], skip_special_tokens=True)])
 

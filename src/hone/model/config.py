@@ -101,26 +101,22 @@ class DecoderConfig:
         return self.num_kv_heads * self.head_dim
 
     @property
-    def own_context(self) -> int:
+    def stated_context(self) -> int:
         """Tokens of a sequence by the model's own config.json: hone may compute fewer."""
         return self.max_position_embeddings
 
     @property
     def context(self) -> str:
-        limit, own = self.max_position_embeddings, self.own_context
-        why = (
-            f" (of its {own}: beyond {limit} its layers see a window or its RoPE changes, which hone does not compute)"
-        )
-        return f"context of {limit} tokens{why if own > limit else ''}"
+        limit, stated = self.max_position_embeddings, self.stated_context
+        why = f" (of its {stated}: beyond {limit} its layers see a window or RoPE changes, which hone does not compute)"
+        return f"context of {limit} tokens{why if stated > limit else ''}"
 
     @property
     def layer_matrices(self) -> int:
-        """Scalars of one layer's matrices."""
         return self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + 3 * self.hidden_size * self.intermediate_size
 
     @property
     def matrices(self) -> int:
-        """Scalars of all layers' matrices."""
         return self.num_layers * self.layer_matrices
 
     @property

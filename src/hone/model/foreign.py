@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from hone.errors import UserError, first_line
 from hone.model.attention import PackedAttention
 from hone.model.config import MAX_HEAD, DecoderConfig
-from hone.model.decoder import Attention, Decoder, Linear, LoraLinear, kept_contexts, pack_unless_large
+from hone.model.decoder import Attention, Decoder, Linear, LoraLinear, pack_unless_large, storing_contexts
 from hone.model.device import has_bf16
 from hone.model.packed import PackedWeight
 
@@ -66,7 +66,7 @@ class TransformersConfig(DecoderConfig):
         pass
 
     @property
-    def own_context(self) -> int:
+    def stated_context(self) -> int:
         return self.hf.get("max_position_embeddings") or self.max_position_embeddings
 
     @property
@@ -148,7 +148,7 @@ SUPPORTED = "of other families hone takes decoders of transformers with causal s
 
 
 def longest_context(config: Any) -> int:
-    """Return the longest sequence in which every layer attends to all tokens and RoPE does not depend on the batch.
+    """Return the longest sequence for which every layer attends to all tokens and RoPE does not depend on the batch.
 
     Beyond it some layers attend within a window or chunk, and the `longrope` and `dynamic` frequencies change with the
     longest sequence.
@@ -218,7 +218,7 @@ class TransformersDecoder(Decoder):
     def set_checkpointing(self, mode: str) -> None:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        keep: Any = kept_contexts if mode == "selective" else noop_context_fn
+        keep: Any = storing_contexts if mode == "selective" else noop_context_fn
         again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=keep)
         for layer in self.modules():
             if isinstance(layer, GradientCheckpointingLayer):
@@ -313,19 +313,19 @@ def quiet() -> Iterator[None]:
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     register()
-    from transformers.utils import logging as own
+    from transformers.utils import logging as transformers_logging
 
-    level, bar = own.get_verbosity(), own.is_progress_bar_enabled()
-    own.set_verbosity_error()
-    own.disable_progress_bar()
+    level, bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        own.set_verbosity(level)
+        transformers_logging.set_verbosity(level)
         if bar:
-            own.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
 
 
 def load(

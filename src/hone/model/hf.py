@@ -43,7 +43,7 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 def unsharded(tensor: Tensor) -> Tensor:
-    """Return a parameter that does not lie in shards as it is: it is whole."""
+    """Return the parameter itself: without shards it is whole."""
     return tensor
 
 
@@ -259,9 +259,9 @@ def merged(
     return layer.merged(lora_A, lora_B, whole)
 
 
-def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+def hf_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Yield (Hugging Face name, view of the parameter's rows) of every weight, in file order."""
-    parameters = parameters or dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     for name, (parameter, start, end) in hf_slices(model.config).items():
         yield name, parameters[parameter].detach()[start:end]
 

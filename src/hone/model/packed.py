@@ -36,7 +36,7 @@ def multiplies_bf16_fast(x: Tensor) -> bool:
 
 
 class _LinearInFP32(torch.autograd.Function):
-    """x Wᵀ + b of bf16 tensors by way of fp32. The graph keeps the bf16 ones: casts kept would take twice as much."""
+    """x Wᵀ + b of bf16 tensors by way of fp32. The graph keeps the bf16 ones: stored casts would take twice as much."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

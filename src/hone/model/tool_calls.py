@@ -43,7 +43,7 @@ Read = Callable[[str, int, "Sequence[Tool]"], "tuple[list[Call], int]"]
 
 @dataclass(frozen=True)
 class Format:
-    """How a family writes calls.
+    """The form of a family's calls.
 
     `opening` is the regular expression that starts a call; `read` reads from there: (calls, where they end). `signs`: a
     chat template with one of these texts writes this format. `tokens`: special tokens that decoding must keep.
@@ -137,13 +137,13 @@ def _call(value: Any) -> Call | None:
 # One reader for each format. Each is given where a call starts and returns where to go on.
 
 
-def _until(text: str, start: int, closing: str, opening: str) -> tuple[list[Call], int]:
+def _malformed(text: str, start: int) -> tuple[list[Call], int]:
     """Return a malformed call from `start` to its closing tag; without one, up to the next call or the end."""
-    end, following = text.find(closing, start), text.find(opening, start)
-    if end < 0 or 0 <= following < end:
+    end, following = text.find("</tool_call>", start), text.find("<tool_call>", start)
+    closed = end >= 0 and not 0 <= following < end
+    if not closed:
         end = following if following >= 0 else len(text)
-        return [Call(None, {}, text[start:end].strip())], end
-    return [Call(None, {}, text[start:end].strip())], end + len(closing)
+    return [Call(None, {}, text[start:end].strip())], end + len("</tool_call>") * closed
 
 
 def _read_hermes(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
@@ -153,7 +153,7 @@ def _read_hermes(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call],
     call = _call(value)
     if call is not None and text.startswith("</tool_call>", end):
         return [call], end + len("</tool_call>")
-    return _until(text, body, "</tool_call>", "<tool_call>")
+    return _malformed(text, body)
 
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
@@ -163,7 +163,7 @@ _FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
 
 def _read_xml(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
     body = at + len("<tool_call>")
-    malformed = _until(text, body, "</tool_call>", "<tool_call>")
+    malformed = _malformed(text, body)
     head = _FUNCTION.match(text, body)
     if head is None:
         return malformed

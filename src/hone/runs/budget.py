@@ -52,8 +52,8 @@ def process_seconds() -> float:
 class Budget:
     """The cost of a run over all its processes, and whether another step fits into its limits.
 
-    `before` is the cost of its earlier processes. A step is expected to take as much as the most of the last ten, the
-    phases after it as long as their longest so far.
+    `before` is the cost of its earlier processes. A step is expected to take as much as the largest of the last ten,
+    and the phases after it their longest so far.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Budget:
             self._phases[phase] = max(seconds, self._phases.get(phase, 0.0))
 
     def expect(self, phase: str, seconds: float) -> None:
-        """Note what such a phase may take: counted until one was timed."""
+        """Note the expected seconds of a phase, which count until one was timed."""
         self._expected[phase] = seconds
 
     def step(self, seconds: float, tokens: int | None) -> None:

@@ -49,7 +49,7 @@ class Display(Observer):
         self.progress.enter(name)
 
     def doing(self, words: str) -> None:
-        """Show the progress within that part, in words; without any, the part itself."""
+        """Show progress within the current phase, in words; without words, the phase."""
         self.progress.doing = words or self.progress.phase
 
     def message(self, text: str) -> None:

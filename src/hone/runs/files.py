@@ -85,7 +85,7 @@ def _fsync(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Give a system error without a file name this one: a failed `write` or `fsync` knows a number only."""
+    """Add this file name to a system error that has none, as of a failed `write` or `fsync`."""
     try:
         yield
     except Exception as error:
@@ -132,7 +132,7 @@ def new_dir(path: Path) -> Iterator[Path]:
 
 
 def save_tensors(tensors: dict[str, Any], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors, in a file of the usual mode: the library's own can be read by its owner only."""
+    """Write tensors as safetensors, in a file of the usual mode: the library lets only the owner read its files."""
     from safetensors.torch import save_file
 
     save_file(tensors, file, metadata=metadata)

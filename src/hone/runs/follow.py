@@ -12,7 +12,7 @@ from hone.runs.summary import Summary, describe_event
 from hone.runs.view import RunTail
 
 POLL = 0.25
-"""Seconds between two looks at the files."""
+"""Seconds between checks of the files."""
 _PHASES = {"paused": "pause", "continued": "under way"}
 """Consequences of an event."""
 

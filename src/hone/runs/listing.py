@@ -23,8 +23,8 @@ def find_runs(root: Path) -> Iterator[Path]:
         is_run = INFO in files
         if is_run:
             yield Path(folder)
-        own = NAMES if is_run else ()
-        names[:] = sorted(n for n in names if n not in own and (n == PREVIOUS or not n.startswith(".")))
+        skipped = NAMES if is_run else ()
+        names[:] = sorted(n for n in names if n not in skipped and (n == PREVIOUS or not n.startswith(".")))
 
 
 def is_previous(path: Path) -> bool:
@@ -38,8 +38,8 @@ def count_text(runs: int, evaluations: int, previous: int) -> str:
     return ", ".join(parts)
 
 
-def find_run(name: str, root: Path = OUTPUTS) -> Path:
-    """Return the directory of a run, given itself, or its id or a unique start of its id in `root`; else UserError."""
+def find_run(name: str) -> Path:
+    """Return the directory of a run, given that, or its id in `outputs` or a unique start of it; else UserError."""
     path = Path(name)
     if os.path.lexists(path / INFO):
         return path
@@ -48,7 +48,7 @@ def find_run(name: str, root: Path = OUTPUTS) -> Path:
         shown = ", ".join(inside[:3]) + (f" and {len(inside) - 3} more" if len(inside) > 3 else "")
         instead = f"one of the runs in it ({shown})" if inside else "a directory that `hone rl` or `hone sft` wrote"
         raise UserError(f"{path} is not a run of hone, for it has no run.json: name {instead}")
-    ids = {found: _info(found)["id"] for found in find_runs(root)} if root.is_dir() else {}
+    ids = {found: _info(found)["id"] for found in find_runs(OUTPUTS)} if OUTPUTS.is_dir() else {}
     matches = [found for found in ids if ids[found] == name] or [found for found in ids if ids[found].startswith(name)]
     if len(matches) > 1:
         places = ", ".join(map(str, matches))
@@ -56,7 +56,7 @@ def find_run(name: str, root: Path = OUTPUTS) -> Path:
     if not matches:
         raise UserError(
             f"there is no run {name}: name its directory, or an id that `hone runs list --ids` shows for those under "
-            f"{root}"
+            f"{OUTPUTS}"
         )
     return matches[0]
 

@@ -30,7 +30,7 @@ class Metric:
 
     name: str
     where: str
-    """Who writes it: `rl` and `sft` at each step, `val` and `eval` where they measure (`eval` as `eval/ENV/<name>`),
+    """Its writer: `rl` and `sft` at each step, `val` and `eval` where they measure (`eval` as `eval/ENV/<name>`),
     `canary` after each publication of weights, `time` from a clock, in timings.jsonl."""
     unit: str = ""
     label: str = ""
@@ -179,7 +179,7 @@ def check(config: RunConfig, env_id: str | None = None) -> None:
 
 
 def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> tuple[int, float] | None:
-    """Return the one of `steps` with the best value of a metric (earliest of equals, lowest loss), and it, or None."""
+    """Return the step of `steps` with the best value of a metric (earliest of equals, lowest loss), and the value."""
     found, sign = row(metric), 1
     if metric.endswith("loss") or (found is not None and found.better == "lower"):
         sign = -1

@@ -1,4 +1,4 @@
-"""What watches a run: display, alarms, monitors, card, audit, plan. A run trains without any.
+"""Observers of a run: display, alarms, monitors, card, audit, plan. A run trains without any.
 
 class Rewards(Observer):
     def after_step(self, step, metrics, timings):
@@ -58,7 +58,7 @@ class Observer:
 
 
 def checked_observers(observers: Sequence[Observer], config: Any) -> list[Observer]:
-    """Return the observers, with those that watch every run. Raises UserError if they are not a list of Observer."""
+    """Return the observers, and those of every run. Raises UserError if they are not a list of Observer."""
     if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in observers):
         raise UserError("observers must be a list of hone.runs.observer.Observer: make a class of it, with after_step")
     watches = [one for one in gathered("OBSERVERS", {}).values() if one.always]

@@ -17,7 +17,7 @@ from hone.runs import provenance, settings, view
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import RESTORE, verify, whole_lines, write_json
-from hone.runs.outputs import Lock, check_kept, check_output, clear
+from hone.runs.outputs import Lock, check_free_names, check_output, clear
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
 from hone.runs.settings import Change
 
@@ -80,7 +80,7 @@ class Opening:
         writes to its directory, or that holds foreign files, one of `protect` (paths that the run reads), or a file
         named in `keep`.
         """
-        check_kept(self.folder, keep)
+        check_free_names(self.folder, keep)
         if (self.folder / view.LOCK).exists():
             Lock(self.folder).release()
         if self.config.resume is not None and not self.branches:
@@ -158,7 +158,7 @@ class Opening:
         resuming = f"Resuming {folder} at step {step}."
         self.say(resuming if self.restored else f"No checkpoint to resume in {folder}: starting at step 0.")
         if place is not None:
-            self.say(f"What it had written after that is now in {place}.")
+            self.say(f"What it wrote after that is now in {place}.")
         self._note_resume(changes)
 
     def _branch(self) -> None:

@@ -1,4 +1,4 @@
-"""The owner of an output directory: hone recognises its own files by run.json, and never touches others."""
+"""The owner of an output directory: hone recognises its files by run.json, and never touches others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
-    """Return the run that contains `path` among its own files, and the name in it that leads there, or ""."""
+    """Return the run with `path` among its files, and the name in it that leads there, or ""."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]
@@ -67,7 +67,7 @@ def with_own_folder(config: Config, name: str) -> Config:
     stem = re.sub(r"[^\w.-]+", "-", name)[:60].strip("-.")
     if config.resume is not None and config.resume.dir is None:
         form = re.compile(rf"{re.escape(stem)}-([1-9]\d*)")
-        numbered = {path: int(own[1]) for path in OUTPUTS.glob(f"{stem}-*") if (own := form.fullmatch(path.name))}
+        numbered = {path: int(match[1]) for path in OUTPUTS.glob(f"{stem}-*") if (match := form.fullmatch(path.name))}
         if begun := [path for path in numbered if view.run_info(path) is not None]:
             return changed(config, {"output_dir": max(begun, key=lambda path: numbered[path])})
     _made.extend([] if OUTPUTS.exists() else [OUTPUTS.absolute()])
@@ -115,7 +115,7 @@ def check_output(folder: Path, protect: list[Path]) -> None:
             "choose an empty or new --output-dir"
         )
     inner = folder.resolve()
-    moved = [inner, *(path for path in _own(inner) if path.exists())]
+    moved = [inner, *(path for path in _run_files(inner) if path.exists())]
     for source in protect:
         if any(source.resolve() == path or (path != inner and path in source.resolve().parents) for path in moved):
             raise UserError(
@@ -124,11 +124,11 @@ def check_output(folder: Path, protect: list[Path]) -> None:
             )
 
 
-def check_kept(folder: Path, names: Iterable[str]) -> None:
+def check_free_names(folder: Path, names: Iterable[str]) -> None:
     """Raise UserError if a file with one of these names exists that no run of hone put there."""
-    own = (view.run_info(folder) or {}).get("kept", [])
+    known = (view.run_info(folder) or {}).get("kept", [])
     for name in names:
-        if name not in own and os.path.lexists(folder / name):
+        if name not in known and os.path.lexists(folder / name):
             raise UserError(
                 f"{folder / name} is not a file of a run, and this program's run would keep its own there: move it, or "
                 "choose another output_dir"
@@ -143,7 +143,7 @@ def clear(folder: Path) -> Path | None:
         return None
     place = folder / view.PREVIOUS / info["id"]
     place.mkdir(parents=True, exist_ok=True)
-    for path in _own(folder):
+    for path in _run_files(folder):
         if os.path.lexists(path):
             (place / path.relative_to(folder)).parent.mkdir(exist_ok=True)
             os.rename(path, place / path.relative_to(folder))
@@ -153,7 +153,7 @@ def clear(folder: Path) -> Path | None:
 
 
 def size_of_run(folder: Path) -> int:
-    files = [file for path in _own(folder) for file in (path, *path.rglob("*")) if not file.is_symlink()]
+    files = [file for path in _run_files(folder) for file in (path, *path.rglob("*")) if not file.is_symlink()]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
@@ -162,7 +162,7 @@ def delete_run(folder: Path) -> None:
     with writable(folder):
         lock = Lock(folder)
         try:
-            for path in [folder / TRANSPORT, *_own(folder)]:
+            for path in [folder / TRANSPORT, *_run_files(folder)]:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
@@ -176,10 +176,10 @@ def delete_run(folder: Path) -> None:
             path.rmdir()
 
 
-def _own(folder: Path) -> list[Path]:
+def _run_files(folder: Path) -> list[Path]:
     """Return where the run in `folder` has its files, or may have them; run.json last."""
-    kept = [name for name in view.GIVEN if name in (view.run_info(folder) or {}).get("kept", [])]
-    return [*view.steps_in(folder / view.EVALS, ".jsonl").values(), *(folder / name for name in (*kept, *view.NAMES))]
+    given = [name for name in view.GIVEN if name in (view.run_info(folder) or {}).get("kept", [])]
+    return [*view.steps_in(folder / view.EVALS, ".jsonl").values(), *(folder / name for name in (*given, *view.NAMES))]
 
 
 def sweep_run(folder: Path) -> None:

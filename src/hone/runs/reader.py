@@ -67,7 +67,7 @@ class Run(RunView):
         return to_table(self.metric_lines())
 
     def timings(self) -> pyarrow.Table:
-        """Return seconds by phase, tokens/s and what else comes from a clock; one row per step."""
+        """Return seconds by phase, tokens/s and other timings; one row per step."""
         return to_table(self.timing_lines())
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pyarrow.Table:
@@ -149,7 +149,7 @@ class Run(RunView):
         return read_tokens(self.path, step)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Return what became of every draw of an RL run: draw, step, example_id, state, tokens.
+        """Return how every draw of an RL run ended: draw, step, example_id, state, tokens.
 
         `source` is `checkpoint`, or `rollouts` for the steps since the newest one, which a resume would take again.
         """

@@ -43,8 +43,8 @@ def interrupted(folder: Path) -> bool:
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
-    """Leave in `folder` what the run had written before its step `step`; return the place of the rest, None without.
-    The fingerprint of version `step`, the last line of a run that was stopped, is no rest.
+    """Keep what the run wrote before its step `step` in `folder`, and move the rest; return its new place, None
+    without. The fingerprint of version `step`, the last line of a stopped run, stays.
     """
     late = [line for name in view.LOGS for line in view.read_lines(folder / name) if _goes(name, line, step)]
     files = _later(folder, step)
@@ -80,12 +80,12 @@ def copy_history(source: Path, target: Path, step: int) -> None:
 
 def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
     """Move lines with `goes(record)` to the file `moved_to`; a crash loses none, a repeat does no harm."""
-    kept, removed = [], []
+    staying, removed = [], []
     for number, line in enumerate(whole_lines(path), 1):
-        (removed if goes(view.read_record(path, number, line)) else kept).append(line)
+        (removed if goes(view.read_record(path, number, line)) else staying).append(line)
     if removed:
         write_file(moved_to, b"".join(removed))
-        write_file(path, b"".join(kept))
+        write_file(path, b"".join(staying))
 
 
 def _places(folder: Path) -> list[Path]:

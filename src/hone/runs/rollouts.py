@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from hone.types import Column, Columns, Group, Segment
 
 COLUMNS = {"candidates": ("kept_ids", "kept_counts")} | {name: (name,) for name in gathered("COLUMNS", {})}
-"""A segment's columns (`hone.types.Columns`), and the names of their values and counts in the file; those of
-extensions have their own name."""
+"""A segment's columns (`hone.types.Columns`), and the names of their values and counts in the file; columns of
+extensions have one name.
+"""
 OPTIONS: dict[str, Any] = {
     "compression": "zstd",
     # zstd finds what rows repeat (a group's prompt) by itself; dictionaries beside it only cost room.
@@ -44,7 +45,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def schema(
-    kept: bool = False,
+    truncated: bool = False,
     mixed: bool = False,
     branched: bool = False,
     by_call: bool = False,
@@ -52,7 +53,7 @@ def schema(
 ) -> pyarrow.Schema:
     """Return columns and types. Every step's file has all of them, so that any set of files is one table.
 
-    Further columns: `kept` if sampling cuts the distribution, `mixed` for several tasks, `branched` for an agent,
+    Further columns: `truncated` if sampling cuts the distribution, `mixed` for several tasks, `branched` for an agent,
     `by_call` for rewards of each call, and `columns` of extensions.
     """
     import pyarrow as pa
@@ -91,7 +92,7 @@ def schema(
             ("answer", text),
             ("info", text),  # the example's, as JSON
             ("completion", text),  # of a task of several turns: the messages after the prompt, as JSON
-            *(ids if kept else []),
+            *(ids if truncated else []),
             *([("env", text)] if mixed else []),  # the name of the task, of several
             *((name, pa.list_(pa.float32())) for name in columns),  # 0 where not sampled
             *([("branches", text)] if branched else []),  # of an agent's sample: its further trajectories, as JSON

@@ -1,4 +1,4 @@
-"""When and what a run saves, and how it pauses: the same for every loop."""
+"""Saving and pausing a run, the same for every loop."""
 
 from __future__ import annotations
 

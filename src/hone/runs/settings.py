@@ -78,7 +78,7 @@ def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
-    """Return the changed settings of `config` against flat ones, except those that don't change the numbers.
+    """Return the changed settings of `config` against flat ones, if they change the numbers.
 
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
@@ -120,7 +120,7 @@ def digest(table: Mapping[str, Any]) -> str:
 
 @cache
 def about(name: str) -> Meta:
-    """Return what a setting of a run that trains says of itself, by its dotted name."""
+    """Return the properties of a setting of a run that trains, by its dotted name."""
     found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
     is_gone = retired("", tuple(name.split("."))) is not None  # of an older run, or of an extension
     return next((key.meta for key in found if key), Meta(decides="nothing") if is_gone else PLAIN)

@@ -133,11 +133,11 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
         return None
     names = (error.filename, error.filename2) if isinstance(error, OSError) else ()
     files = [Path(str(name)) for name in names if name is not None]
-    own = [file for file in files if folder.resolve() in file.resolve().parents]
-    if not own and (files or number == errno.ENOENT):
+    inside = [file for file in files if folder.resolve() in file.resolve().parents]
+    if not inside and (files or number == errno.ENOENT):
         return None
     cause, remedy = _DISK[number]
-    return f"{cause} ({_final_name(own[0]) if own else folder})", remedy
+    return f"{cause} ({_final_name(inside[0]) if inside else folder})", remedy
 
 
 def disk_sentence(error: OSError) -> str | None:

@@ -178,7 +178,7 @@ def print_next(run: Summary) -> None:
 
 
 def refuse_interrupted(path: Path) -> None:
-    """Raise UserError if a resume of the run was killed in the middle of its roll-back: its files contradict."""
+    """Raise UserError if a resume of the run was killed during its roll-back: its files contradict each other."""
     if interrupted(path):
         command = _resuming(summarize(path))
         raise UserError(f"{path} was left in the middle of an interrupted resume: finish it with {command}")

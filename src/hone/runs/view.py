@@ -51,7 +51,7 @@ CARD = ("report.html", "report.json", "card.md")
 PROCESS_LOGS, SPOOL, SUPERSEDED = "logs", "spool", "superseded"
 """Folders: what processes print; weights on their way to a server, which outlive no process; what was rolled back."""
 REWARDS, DATA, _ = GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
-"""Files that a program gave a run; they are the run's if its run.json says so, under `kept`."""
+"""Files that a program gave a run, if its run.json lists them under `kept`."""
 NAMES = (
     *(CONFIG, *LOGS, AUDIT, PAUSED, JUDGEMENTS, ROLLOUTS, TOKENS, CHECKPOINTS, WEIGHTS, SPOOL, PROCESS_LOGS),
     *(SUPERSEDED, "wandb", "trackio", *CARD, "curve.svg", RESULTS, METADATA, INFO),
@@ -99,7 +99,6 @@ class RunView:
         return read_lines(self.path / HASHES)
 
     def rollout_steps(self) -> list[int]:
-        """Return the steps with rollouts, ascending."""
         return list(steps_in(self.path / ROLLOUTS, ".parquet"))
 
     def evals(self) -> list[int]:
@@ -130,7 +129,6 @@ class RunView:
         return {current_name(name): value for name, value in metrics.items()}, seconds
 
     def weights(self) -> dict[int, Path]:
-        """Return complete exports by step, ascending."""
         return {step: path for step, path in self.folders(WEIGHTS).items() if is_complete(path)}
 
     def checkpoint_steps(self) -> list[int]:

@@ -280,7 +280,7 @@ class RunWriter:
             self.info |= facts
             self._save_info()
 
-    def mark_inexact(self, step: int, cause: str, message: str = "") -> None:
+    def mark_inexact(self, step: int, cause: str) -> None:
         """Record in run.json why another run of this config may differ from `step` on, once for each cause."""
         if any(entry["cause"] == cause for entry in self.info["inexact"]):
             return
@@ -288,7 +288,7 @@ class RunWriter:
         self.info["exact"] = False
         self._save_info()
         self.event("inexact", step, cause=cause)
-        self.display.message(message or f"Another run of this config may differ from step {step} on: {cause}.")
+        self.display.message(f"Another run of this config may differ from step {step} on: {cause}.")
 
     def finish(self, status: str, alarm: str = "") -> None:
         """Close the run with its last status. `alarm`: what stopped it."""
@@ -302,7 +302,7 @@ class RunWriter:
             self._save_info()  # before the rest, which may take a while
 
     def _files(self) -> ExitStack:
-        """Return what closes all files and the lock: the last of it first, and each whatever the others raise."""
+        """Return a stack that closes all files and the lock, the last first, each even if others raise."""
         ends = ExitStack()
         ends.callback(self._lock.release)
         for log in self._logs:
@@ -342,12 +342,12 @@ class RunWriter:
             with suppress(OSError) if fault else nullcontext():
                 self.finish(status)
             if status == "interrupted":
-                self.display.message(f"Interrupted: {self._kept()}.")
+                self.display.message(f"Interrupted: {self._resume_hint()}.")
         if fault is not None:
             cause, remedy = fault
-            raise UserError(f"{cause}: {remedy}; {self._kept()}") from error
+            raise UserError(f"{cause}: {remedy}; {self._resume_hint()}") from error
 
-    def _kept(self) -> str:
+    def _resume_hint(self) -> str:
         steps = self.checkpoints.steps()
         if not steps:
             return "no checkpoint was saved"

@@ -62,7 +62,7 @@ class Spool:
     """Weights on their way to a server: the last two versions of `model`, so that the server can still read the older.
 
     They lie in the folder `memory`, or in `folder` once `memory` has no room (after a call of `no_room`).
-    `adapter_alone`: write only the adapter, into `folder`. `dtype` is that of the server; None: the model's.
+    `adapter_alone`: write only the adapter, into `folder`. `dtype` is the server's; None: the model's.
     """
 
     def __init__(

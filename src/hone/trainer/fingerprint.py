@@ -31,7 +31,6 @@ def fingerprint(tensors: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> st
 
 
 def _weighted_sum(tensor: torch.Tensor) -> int:
-    """Sum over this rank's rows."""
     offset = rows_of(tensor)[0] * math.prod(tensor.shape[1:])
     bits = local(tensor.detach()).reshape(-1).view(_BITS[tensor.element_size()])
     size = min(_CHUNK[bits.device.type], len(bits))

@@ -1,4 +1,4 @@
-"""KL in the reward: each completion's divergence from the reference is taken off its reward, before the advantages.
+"""KL in the reward: a completion's divergence from the reference is subtracted from its reward, before advantages.
 
 The orchestrator computes advantages from rewards alone, and the trainer, which has the reference's logprobs, adds the
 difference that the KL makes. A masked completion counts in the baseline of the rewards, but not in this difference.
@@ -62,20 +62,20 @@ def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -
         parts.append(torch.where(old[indices_M].isfinite(), kl_M, 0.0))
     kl_N = torch.cat(parts).cpu().double().numpy() if parts else np.zeros(0)
 
-    own, start = list[_Sequence](), 0
+    here, start = list[_Sequence](), 0
     for batch in batches:
         columns = zip(batch.pools, batch.groups, batch.samples, batch.rewards, batch.loss_lengths, strict=True)
         for pool, group, sample, reward, length in columns:
             if length:
                 assert reward is not None, "the KL in the reward needs rewards"
-                own.append(_Sequence(pool, group, sample, reward, kl_N[start : start + length]))
+                here.append(_Sequence(pool, group, sample, reward, kl_N[start : start + length]))
                 start += length
-    step = sorted(chain(*ranks.collect(own)), key=lambda one: (one.pool, one.group, one.sample))
+    step = sorted(chain(*ranks.collect(here)), key=lambda one: (one.pool, one.group, one.sample))
     changes = dict[tuple[int, int], np.ndarray]()
     for _, members in groupby(step, key=lambda one: one.pool):
         changes |= _changes(list(members), how)
 
-    sequences, shifted = iter(own), []
+    sequences, shifted = iter(here), []
     for batch in batches:
         count = sum(length > 0 for length in batch.loss_lengths)
         found = [changes[one.group, one.sample] for one in islice(sequences, count)]

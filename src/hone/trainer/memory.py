@@ -36,7 +36,7 @@ def training_bytes(
     precision, settings, lora = config.precision, trainer_of(config), config.model.lora
     tokens, slots, loss_tokens = micro_batch(config, device, prompt, completion)
     weights, item = weight_bytes(model, precision, lora), 2 if precision == "bf16" else 4
-    kept, of_layer = activation_bytes(model, precision, device, tokens, slots, settings.checkpointing or "none", lora)
+    stored, of_layer = activation_bytes(model, precision, device, tokens, slots, settings.checkpointing or "none", lora)
     if model.tie_word_embeddings and not lora:  # the head's gradient waits for the embedding's
         of_layer += item * model.embedding
     of_layer += dequantized_bytes(model, precision, device, lora)
@@ -59,7 +59,7 @@ def training_bytes(
         "optimiser": optimiser // ranks,
         "reference model": (weights // ranks + casts + sum(packed)) * reference,
         "gradients": gradients // ranks + gradients * summed_once,
-        "activations": kept,
+        "activations": stored,
         "logits or a layer": max(of_head, of_layer),  # whichever the backward pass takes more for
     }
 
@@ -194,13 +194,13 @@ def activation_bytes(
     passing = max(rows * of_mlp, wide * 2 * (queries * q + slots * kv)) + tokens * 2 * 4 * hidden
     if checkpointing == "none":
         return model.num_layers * layer, passing
-    kept = tokens * hidden * (2 if precision == "bf16" else 4)  # a layer's input
+    stored = tokens * hidden * (2 if precision == "bf16" else 4)  # a layer's input
     if checkpointing == "selective":
         attended = queries * (wide * q + 4 * model.num_heads)
         products = rows * (result * (q + 2 * kv + 2 * inner + 2 * hidden) * (2 if lora else 1) + halves)
-        kept += products + attended  # and what products and attention gave
+        stored += products + attended  # and what products and attention gave
         layer -= rows * result * 2 * inner + attended
-    return model.num_layers * kept, layer + passing
+    return model.num_layers * stored, layer + passing
 
 
 def head_bytes(

@@ -158,8 +158,8 @@ class Optimizer:
             elif part:
                 raise UserError('this checkpoint has the optimiser\'s state in 8 bits: set optim.state to "8bit"')
             else:
-                own = share_of(value, master) if value.ndim else value
-                state[kind] = own.clone().to(master.device)
+                shard = share_of(value, master) if value.ndim else value
+                state[kind] = shard.clone().to(master.device)
 
     def _load_8bit(self, state: dict[str, Any], master: Tensor, kind: str, part: str, value: Tensor) -> None:
         if kind == "step":

@@ -166,8 +166,8 @@ def _loss_columns(segment: _Segment) -> Columns:
 
 
 def _advantages(segment: _Segment) -> np.ndarray:
-    own = np.asarray(0.0 if segment.shared else segment.sequence.advantage, dtype=np.float32)
-    return np.broadcast_to(own, len(segment.sequence))[segment.start : segment.stop]
+    advantage = np.asarray(0.0 if segment.shared else segment.sequence.advantage, dtype=np.float32)
+    return np.broadcast_to(advantage, len(segment.sequence))[segment.start : segment.stop]
 
 
 def deal(
@@ -190,11 +190,11 @@ def deal(
     dealt = []
     for number, members in enumerate(split_minibatches(sequences, minibatches)):
         batches = cut_evenly(members, max_tokens, share_prompts, ranks.world)
-        own = [pack(batch, total, device, share_prompts, number) for batch in batches[ranks.rank :: ranks.world]]
-        if len(own) < -(-len(batches) // ranks.world):
+        mine = [pack(batch, total, device, share_prompts, number) for batch in batches[ranks.rank :: ranks.world]]
+        if len(mine) < -(-len(batches) // ranks.world):
             nothing = Sequence(members[0].token_ids[:1], np.zeros(1, dtype=np.bool_))
-            own.append(pack([nothing], total, device, minibatch=number))
-        dealt += own
+            mine.append(pack([nothing], total, device, minibatch=number))
+        dealt += mine
     return dealt
 
 

@@ -236,10 +236,10 @@ class _GatherInBf16:
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
         """Gather `[n]` of each rank into `[ranks · n]`, both fp32."""
         assert not async_op and input_tensor.dtype == torch.float32
-        own = input_tensor.split([size for size, _ in self.parts])
+        shards = input_tensor.split([size for size, _ in self.parts])
         # The buffer is bf16. fp32 values come first, as pairs, so that they are aligned and can be read in place.
-        exact = [part.view(torch.bfloat16) for part, (_, half) in zip(own, self.parts, strict=True) if not half]
-        halves = [part.bfloat16() for part, (_, half) in zip(own, self.parts, strict=True) if half]
+        exact = [part.view(torch.bfloat16) for part, (_, half) in zip(shards, self.parts, strict=True) if not half]
+        halves = [part.bfloat16() for part, (_, half) in zip(shards, self.parts, strict=True) if half]
         odd = sum(map(len, halves)) % 2
         sent = torch.cat([*exact, *halves, *(part[:1] for part in halves[:odd])])
         received = sent.new_empty(group.size() * len(sent))

@@ -41,7 +41,7 @@ def load_part(folder: Path, trainer: Trainer, version: int) -> None:
 
         tensors = shards.load(folder, make, trainer.ranks.control)
     else:
-        tensors = _own_rows(folder, parameters)
+        tensors = _rows_of_rank(folder, parameters)
     trainer.load_tensors(tensors, version)
 
 
@@ -50,7 +50,7 @@ def _parameter(key: str) -> str:
     return key.split("/")[-1]
 
 
-def _own_rows(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _rows_of_rank(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     tensors: dict[str, dict[str, Tensor]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         named = tensors[file.stem] = {}

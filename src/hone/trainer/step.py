@@ -122,8 +122,8 @@ class Trainer:
         metrics, parts, norms = {"lr": self.lr}, list[dict[str, torch.Tensor]](), list[float]()
         try:
             minibatches = [list(part) for _, part in groupby(self._prepared(micro_batches), lambda b: b.minibatch)]
-            own = [sum(len(batch.loss_indices) for batch in part) for part in minibatches]
-            tokens = [sum(counts) for counts in zip(*self.ranks.collect(own), strict=True)]
+            counts_here = [sum(len(batch.loss_indices) for batch in part) for part in minibatches]
+            tokens = [sum(counts) for counts in zip(*self.ranks.collect(counts_here), strict=True)]
             for number in range(self.use.updates_per_batch):
                 self._recording = self.record_tokens and number == 0
                 for part in (part for part, count in zip(minibatches, tokens, strict=True) if count):
@@ -212,8 +212,8 @@ class Trainer:
     @torch.no_grad()
     def _follow(self) -> None:
         assert self.reference is not None
-        for own, current in zip(self.reference.parameters(), self.model.parameters(), strict=True):
-            own.copy_(current)
+        for reference, current in zip(self.reference.parameters(), self.model.parameters(), strict=True):
+            reference.copy_(current)
         self.reference.refresh()
 
     def token_stats(self) -> TokenStats | None:

@@ -9,7 +9,7 @@ import pytest
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.extensions.planning.arithmetic import Steps, checkpoints_kept
+from hone.extensions.planning.arithmetic import Steps, retained_checkpoints
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,7 +60,7 @@ def test_rows_of_sft() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "written", "kept"),
+    ("flags", "written", "retained"),
     [
         ("", 0, 0),
         ("--ckpt", 1, 1),
@@ -69,6 +69,6 @@ def test_rows_of_sft() -> None:
         ("--ckpt.interval 10 --ckpt.keep-last 2 --ckpt.keep-interval 50", 10, 4),
     ],
 )
-def test_checkpoints_written_and_kept(flags: str, written: int, kept: int) -> None:
+def test_checkpoints_written_and_kept(flags: str, written: int, retained: int) -> None:
     config = rl(f"--max-steps 100 {flags}")
-    assert (Steps.of(config).checkpoints, checkpoints_kept(config)) == (written, kept)
+    assert (Steps.of(config).checkpoints, retained_checkpoints(config)) == (written, retained)

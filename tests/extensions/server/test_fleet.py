@@ -19,7 +19,7 @@ from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.loops.colocated import EnginePolicy
 from hone.loops.fleet import Fleet
-from hone.loops.reach import reach
+from hone.loops.reach import connect_to_server
 from hone.loops.remote import ServerPolicy
 from hone.model.decoder import Decoder
 from hone.trainer.export import Spool
@@ -38,7 +38,7 @@ def fleet(tmp_path: Path, messages: list[str]):
 
     def make(model: Decoder, *urls: str, **settings: Any) -> ServerPolicy:
         asked = ("hone/tiny", RENDERER, 64, tmp_path / "spool", model.num_parameters)
-        servers = [reach(endpoint(url, timeout=60.0, **settings), *asked) for url in urls]
+        servers = [connect_to_server(endpoint(url, timeout=60.0, **settings), *asked) for url in urls]
         return ServerPolicy(Fleet(servers, messages.append), RENDERER, (), Spool(tmp_path / "spool", model))
 
     return make

@@ -19,7 +19,7 @@ from hone.inference.client import ServerClient
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.loops.colocated import EnginePolicy
-from hone.loops.reach import Server, reach
+from hone.loops.reach import Server, connect_to_server
 from hone.loops.remote import ServerPolicy
 from hone.model.chat import load_renderer
 from hone.model.decoder import Decoder
@@ -28,7 +28,8 @@ from hone.trainer.export import Spool
 
 
 def policy_of(url: str, model: Decoder, folder: Path, **settings: Any) -> ServerPolicy:
-    server = reach(endpoint(url, **settings), "hone/tiny", RENDERER, 64, folder / "spool", model.num_parameters)
+    asked = "hone/tiny", RENDERER, 64, folder / "spool", model.num_parameters
+    server = connect_to_server(endpoint(url, **settings), *asked)
     return ServerPolicy([server], RENDERER, model.config.eos_token_ids, Spool(folder / "spool", model))
 
 
@@ -180,7 +181,7 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
 
     def error(url: str, tokens: int = 64, model: str = "hone/tiny", renderer: Any = RENDERER, **settings: Any) -> str:
         with pytest.raises(UserError) as caught:
-            reach(endpoint(url, **settings), model, renderer, tokens, spool, parameters)
+            connect_to_server(endpoint(url, **settings), model, renderer, tokens, spool, parameters)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -201,7 +202,7 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
         assert words in error(url)
     assert f"start one with `inference --model.name hone/tiny --weights-root {spool.parent}`" in error(url)
     with pytest.raises(UserError) as caught:
-        reach(endpoint(url), "hone/tiny", RENDERER, 64, spool, parameters, named=False)
+        connect_to_server(endpoint(url), "hone/tiny", RENDERER, 64, spool, parameters, named=False)
     assert "--orchestrator.client.timeout" in str(caught.value) and "base-url" not in str(caught.value)
     with FakeOpenAI(models=Status(503, "an update of the weights failed")) as fake:
         shown = error(fake.url.removesuffix("/v1"))

@@ -55,7 +55,7 @@ def teacher_of(url: str, **settings: Any) -> Teacher:
     vocab_size, seq_len = (settings.pop(name, default) for name, default in (("vocab", VOCAB_SIZE), ("seq_len", 64)))
     renderer = settings.pop("renderer", RENDERER)
     config = TeacherConfig(base_url=f"{url}/v1", max_retries=0, **settings)
-    return Teacher.reach(config, renderer, vocab_size, seq_len)
+    return Teacher.connect(config, renderer, vocab_size, seq_len)
 
 
 def test_it_scores_as_its_model_does_and_each_sampled_token_learns_from_that():

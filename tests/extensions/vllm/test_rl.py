@@ -26,7 +26,7 @@ from hone.extensions.vllm.server import VllmServer
 from hone.inference.engine import Engine
 from hone.inference.policy import Request
 from hone.inference.types import SamplingParams
-from hone.loops.reach import reach
+from hone.loops.reach import connect_to_server
 from hone.loops.remote import ServerPolicy
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
@@ -122,7 +122,7 @@ def test_an_adapter_that_is_not_finite_or_does_not_fit_is_refused(tmp_path):
     settings = {"dtype": "float32", "kv_gib": 1 / 16, "weights_root": tmp_path, "max_lora_rank": 8}
     with VllmServer(tmp_path / "v0", log=tmp_path / "vllm.log", max_model_len=128, **settings) as vllm:
         renderer = load_renderer(tmp_path / "v0")
-        reached = reach(Endpoint(vllm.url), str(tmp_path / "v0"), renderer, 64, tmp_path / "spool", None)
+        reached = connect_to_server(Endpoint(vllm.url), str(tmp_path / "v0"), renderer, 64, tmp_path / "spool", None)
         for version in (1, 2):
             model = load_model(tmp_path / "v0", lora=LoraConfig(rank=4))
             start_adapter(model, version)
@@ -163,7 +163,8 @@ def test_a_run_uses_a_vllm_that_is_up_and_resumes_with_it(server, monkeypatch, c
 def test_samples_and_scores_are_what_the_weights_say(server, tmp_path, temperature):
     vllm, folder = server
     renderer, model = load_renderer(folder / "v0"), load_model(folder / "v1", precision="fp32")
-    reached = reach(Endpoint(vllm.url), str(folder / "v0"), renderer, 64, folder / "spool", model.num_parameters)
+    asked = str(folder / "v0"), renderer, 64, folder / "spool", model.num_parameters
+    reached = connect_to_server(Endpoint(vllm.url), *asked)
     assert reached.backend == "vllm"
     policy = ServerPolicy([reached], renderer, model.config.eos_token_ids, Spool(folder / "spool", model))
     policy.load(4)
@@ -201,13 +202,13 @@ def test_it_can_be_a_teacher(server):
     renderer, model = load_renderer(folder / "v0"), load_model(folder / "v1", precision="fp32")
     config, size = TeacherConfig(base_url=vllm.url), model.config.vocab_size
     with pytest.raises(UserError, match="has room for 128 tokens, and needs 129"):
-        Teacher.reach(config, renderer, size, 128)
+        Teacher.connect(config, renderer, size, 128)
     with pytest.raises(UserError, match=f"ids up to {size}, and the teacher .* does not take that one"):
-        Teacher.reach(config, renderer, size + 1, 64)
+        Teacher.connect(config, renderer, size + 1, 64)
     other = load_renderer(folder / "v0")
     other.tokenizer.add_tokens(["cafe"])
     with pytest.raises(UserError, match="which has another tokenizer than the policy"):
-        Teacher.reach(config, other, size, 64)
+        Teacher.connect(config, other, size, 64)
     ids, mask = np.arange(40, 52), np.arange(12) > 3
     rollouts = [
         rollout_of(ids + i, mask, -mask.astype(np.float32), mask.astype(np.int32) - 1, [], "stop", f"0-0-{i}")
@@ -215,7 +216,7 @@ def test_it_can_be_a_teacher(server):
     ]
     scores, example = [Score(0.0, {}, {}, Outcome.WRONG)] * 3, Example([{"role": "user", "content": "q"}])
     group = Group(example, 0, rollouts, scores, np.zeros(3, np.float32))
-    (scored,) = Teacher.reach(config, renderer, size, 127)([group])
+    (scored,) = Teacher.connect(config, renderer, size, 127)([group])
     for t in (rollout.first for rollout in scored.rollouts):
         (expected,) = Engine(model).score([t.token_ids.tolist()], 1.0)
         assert t.columns["teacher_logprobs"] == pytest.approx(np.where(mask, [0, *expected], 0), abs=1e-4)

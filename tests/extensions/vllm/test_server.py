@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from hone.client import Endpoint
 from hone.errors import UserError
-from hone.loops.reach import reach
+from hone.loops.reach import connect_to_server
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model, save_model
 from hone.model.presets import random_decoder, tiny_config
@@ -200,7 +200,8 @@ def test_an_update_that_fails_half_way_leaves_a_server_that_refuses_until_one_su
         sample(served)
     renderer, parameters = load_renderer(served.folder / "v0"), load_model(served.folder / "v0").num_parameters
     with pytest.raises(UserError, match=r"an update of the weights failed .*: stop that server and start it anew$"):
-        reach(Endpoint(served.url, "sesame"), served.name, renderer, 64, served.folder / "spool", parameters)
+        spool = served.folder / "spool"
+        connect_to_server(Endpoint(served.url, "sesame"), served.name, renderer, 64, spool, parameters)
     body = json.dumps({"model": served.name, "prompt": "a", "max_tokens": 1}).encode()
     headers = {"Authorization": "Bearer sesame", "Content-Type": "application/json"}
     with pytest.raises(OSError, match="503"):

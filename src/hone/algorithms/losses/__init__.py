@@ -1,8 +1,8 @@
 """Losses of tokens `[M]`, M the loss tokens of a micro-batch: one file each, with its formula and its source.
 
-All take the logprobs of the policy, those before the update and the advantages, each `[M]`; what is about a whole
-completion takes `lengths_S` too, the loss tokens of each, for they lie one completion after the other. `objective` puts
-them together as a config says, `aggregation` weighs the tokens.
+All take the logprobs of the policy, its logprobs before the update, and the advantages, each `[M]`. Losses of whole
+completions also take `lengths_S`, the loss tokens of each. `objective` combines them as a config says; `aggregation`
+weighs the tokens.
 """
 
 from hone.algorithms.losses.aggregation import aggregation_weights

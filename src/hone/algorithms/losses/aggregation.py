@@ -1,6 +1,6 @@
-"""From the losses of tokens to the loss of a step: the weight that each token's has.
+"""Weights that make the loss of a step from the losses of its tokens.
 
-A token's weight depends on its completion and on the whole step, not on the micro-batch or the rank that it comes to.
+A token's weight depends on its completion and on the whole step, not on its micro-batch or rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def aggregation_weights(
                 favoured (Dr. GRPO, arXiv:2503.20783)
 
     `tokens_S` are the loss tokens of each completion, `groups_S` the number of its prompt. `filtered` is counted in the
-    tokens, completions and prompts of the step as well: groups without a signal, whose losses are 0.
+    tokens, completions and prompts of the step as well: groups without a signal, with losses of 0.
     """
     tokens, groups = np.array(tokens_S, dtype=np.int64), np.array(groups_S, dtype=np.int64)
     if not len(tokens):

@@ -1,4 +1,4 @@
-"""Ratios of probabilities, of tokens and of whole completions, end to end, of `lengths_S` int64 loss tokens."""
+"""Ratios of probabilities of tokens and of completions, which lie end to end: `lengths_S` int64 loss tokens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Programs that roll out: they call the model as often as they like, and give the reward themselves."""
+"""Programs that make rollouts: they call the model as often as they like, and give the reward."""

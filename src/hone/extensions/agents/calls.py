@@ -202,6 +202,6 @@ def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> Non
 
 
 class AgentRequest(ChatRequest):
-    """A call of a program: it may wish for a certain tool call, which the model decides on as ever."""
+    """A call of a program. It may ask for a certain tool call; the model still decides."""
 
     tool_choice: Any = None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NO_CALL = "the program made no call that was answered"
 POLL_SECONDS = 0.02
-"""Time between two looks at a command."""
+"""Time between checks of a command."""
 MAX_OUTPUT = 64 * 2**20
 """Bytes that a command may print, or write to its standard error."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
@@ -69,11 +69,11 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
         if env.run is None:
             await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
     failure = rewarded.miscounted(answered) or failure
-    own = rewarded.calls if failure is None else None
+    call_rewards = rewarded.calls if failure is None else None
     if failure is None and not answered:
         failure = Outcome.GRADER_ERROR, calls.limit or NO_CALL
     state = rewarded.state(calls.limit, answered)
-    return replace(model.rollout(own), state=state, failure=failure, branches=True)
+    return replace(model.rollout(call_rewards), state=state, failure=failure, branches=True)
 
 
 def calls_of(model: Model, limits: AgentLimits) -> ModelCalls:
@@ -134,7 +134,7 @@ async def _process(env: AgentEnv, calls: Any, example: Example) -> Any:
         raise ProgramFailed(words) from (RuntimeError(said) if said else None)
     line = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
     if not line:
-        raise ProgramFailed("the program printed nothing; its last line is to be its rewards as JSON")
+        raise ProgramFailed("the program printed nothing; its last line must be its rewards as JSON")
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -67,8 +67,8 @@ class Rewarded:
     calls: tuple[float, ...] | None = None
 
     def state(self, limit: str, calls: int) -> dict[str, Any]:
-        kept = {"rewards": dict(self.scores), "limit": limit, "gave_up": self.gave_up, "calls": calls}
-        return kept if self.weights is None else kept | {"weights": dict(self.weights), "right": self.right}
+        state = {"rewards": dict(self.scores), "limit": limit, "gave_up": self.gave_up, "calls": calls}
+        return state if self.weights is None else state | {"weights": dict(self.weights), "right": self.right}
 
     def miscounted(self, answered: int) -> tuple[Outcome, str] | None:
         """Return the failure of a program that rewards another number of calls than were answered; None if it fits."""
@@ -89,15 +89,15 @@ class ProgramFailed(Exception):
 
 def checked_rollout(given: Any) -> Rewarded:
     """Return a program's rewards, and under `calls` perhaps rewards of its calls. Raises ValueError."""
-    own = given.get("calls") if isinstance(given, dict) else None
-    if not (isinstance(own, list | tuple) or (isinstance(own, np.ndarray) and own.ndim == 1)):
+    given_calls = given.get("calls") if isinstance(given, dict) else None
+    if not (isinstance(given_calls, list | tuple) or (isinstance(given_calls, np.ndarray) and given_calls.ndim == 1)):
         return Rewarded(checked_rewards(given))
     if len(given) == 1:
         raise ValueError(
             "the program gave rewards of its calls alone; give the rollout a reward as well, such as "
             '{"correct": 1.0, "calls": […]}'
         )
-    calls = tuple(finite(f"calls[{i}]", value) for i, value in enumerate(own))
+    calls = tuple(finite(f"calls[{i}]", value) for i, value in enumerate(given_calls))
     return Rewarded(checked_rewards({name: x for name, x in given.items() if name != "calls"}), calls=calls)
 
 

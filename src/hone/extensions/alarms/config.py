@@ -71,8 +71,8 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
 
     def of(self, name: str) -> AlarmConfig:
         """Return the settings of an alarm, with the action of all and its default threshold where it has none."""
-        own: AlarmConfig = getattr(self, name)
-        return AlarmConfig(action=own.action or self.action, threshold=own.threshold or ALARMS[name][0])
+        alarm: AlarmConfig = getattr(self, name)
+        return AlarmConfig(action=alarm.action or self.action, threshold=alarm.threshold or ALARMS[name][0])
 
 
 class RunsPredictionsConfig(BaseConfig):

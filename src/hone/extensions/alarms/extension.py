@@ -4,7 +4,7 @@ from hone.extension import Command, Key, Record, Watch
 
 COMMANDS = {
     "runs predictions": Command(
-        "what you predicted, and how it came out", "RunsPredictionsConfig", "score_predictions", __name__
+        "list predictions and their results", "RunsPredictionsConfig", "score_predictions", __name__
     ),
 }
 KEYS = {

@@ -13,7 +13,7 @@ from typing import Any
 
 NOTHING = math.nan
 SIGMAS = 5.0
-"""Standard errors between two windows that differ: the extremes of thousands of windows are compared, in many runs."""
+"""Standard errors by which two windows must differ: the extremes of thousands of windows are compared, in many runs."""
 RECENT = 10
 """Windows of steps that give the scatter: ten steps alone sometimes scatter too little."""
 

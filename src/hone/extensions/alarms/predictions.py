@@ -242,9 +242,9 @@ def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
     """Raise UserError if a resume has other predictions than the run; none, or the same, are fine."""
     if damage := problem(info, folder):
         raise UserError(f"{folder / view.INFO}: {damage}: restore it, or begin a new run in another --output-dir")
-    own = entries(info)
-    if config.predict and {parse(text).key for text in config.predict} != {one.key for one in own}:
-        begun = "with " + ", ".join(f'"{one}"' for one in own) if own else "without any"
+    recorded = entries(info)
+    if config.predict and {parse(text).key for text in config.predict} != {one.key for one in recorded}:
+        begun = "with " + ", ".join(f'"{one}"' for one in recorded) if recorded else "without any"
         raise UserError(
             f"{folder} started {begun}, and predictions are made before step 0: leave out --predict, or give the same"
         )
@@ -253,13 +253,13 @@ def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
 def of_branch(config: Any, parent: Mapping[str, Any], step: int | None) -> list[str]:
     """Return the new predictions of a branch at `step` (None: at the newest checkpoint). UserError for early ones."""
     inherited = {one.key for one in entries(parent)}
-    own = [text for text in config.predict if parse(text).key not in inherited]
-    if own and step is None:
+    added = [text for text in config.predict if parse(text).key not in inherited]
+    if added and step is None:
         step = Checkpoints(config.resume.dir / view.CHECKPOINTS).newest()[0]
-    for text in own:
+    for text in added:
         if step is not None and not (one := parse(text)).end and one.step <= step:
             raise UserError(f"{_quoted(text)}: the branch begins at step {step}: predict a later one")
-    return own
+    return added
 
 
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:

@@ -33,7 +33,7 @@ PARKED = 0.95
 """Share of parked prompts at which a pool is dead."""
 
 Measured = tuple[float, str] | tuple[float, str, float] | None
-"""The value that passed the threshold, the evidence in words, and the threshold if it is the rule's own."""
+"""The value that passed the threshold, the evidence in words, and the threshold if the rule sets it."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Rule:
     def __call__(self, history: History, threshold: float) -> Finding | None:
         if (measured := self.measure(history, threshold)) is None:
             return None
-        value, evidence, *own = measured
-        return Finding(value, own[0] if own else threshold, evidence, self.advice)
+        value, evidence, *custom = measured
+        return Finding(value, custom[0] if custom else threshold, evidence, self.advice)
 
 
 def _level(metric: str, text: str) -> Callable[[History, float], Measured]:
@@ -175,7 +175,7 @@ def _identical(history: History, threshold: float) -> Measured:
 
 
 def _grader(history: History, threshold: float) -> Measured:
-    """Look for failing reward functions. Steps of the first window that are still to come count as free of them."""
+    """Look for failing reward functions. Missing steps of the first window count as free of failures."""
     kinds = ("grader_error", "grader_timeout")
     recent = [history.values(f"outcome/{kind}")[-history.window :] for kind in kinds]
     recent = [[0.0 if math.isnan(value) else value for value in values] for values in recent]
@@ -277,7 +277,7 @@ def _no_signal(history: History, threshold: float) -> Measured:
 
 
 def _reward(history: History, steps: int) -> str:
-    """Return the mean reward of the last steps that have one: there may be fewer of them than a window has."""
+    """Return the mean reward of the last steps that have one; they may be fewer than a window."""
     known = [value for value in history.values("reward/mean")[-steps:] if not math.isnan(value)]
     return f"{fmean(known):.3f}" if known else "not known"
 

@@ -91,7 +91,7 @@ class Statement:
 
     @property
     def marked(self) -> str:
-        """The answer with what marks it."""
+        """The answer with its marks."""
         return self.opening + self.answer + self.closing
 
     @property

@@ -27,7 +27,7 @@ class AuditConfig(BaseConfig):
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
         """Return the task of a run that trains, set up as it is there."""
-        return task_of_run(kind, table, "env_args", "env_template")
+        return task_of_run(kind, table, "env_template")
 
     env: str | None = None
     """Environment id; also the first word of the command line."""

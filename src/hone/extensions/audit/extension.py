@@ -2,7 +2,7 @@
 
 from hone.extension import Command, Key, Watch
 
-COMMANDS = {"audit": Command("find a broken reward, or chat template, beforehand", "AuditConfig", "run", __name__)}
+COMMANDS = {"audit": Command("find a broken reward or chat template", "AuditConfig", "run", __name__)}
 OBSERVERS = {"audit": Watch(40, "preflight.observer", __name__)}
 KEYS = {
     "rl.audit": Key(

@@ -1,4 +1,4 @@
-"""Checks that no wrong answer earns as much as a right one: a policy finds it, and stops looking for right answers.
+"""Checks that no wrong answer earns as much as a right one: a policy would find it, and look for nothing else.
 
 It compares the most that a wrong answer earns with the least for a right one. Both follow from texts and conversations
 that were graded, and from the ranges of the components, taken as reachable together, if the rubric declares all.
@@ -21,7 +21,7 @@ from hone.types import Outcome
 SUBJECTS = 4
 """Examples that are tried with the texts and conversations of this check."""
 MOST_WORDS = 2_000
-"""Texts of more words decide no total: few runs have room for them."""
+"""Texts of more words are left out: few runs have room for them."""
 _SMALL = 1e-9
 _ANSWERED = (Outcome.CORRECT, Outcome.WRONG)
 

@@ -26,7 +26,7 @@ from hone.types import BOUND, Example, Message, Outcome, Rollout, Score, Usage
 Script = str | Sequence[Message]
 """The model's output: a text, or messages; only the assistant's count."""
 AT_ONCE = 8
-"""Names of texts that are tried at a time."""
+"""Number of named texts to try at a time."""
 MOST_HUNG = 4
 """Most names of texts at which a grader may hang; then no more are tried."""
 DERIVED_FROM = 4
@@ -34,7 +34,7 @@ DERIVED_FROM = 4
 TOO_LARGE = "too-large"
 """The finding that no run may begin with."""
 _SHOWN = 3
-"""Texts that a finding keeps."""
+"""Number of texts that a finding stores."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,6 @@ class Prober:
 
     @property
     def references(self) -> list[Probe]:
-        """The graded references, each example once."""
         return list({probe.example_id: probe for probe in self.graded if probe.name == "reference"}.values())
 
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
@@ -261,7 +260,7 @@ def play_many(env: Environment, scripts: Sequence[tuple[Example, Script]]) -> li
 
 
 class ScriptDriver(Driver):
-    """Asks about conversations that are the same so far once: a tool may be slow."""
+    """Asks once for all conversations that are the same so far: a tool may be slow."""
 
     def respond(self, conversations: list[Any]) -> list[Any]:
         keys = [json.dumps(one, sort_keys=True, default=str) for one in conversations]
@@ -271,7 +270,7 @@ class ScriptDriver(Driver):
 
 
 class ScriptedModel(Model):
-    """A model that says what is written."""
+    """A model that replays a script."""
 
     def __init__(self, driver: Driver, index: int, example: Example, script: Script) -> None:
         super().__init__(driver, index, example, "audit")

@@ -110,7 +110,7 @@ def _answer(change: Change | str, kinds: tuple[Kind, ...], forms: tuple[Form, ..
 
 
 def _think(thought: str) -> Style:
-    """Think first; in the reference's own thought, if there is one."""
+    """Think first, with the reference's thought if there is one."""
 
     def style(s: Statement, _: Kind) -> str:
         if "<think>" in s.thought:

@@ -1,4 +1,4 @@
-"""The checks of a reward: does it pay for the reference, however that is written, and for nothing that is wrong?"""
+"""Checks of a reward: it must pay for the reference, however written, and for nothing that is wrong."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def check_restylings(prober: Prober) -> Check:
         "texts": len(probes),
         "lost": {name: [len(some), len(by_name[name])] for name, some in lost.items()},
     }
-    kept = sum(all(probe.correct for probe in some) for some in by_name.values())
-    summary = f"{len(by_name)} ways to write {len(subjects)} right answers: {kept} keep all of them"
+    correct_in_all = sum(all(probe.correct for probe in some) for some in by_name.values())
+    summary = f"{len(by_name)} ways to write {len(subjects)} right answers: {correct_in_all} keep all of them"
     return Check("restylings", summary, tuple(findings), figures)
 
 

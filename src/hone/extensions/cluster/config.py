@@ -16,10 +16,10 @@ class ClusterConfig(BaseConfig):
     bare = "address"
 
     address: str | None = None
-    """The Ray cluster: `auto` for the one that this machine belongs to, or HOST:PORT. Without it Ray is started here.
+    """The Ray cluster: `auto` for this machine's, or HOST:PORT. Without it Ray is started here.
     It implies mode cluster."""
     cpus: int = Field(default=1, ge=1)
-    """Cores for each trainer rank and each replica, which it computes with; on a GPU it has that besides."""
+    """Cores of each trainer rank and each replica, also of one on a GPU."""
     graders: int = Field(default=0, ge=0, le=4096)
     """Grading processes on the nodes, one core each; 0 grades on this machine, as `grading.workers` says."""
 

@@ -27,10 +27,9 @@ from hone.extensions.cluster.nodes import SAY_AFTER, check_versions
 from hone.grading.pool import START_SECONDS, Closed, ExitStatus, InvalidAnswer, Process, Stopped, readable
 
 LOOK = 0.1
-"""Seconds between two looks whether an answer is still wanted."""
+"""Seconds between checks that an answer is still wanted."""
 END_SECONDS, UNPLACED_SECONDS = 5.0, 1.0
-"""Seconds that an actor has to end its process, and that one has which may not be placed; then it is killed, and the
-process with it."""
+"""Seconds that an actor has to end its process, even if it was not placed yet; then both are killed."""
 
 
 class Grader:
@@ -88,7 +87,7 @@ class Grader:
 class RemoteProcess:
     """A `pool.Process` on a node. If the node is lost, the process counts as killed, and its question is asked again.
 
-    `python` is the node's own, whatever is given here.
+    The node's `python` is used, whatever is given here.
     """
 
     pid, is_far = 0, True

@@ -28,7 +28,7 @@ from hone.processes import free_port
 from hone.runs.files import NEW_PREFIX
 
 WATCH = 0.05
-"""Seconds between two looks at the process."""
+"""Seconds between checks of the process."""
 
 
 class Lines:
@@ -76,7 +76,7 @@ class Host:
             self._memory = Path(memory), lock
         # Ray gives a worker one thread, whatever the cores that it reserved.
         foreign = {"OMP_NUM_THREADS", *FOREIGN}
-        own = {name: value for name, value in os.environ.items() if name not in foreign}
+        inherited = {name: value for name, value in os.environ.items() if name not in foreign}
         os.chdir(cwd if os.path.isdir(cwd) else tempfile.gettempdir())
         words = [sys.executable]
         words += [str(Path(self._folder.name) / Path(word).name) if word in files else word for word in command]
@@ -84,7 +84,7 @@ class Host:
             self._port = free_port()
             words += ["--port", str(self._port)]
             self._secret = secret
-        self._child = Child(role, None, words, own | dict(env), self._lines)
+        self._child = Child(role, None, words, inherited | dict(env), self._lines)
         return self._child.pid
 
     async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:
@@ -115,7 +115,7 @@ class Host:
             self._child.send(signum)
 
     async def end(self) -> None:
-        """End the process, and remove what of its weights is in this node's memory."""
+        """End the process, and remove its weights from this node's memory."""
         if self._child is not None:
             self._child.kill()
             while self._child.poll() is None:
@@ -129,13 +129,13 @@ class Host:
         return os.path.exists(path)
 
     async def take(self, folder: str, files: Mapping[str, Any]) -> None:
-        """Put files into a folder, unless that is there. It appears whole; of its older siblings one stays."""
+        """Write files into a folder, unless it exists. It appears whole; one older sibling stays."""
         async with self._taking:
             await asyncio.to_thread(put_files, Path(folder), files)
 
 
 def versions() -> dict[str, Any]:
-    """Return what has to be equal on all nodes of a run."""
+    """Return the versions that all nodes of a run must share."""
     from hone.runs.provenance import NUMERICS
 
     return {"hone": hone.__version__, "numerics": NUMERICS, "python": platform.python_version()}

@@ -58,12 +58,12 @@ class ClusterMachines:
         from hone.loops.shared_memory import scratch_folder
 
         cluster = self.settings
-        own = {name: getattr(config, name) for name in ("precision", "threads", "kv_gib", "seed")}
+        settings = {name: getattr(config, name) for name in ("precision", "threads", "kv_gib", "seed")}
         model = ModelConfig(name=config.model, chat_template=config.chat_template, special_tokens=config.special_tokens)
         status = Status(sys.stderr)
         with scratch_folder("eval") as scratch:
             served = scratch / "inference.toml"
-            served.write_text(to_toml(ServeConfig(model=model, **own)), encoding="utf-8")
+            served.write_text(to_toml(ServeConfig(model=model, **settings)), encoding="utf-8")
             command = [sys.executable, "-P", "-m", "hone.cli", INFERENCE, "@", str(served)]
             commands = dict.fromkeys(server_roles(cluster.replicas), command)
             env = {CORES: str(cluster.cpus)}
@@ -78,9 +78,9 @@ class ClusterMachines:
         from hone.extensions.cluster.nodes import Cluster
         from hone.extensions.split.placement import server_roles
 
-        own, on_gpus = config.inference, config.model.device in ("auto", "cuda")
-        ports = {name: own.port + number for number, name in enumerate(server_roles(own.replicas))}
-        return Cluster(self.settings, ports, config.trainer.ranks, own.gpus, on_gpus, say)
+        inference, on_gpus = config.inference, config.model.device in ("auto", "cuda")
+        ports = {name: inference.port + number for number, name in enumerate(server_roles(inference.replicas))}
+        return Cluster(self.settings, ports, config.trainer.ranks, inference.gpus, on_gpus, say)
 
     def join(self) -> None:
         from hone.extensions.cluster.nodes import VARIABLE, connect

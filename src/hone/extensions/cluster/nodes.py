@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster, as the launcher of a run sees them: where its roles get room, and what becomes of them.
+"""The nodes of a Ray cluster, for the launcher of a run: it places roles there, and watches their processes.
 
     with Cluster(config.cluster, roles, say) as cluster:
         Launch(..., child=cluster.child).run()
@@ -129,7 +129,7 @@ class Cluster:
         return f"Ray cluster at {self.address}: {len(nodes)} node{'s'[: len(nodes) != 1]} with {cores:.0f} cores{more}"
 
     def shortage(self, role: str) -> str:
-        """Return, in words, that no node has in all what a process of this role needs; "" if one has it."""
+        """Return a message if no node is large enough for a process of this role, else ""."""
         needs, nodes = self.needs(role), self._nodes(here=role == TRAINER and self.ranks == 1)
         fits = (all(node.get(name, 0) >= count for name, count in needs.bundle.items()) for node in nodes)
         if not nodes or any(fits):
@@ -138,7 +138,7 @@ class Cluster:
         return f": no node that it may be on has {needs.words}; the most that one of them has are {most.words}"
 
     def _nodes(self, here: bool = False) -> list[dict[str, float]]:
-        """Return what each node has in all, free or not; with `here`, this machine alone."""
+        """Return the resources of each node, free or not; with `here`, of this machine alone."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         return [node["Resources"] for node in alive if not here or node["NodeID"] == self.node]
 
@@ -315,12 +315,12 @@ class RemoteChild(Child):
         """Return the arguments of `Host.start` after the role: command, variables, files, folder."""
         read = [path for at, path in zip(self._command, self._command[1:], strict=False) if at == "@"]
         files = {path: Path(path).read_text(encoding="utf-8") for path in read}
-        own = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(TRAVEL)}
+        variables = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(TRAVEL)}
         if self.rank is not None:  # each rank sees its own GPU alone
-            own |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self._cluster.master}
-        own.pop("CUDA_VISIBLE_DEVICES", None)  # Ray says which
+            variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self._cluster.master}
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # Ray says which
         command = [*self._command[1:]] if self._command[0] == sys.executable else [*self._command]
-        return command, own, files, os.getcwd()
+        return command, variables, files, os.getcwd()
 
     def _pass_on(self, line: bytes) -> None:
         self.log.write(b"[rank %d] %b" % (self.rank, line) if self.rank else line)
@@ -359,7 +359,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
 def check_versions(facts: Mapping[str, Any]) -> None:
     from hone.extensions.cluster.host import versions
 
-    other = [f"{name} {facts[name]}" for name, own in versions().items() if facts[name] != own]
+    other = [f"{name} {facts[name]}" for name, version in versions().items() if facts[name] != version]
     if other:
-        own = ", ".join(f"{name} {value}" for name, value in versions().items())
-        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {own}: install the same there")
+        here = ", ".join(f"{name} {value}" for name, value in versions().items())
+        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {here}: install the same there")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hone.extensions.cluster.config import ClusterConfig
 
 LOOK = 0.2
-"""Seconds between two looks at the servers."""
+"""Seconds between checks of the servers."""
 RESTARTS = 3
 """Most restarts of a server that was killed. One that exited would do so again."""
 

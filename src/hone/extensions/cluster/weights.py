@@ -22,8 +22,8 @@ SECONDS, LOOK_SECONDS = 600.0, 20.0
 class Carrier:
     """Brings a version to the node of a server; `roles` are the servers' roles, by their numbers.
 
-    Versions lie in the folder `memory` of each node, under the same names. A version that does not, for memory was
-    full, has to be on a file system that the nodes share.
+    Versions lie in the folder `memory` of each node, under the same names. If memory was full, the version has to be on
+    a file system that the nodes share.
     """
 
     def __init__(self, roles: Sequence[str], memory: Path | None) -> None:
@@ -58,7 +58,7 @@ class Carrier:
             ) from error
 
     def _store(self, folder: Path) -> Any:
-        """Put the files of a version into the object store, once, instead of the version before."""
+        """Put the files of a version into the object store, once, replacing the version before."""
         import ray
 
         with self._storing:

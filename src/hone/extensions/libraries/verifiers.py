@@ -201,11 +201,10 @@ def load(
 ) -> Tasks:
     """Load the taskset `name` of verifiers; `config` are fields of its configuration.
 
-    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the one with the
-    largest weight. `held_out` is the share of the prompts, by content, for evaluation. `max_tasks` limits an endless
-    taskset. With `env`, the config of an environment of verifiers (`{}` for the taskset's), or where text alone can't
-    be scored, verifiers makes the rollouts, within `agent_limits`. UserError without verifiers, and for a refused
-    taskset.
+    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the heaviest one.
+    `held_out` is the share of the prompts, by content, for evaluation. `max_tasks` limits an endless taskset. With
+    `env`, the config of an environment of verifiers (`{}` for the taskset's), or where text alone can't be scored,
+    verifiers makes the rollouts, within `agent_limits`. UserError without verifiers, and for a refused taskset.
     """
     env_id = f"verifiers:{name}"
     if not 0 < held_out < 1:

@@ -16,7 +16,7 @@ from hone.config.sft import SFTConfig
 from hone.config.shared import LoraConfig
 from hone.environments.loading import configured
 from hone.errors import UserError
-from hone.extensions.planning.arithmetic import Steps, checkpoints_kept
+from hone.extensions.planning.arithmetic import Steps, retained_checkpoints
 from hone.extensions.planning.data import Facts, tasks_of
 from hone.extensions.planning.devices import DEVICES, Device
 from hone.inference.memory import GIB, KV_GIB
@@ -156,7 +156,7 @@ def _rounded(tokens: int) -> int:
 def disk_needed(config: RLConfig | SFTConfig, shape: DecoderConfig) -> int:
     """Return the most bytes that checkpoints, one being written, and weights take on the disk."""
     each = checkpoint_bytes(config, shape) if config.ckpt else 0
-    return (checkpoints_kept(config) + 1) * (each + weight_bytes(shape, config.precision))
+    return (retained_checkpoints(config) + 1) * (each + weight_bytes(shape, config.precision))
 
 
 def free_disk(folder: Path) -> int:

@@ -32,12 +32,11 @@ class Steps:
 
     @property
     def total(self) -> int:
-        """Rows of all steps."""
         return self.steps * self.rows
 
     @property
     def draws(self) -> int:
-        """Prompts drawn in all steps; one that comes again counts again."""
+        """Prompts drawn in all steps, repetitions included."""
         return self.steps * self.prompts
 
     @classmethod
@@ -166,7 +165,7 @@ def checkpoints_of(config: RunConfig) -> int:
     return 1 if config.ckpt.interval is None else _times(config.max_steps, config.ckpt.interval)
 
 
-def checkpoints_kept(config: RunConfig) -> int:
+def retained_checkpoints(config: RunConfig) -> int:
     """Return the number of checkpoints that are left at the end."""
     written, ckpt = checkpoints_of(config), config.ckpt
     if ckpt is None or ckpt.keep_last is None or written <= ckpt.keep_last:

@@ -23,7 +23,7 @@ class _AboutRun(BaseConfig):
         return create_model(cls.__name__, __base__=(cls, kind), __doc__=cls.__doc__)  # pyright: ignore
 
     @property
-    def own(self) -> set[str]:
+    def command_keys(self) -> set[str]:
         """The keys of the command only."""
         return type(self).model_fields.keys() - RLConfig.model_fields.keys() - SFTConfig.model_fields.keys()
 
@@ -31,13 +31,13 @@ class _AboutRun(BaseConfig):
     def run(self) -> RLConfig | SFTConfig | None:
         """The config of the run, without the command's own keys; None if there is none."""
         kind = next((kind for kind in (RLConfig, SFTConfig) if isinstance(self, kind)), None)
-        return kind and kind.model_validate(self.model_dump(exclude=self.own, exclude_unset=True))
+        return kind and kind.model_validate(self.model_dump(exclude=self.command_keys, exclude_unset=True))
 
 
 class PlanConfig(_AboutRun):
     """Predict what a run will do, take and cost: steps, memory, time, money, and settings that surprise.
 
-    Takes the files and flags of `hone rl` or `hone sft`; which of the two is seen by their keys. Exit code 1 if the run
+    Takes the files and flags of `hone rl` or `hone sft`; their keys tell which of the two. Exit code 1 if the run
     does not fit into memory, or a prompt not into `seq_len`.
     """
 
@@ -68,9 +68,9 @@ class DoctorConfig(_AboutRun):
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
-        own = {"--offline", "--no-offline", "--json", "--no-json", "--as-json", "--help"}
+        flags = {"--offline", "--no-offline", "--json", "--no-json", "--as-json", "--help"}
         words = {word.partition("=")[0] for word in argv if word.startswith(("--", "@"))}
-        return super().chosen(argv) if words - own else cls
+        return super().chosen(argv) if words - flags else cls
 
 
 def is_sft(argv: list[str]) -> bool:

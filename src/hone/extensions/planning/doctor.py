@@ -119,8 +119,8 @@ def check_python(subject: Subject) -> Iterator[Row]:
     version = platform.python_version()
     old = "hone needs 3.11 or newer" if sys.version_info < OLDEST else ""
     yield judge("version", f"{version}, {sys.executable}", old, "python3.11 -m venv .venv", "error")
-    own = sys.prefix != sys.base_prefix or os.environ.get("CONDA_PREFIX") == sys.prefix
-    shared = "" if own else "others use and change these packages"
+    isolated = sys.prefix != sys.base_prefix or os.environ.get("CONDA_PREFIX") == sys.prefix
+    shared = "" if isolated else "others use and change these packages"
     yield judge("environment", sys.prefix, shared, "make install   # makes .venv in a checkout of hone")
     yield judge("hone", f"{hone.__version__}, from {Path(hone.__file__).parent}")
 
@@ -209,16 +209,16 @@ def check_device(subject: Subject) -> Iterator[Row]:
 
 
 def check_threads(subject: Subject) -> Iterator[Row]:
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
-    share = max(1, int(quota) // int(period)) if quota.isdigit() else own
+    share = max(1, int(quota) // int(period)) if quota.isdigit() else usable
     problem = f"the container may use {share}, and with a thread on each they wait for each other"
-    yield judge("cores", f"{own} for this process", problem if share < own else "", f"--threads {share}")
+    yield judge("cores", f"{usable} for this process", problem if share < usable else "", f"--threads {share}")
     named = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    fits = not named or (named.isdigit() and 0 < int(named) <= own)
+    fits = not named or (named.isdigit() and 0 < int(named) <= usable)
     text = named or "not set: hone chooses (1 for a model under 10M parameters)"
-    problem = "" if fits else f"this process has {own} cores"
-    yield judge("OMP_NUM_THREADS", text, problem, f"export OMP_NUM_THREADS={own}")
+    problem = "" if fits else f"this process has {usable} cores"
+    yield judge("OMP_NUM_THREADS", text, problem, f"export OMP_NUM_THREADS={usable}")
 
 
 def check_memory(subject: Subject) -> Iterator[Row]:

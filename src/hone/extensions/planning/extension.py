@@ -4,7 +4,7 @@ from hone.extension import Command, Watch
 
 REQUIRES = ("sandbox",)
 COMMANDS = {
-    "plan": Command("what a run will do, take and cost, before it starts", "PlanConfig", "plan.run", __name__),
+    "plan": Command("predict the steps, memory, time and cost of a run", "PlanConfig", "plan.run", __name__),
     "doctor": Command(
         "check this machine, and print fixes",
         "DoctorConfig",

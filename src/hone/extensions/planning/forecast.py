@@ -50,7 +50,7 @@ def forecast(
     envs: Mapping[str, Environment] | None = None,
     alone: bool = True,
 ) -> Iterator[str]:
-    """Yield lines to print before step 0; if no plan can be made, why, for the run goes on without.
+    """Yield lines to print before step 0, or why no plan can be made: the run goes on without one.
 
     `envs` are the tasks of RL by name, with their data read. A run of several processes is not `alone`: a plan
     does not know what each of them takes.

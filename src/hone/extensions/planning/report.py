@@ -12,7 +12,7 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.extensions.planning.advice import remedies, surprises
-from hone.extensions.planning.arithmetic import Lengths, Steps, checkpoints_kept
+from hone.extensions.planning.arithmetic import Lengths, Steps, retained_checkpoints
 from hone.extensions.planning.data import Facts
 from hone.extensions.planning.devices import PRICES_OF, Device, size
 from hone.hardware import MARGIN
@@ -156,12 +156,12 @@ def _checkpoint_words(plan: Plan) -> str:
     config, written = plan.config, plan.steps.checkpoints
     if not written:
         return "checkpoints: none (weights are written at the end)"
-    kept = checkpoints_kept(config)
-    text = f"checkpoints: {written}" + (f", of which {kept} are kept" if kept < written else "")
+    retained = retained_checkpoints(config)
+    text = f"checkpoints: {written}" + (f", of which {retained} are kept" if retained < written else "")
     if plan.shape:
         each = checkpoint_bytes(config, plan.shape)
         each += weight_bytes(plan.shape, config.precision)
-        text += f"; {size(each)} each with its weights, {size(kept * each)} on the disk at the end"
+        text += f"; {size(each)} each with its weights, {size(retained * each)} on the disk at the end"
     return text
 
 
@@ -201,8 +201,8 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
     else:
         yield times_words(usual)
     if usual.usd is not None:
-        own = plan.config.budget.usd_per_hour if plan.config.budget else None
-        from_table = not own and usual.usd_per_hour == plan.device.usd_per_hour
+        stated_price = plan.config.budget.usd_per_hour if plan.config.budget else None
+        from_table = not stated_price and usual.usd_per_hour == plan.device.usd_per_hour
         source = f" (a table's, {PRICES_OF})" if from_table else ""
         yield f"price: ${usual.usd_per_hour:.2f} an hour{source}; set another with --usd-per-hour"
     yield f"an estimate from {SOURCE[plan.device.kind]}" + "; --calibrate measures it" * plan.here

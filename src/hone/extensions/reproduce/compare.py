@@ -38,7 +38,7 @@ QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluati
 NOTHING = "nothing"
 """Replaces a value that one of two records lacks."""
 TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance != 0}
-"""Largest difference of metrics that several ranks round otherwise, in multiples of the limit; None: not compared."""
+"""Largest difference of metrics that several ranks round differently, in multiples of the limit; None: not compared."""
 
 
 @dataclass(frozen=True)

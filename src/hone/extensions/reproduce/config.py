@@ -33,7 +33,7 @@ class VerifyConfig(ExecutedRun):
     steps: int = Field(default=3, ge=0)
     """Number of random steps to execute again; 0 checks the files only."""
     seed: int | None = Field(default=None, ge=0)
-    """Seed of the choice, to repeat a verification; by default one that nobody could foresee."""
+    """Seed of the choice, to repeat a verification; by default an unpredictable one."""
     model: str | None = None
     """The initial model, if it has moved since the run: a folder, or a hub id."""
 
@@ -89,7 +89,7 @@ class JsonConfig(BaseConfig):
 
 
 class RegradeConfig(ExecutedRun):
-    """Grade what a run recorded with another grader, and see whether the model changed or what was made of its answers.
+    """Grade a run's completions with another grader: did the model change, or only the reading of its answers?
 
     Needs neither model nor GPU. Nothing is written into the run, and it may still be running.
     """

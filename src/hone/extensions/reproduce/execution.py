@@ -33,10 +33,10 @@ from hone.extensions.reproduce.records import (
     score_of,
 )
 from hone.loops.canary import Canary, band_from_config, canary_metrics, first_examples
-from hone.loops.colocated import LocalTrainer, own_policy
+from hone.loops.colocated import LocalTrainer, new_policy
 from hone.loops.curriculum import Curriculum
 from hone.loops.groups import group_state, with_advantages
-from hone.loops.own_functions import OwnFunctions
+from hone.loops.own_functions import UserFunctions
 from hone.loops.parts import eval_envs, make_sft_trainer, make_trainer, model_digests, task_digests, task_of
 from hone.loops.sft import Progress, SFTSteps, load_data
 from hone.loops.steps import Tasks, build
@@ -136,7 +136,6 @@ class Rebuilt:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """Facts about this process, as in run.json."""
         return machine.this_machine() | {"sources": {"code": provenance.code()} | self.sources}
 
     def nearest(self, version: int) -> int | None:
@@ -194,7 +193,7 @@ class RebuiltRL(Rebuilt):
             raise UserError(
                 f"the KL term of this run needs its initial model, but {self.missing_model}: say where it is by --model"
             )
-        self.sources |= OwnFunctions.of(config).digests
+        self.sources |= UserFunctions.of(config).digests
         self.trainer = make_trainer(config, model, record_tokens=False)
         envs, evals, curricula = dict[str, Environment](), dict[str, Environment](), dict[str, Curriculum]()
         if not replay_only:
@@ -215,7 +214,7 @@ class RebuiltRL(Rebuilt):
             self.evaluates = not any(env.why_not_graded for env in evals.values())
             self.resamples = self.regrades and why_not_resampled(config, self.records.run) is None
         if self.resamples and not replay_only:
-            self.policy = own_policy(config, [*envs.values(), *evals.values()], self.trainer, self.renderer)
+            self.policy = new_policy(config, [*envs.values(), *evals.values()], self.trainer, self.renderer)
             if config.mode != "split":  # there it is a server's
                 first = first_examples(config, next(iter(envs.values())), next(iter(curricula.values())))
                 canary = Canary.from_config(config, first, self.renderer, self.policy, self.trainer)
@@ -362,7 +361,7 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
         ]
         tasks = config.tasks()
         by_task = groupby(groups, key=lambda group: group.env)
-        return [group for name, own in by_task for group in with_advantages(list(own), tasks[name])]
+        return [group for name, members in by_task for group in with_advantages(list(members), tasks[name])]
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         which = f"step {rows[0]['step']}" if rows else "a step"
         raise UserError(

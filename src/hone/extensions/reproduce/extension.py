@@ -4,8 +4,8 @@ from hone.extension import Command, Watch
 
 COMMANDS = {
     "replay": Command("retrain a run from its recorded rollouts", "ReplayConfig", "replay.run", __name__),
-    "verify": Command("check a run: its files, and steps done again", "VerifyConfig", "verify.run", __name__),
-    "diff": Command("where two runs part: step and quantity", "DiffConfig", "diff.run", __name__),
+    "verify": Command("check a run's files, and repeat some steps", "VerifyConfig", "verify.run", __name__),
+    "diff": Command("find where two runs first differ", "DiffConfig", "diff.run", __name__),
     "regrade": Command("grade a run's completions with another grader", "RegradeConfig", "regrade.run", __name__),
 }
 OBSERVERS = {"reward check": Watch(60, "reward_check.observer", __name__)}

@@ -44,7 +44,7 @@ def _format(value: Any) -> str:
 
 
 def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = True) -> list[str]:
-    """List the run's recorded reasons why another run of its config may differ, and from which step on.
+    """List the run's recorded reasons why another run of its config may differ, and the first such step.
 
     With `step`: why its steps up to that one may differ, without the teacher's scores, which are recorded. Without
     `sampling`: no reasons of a server or a program that sampled.

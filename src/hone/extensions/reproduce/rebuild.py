@@ -76,8 +76,8 @@ def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_c
         device = device_of(config.model.device)
     except UserError:
         device = "cpu"  # a difference, and reported as one
-    own = {"model.device": device, "model.name": model_name or config.model.name, "display": "auto"}
-    config = changed(config, own | {"stop": None})  # a target does not end a re-execution
+    changes = {"model.device": device, "model.name": model_name or config.model.name, "display": "auto"}
+    config = changed(config, changes | {"stop": None})  # a target does not end a re-execution
     config, model, renderer, missing_model = _load_model(run, records, config)
     configure_run(config, model, threads=run.info.get("threads"))
     saved = run.checkpoints

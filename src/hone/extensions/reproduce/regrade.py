@@ -122,7 +122,6 @@ class Regraded:
     scores: list[pyarrow.Table] = field(default_factory=list)
 
     def add(self, pairs: Sequence[Pair], old_main: MainPart, new_main: MainPart) -> None:
-        """Add a step's completions."""
         rows = []
         for pair in pairs:
             one, new = pair.recorded, pair.score
@@ -149,7 +148,7 @@ def regrade(
     run: Run,
     steps: Sequence[int],
     grader: Grader,
-    own: Grader | None,
+    original: Grader | None,
     *,
     seed: int,
     task: str = "",
@@ -157,25 +156,25 @@ def regrade(
     keep_scores: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Regraded:
-    """Grade the completions of these steps with `grader`, and about CHECKED of them with `own`, the run's own task.
+    """Grade the completions of these steps with `grader`, and about CHECKED of them with `original`, the run's task.
 
-    If there are several tasks, only `task` is graded. If `grader` is `own`, all are checked. The main part of the
-    recorded reward is by the rubric of `own` or `grader` that has the recorded weights; without one, all components.
+    If there are several tasks, only `task` is graded. If `grader` is `original`, all are checked. The main part of the
+    recorded reward is by the rubric of `original` or `grader` with the recorded weights; without one, all components.
     Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
     """
     result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None
-    takes_ids = any(one.env.rubric.takes_ids for one in (grader, own) if one is not None)
+    takes_ids = any(one.env.rubric.takes_ids for one in (grader, original) if one is not None)
     for done, step in enumerate(steps):
         recorded = read_step(run, step, task, takes_ids)
         pairs = grader.grade(recorded, seed)
-        if own is not None:
+        if original is not None:
             quota = min((done + 1) * CHECKED // len(steps) - done * CHECKED // len(steps), len(recorded))
-            spread = spread_out(recorded, quota, bool(own.env.rubric.group_funcs))
-            result.check(pairs if own is grader else own.grade(spread, seed))
+            spread = spread_out(recorded, quota, bool(original.env.rubric.group_funcs))
+            result.check(pairs if original is grader else original.grade(spread, seed))
         graded = [one.score for one in recorded if not one.score.outcome.is_failure]
         if old_main is None and graded:
             weights = graded[0].weights
-            rubrics = [one.env.rubric for one in (own, grader) if one and one.env.rubric.weights == weights]
+            rubrics = [one.env.rubric for one in (original, grader) if one and one.env.rubric.weights == weights]
             everything = MainPart(tuple(weights), sum(max(weight, 0.0) for weight in weights.values()))
             old_main = MainPart.from_rubric(rubrics[0]) if rubrics else everything
         result.add(pairs, old_main or MainPart((), 0.0), new_main)

@@ -72,12 +72,12 @@ class Way:
 
 
 def ways() -> tuple[Way, ...]:
-    own = (Way(True, True), Way(True, False))
+    as_user = (Way(True, True), Way(True, False))
     if os.geteuid() != 0:
-        return own
+        return as_user
     as_nobody = (Way(True, True, True), Way(True, False, True))
     is_machine_root = _uid_map()[:2] == [0, 0]  # and not a user's container
-    return (Way(False), *as_nobody, *(() if is_machine_root else own))
+    return (Way(False), *as_nobody, *(() if is_machine_root else as_user))
 
 
 def executable() -> str:

@@ -48,7 +48,7 @@ NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
 """Process and threads of `main.py` itself."""
 INTERVAL = 0.05
-"""Seconds between two looks at what a tree uses."""
+"""Seconds between checks of what a tree uses."""
 GONE_SECONDS = 10.0
 """Time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
@@ -275,23 +275,23 @@ class Started:
 
     def run(self) -> Ran:
         """Start the code, and collect its outputs until it ends or passes one of the limits; end its tree then."""
-        kept = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
+        streams = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
         killed: Status | None = None
         began = looked = time.monotonic()
         with contextlib.suppress(BrokenPipeError):
             os.write(self._go, b"g")
         try:
             with selectors.DefaultSelector() as ready:
-                for fd in (*kept, self._report, self._ended):
+                for fd in (*streams, self._report, self._ended):
                     ready.register(fd, selectors.EVENT_READ)
                 running = True
                 while running and killed is None:
                     for key, _ in ready.select(INTERVAL):
-                        if key.fd not in kept:
+                        if key.fd not in streams:
                             running = False
-                        elif not self._read(key.fd, kept[key.fd]):
+                        elif not self._read(key.fd, streams[key.fd]):
                             ready.unregister(key.fd)
-                        elif len(kept[key.fd]) > self._limits.output_bytes:
+                        elif len(streams[key.fd]) > self._limits.output_bytes:
                             killed = "output"
                     now = time.monotonic()
                     if now - looked >= INTERVAL and running and killed is None:
@@ -302,7 +302,7 @@ class Started:
             self.end()
         line = os.read(self._report, 64) if killed is None and readable(self._report, 0) else b""
         exit_code = int(line) if line.endswith(b"\n") else None
-        for fd, text in kept.items():
+        for fd, text in streams.items():
             os.set_blocking(fd, False)  # someone may have got away with it, and hold it open
             with contextlib.suppress(BlockingIOError):
                 while len(text) <= self._limits.output_bytes and self._read(fd, text):
@@ -310,7 +310,7 @@ class Started:
             if len(text) > self._limits.output_bytes:
                 killed = killed or "output"
                 del text[self._limits.output_bytes :]
-        output, errors = (text.decode("utf-8", "replace") for text in kept.values())
+        output, errors = (text.decode("utf-8", "replace") for text in streams.values())
         if killed is None and exit_code == -signal.SIGXCPU:
             killed = "timeout"
         if killed is not None:
@@ -389,10 +389,10 @@ class Started:
                 return "memory"
         return None
 
-    def _read(self, source: int, kept: bytearray) -> bool:
+    def _read(self, source: int, output: bytearray) -> bool:
         """Append output up to its limit. Return False at the end."""
         part = os.read(source, 1 << 16)
-        kept += part[: max(0, self._limits.output_bytes + 1 - len(kept))]
+        output += part[: max(0, self._limits.output_bytes + 1 - len(output))]
         return bool(part)
 
     def _file(self, content: bytes, sealed: bool = False) -> int:

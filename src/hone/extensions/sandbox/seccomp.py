@@ -64,7 +64,7 @@ NEW_NAMESPACES = 0x7E020000
 TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into a terminal. The kernel looks at the low 32 bits of the request alone."""
 SIGCHLD = 17
-"""Whoever ignores it has the kernel forget the processor time of children that ended: then no limit holds for it."""
+"""A process that ignores it has the kernel forget the processor time of ended children, so no limit holds."""
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 ERRNO = 0x00050000

@@ -1,4 +1,4 @@
-"""The choices that go back, whole or in parts, for each kind of request; tool calls and prompts' logprobs in them."""
+"""Choices of an answer, whole or streamed, for each kind of request, with tool calls and prompts' logprobs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class Answer:
         self._begun: set[int] = set()
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the first choices of a stream."""
         return []
 
     def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
@@ -58,7 +57,8 @@ class Answer:
         """Return what was asked for: ids and versions, once the prompt's ids, and the ids that each was drawn from."""
         ids: dict[str, Any] = {}
         if self._kept_ids:
-            ids["kept_ids"] = [None if token.kept is None else token.kept.tolist() for token in delta.tokens]
+            sets = (token.candidates for token in delta.tokens)
+            ids["kept_ids"] = [None if ids_V is None else ids_V.tolist() for ids_V in sets]
         if not self._token_ids:
             return ids
         ids["token_ids"] = [token.id for token in delta.tokens]
@@ -139,7 +139,7 @@ class CompletionAnswer(Answer):
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, token: Token | ScoredToken) -> dict[str, float]:
-        """Return logprobs by text, the likeliest first; the token itself has its place even if it is not among them."""
+        """Return logprobs by text, the likeliest first, always with the token itself."""
         top: dict[str, float] = {}
         for ident, logprob in (*token.top[: self._body.logprobs], (token.id, token.logprob)):
             top.setdefault(self._text(ident), finite(logprob))

@@ -30,11 +30,11 @@ class ServeConfig(EngineConfig):
     api_key: str | None = Field(default=None, min_length=1)
     """Answer only to clients that send this key; others on this machine can read it off the command line."""
     api_key_var: KeyVariable = None
-    """Environment variable that holds such a key."""
+    """Environment variable that holds that key."""
     weights_root: Path | None = None
     """Folder under which `POST /update_weights` may take new weights; without it, it takes none."""
     transport: TransportConfig = TransportConfig()
-    """That of the run to sample for: its weights are taken, unless `weights_root` says otherwise."""
+    """Transport of the run to sample for: its weights are taken, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)
     """Seed of requests that bring none, and of the weights of `hone/tiny`."""
     precision: Precision = DEFAULT_PRECISION

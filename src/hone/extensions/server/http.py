@@ -182,7 +182,7 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return what a client gets to know of an error: all of it if it is the client's, else that it is the server's."""
+    """Return the error as a client sees it: in full if the client caused it, else only that the server failed."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):

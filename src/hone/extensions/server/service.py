@@ -76,7 +76,7 @@ class Service:
             ("engine_failures_total", "counter", "Steps that failed.", self.failures),
             ("weight_updates_total", "counter", "Weight updates.", self.updates),
             ("samples_in_flight", "gauge", "Samples that wait or run.", self.running),
-            ("prefix_cache_bytes", "gauge", "Keys and values kept of prompts.", self.engine.prefill.prefixes.bytes),
+            ("prefix_cache_bytes", "gauge", "Keys and values of cached prompts.", self.engine.prefill.prefixes.bytes),
             ("policy_version", "gauge", "Version of the weights.", self.engine.version),
         ]
 
@@ -84,7 +84,7 @@ class Service:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread after the step that it is at; samples in flight get ServiceEnded."""
+        """End the thread after its current step; samples in flight get ServiceEnded."""
         if self._thread.is_alive():
             self.call(lambda: setattr(self, "_closing", True))
             self._thread.join()

@@ -36,7 +36,7 @@ class WeightsFolder:
         with suppress(OSError):
             os.listdir(folder.parent)  # on NFS this asks for folders that have come since
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}: give that of saved weights, such as weights/step_20")
+            raise UserError(f"there is no folder {folder}: give a folder of saved weights, such as weights/step_20")
         for name in ("config.json", "generation_config.json", WEIGHTS_INDEX):
             self._resolve(folder / name, f"{path}/{name}")
         config = read_config(folder, model.config.implementation)

@@ -1,6 +1,6 @@
 """On-policy distillation: a teacher behind a server gives the logprob of each token that the policy sampled.
 
-    teacher = Teacher.reach(config.teacher, renderer, vocab_size, seq_len)
+    teacher = Teacher.connect(config.teacher, renderer, vocab_size, seq_len)
     groups = teacher(groups)              # with the column teacher_logprobs
 
 Tokens are sent as ids, one completion with its prompt a request. hone's server and vLLM answer with the logprobs of the
@@ -33,7 +33,7 @@ _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 def connect(config: Any, renderer: ChatRenderer, vocab_size: int) -> tuple[Teacher, str]:
     """Connect to the teacher of a run; return it and its name in messages."""
-    teacher = Teacher.reach(config.teacher, renderer, vocab_size, config.seq_len)
+    teacher = Teacher.connect(config.teacher, renderer, vocab_size, config.seq_len)
     return teacher, f"the teacher at {config.teacher.base_url}"
 
 
@@ -55,7 +55,7 @@ class Teacher:
         self.server = server
 
     @classmethod
-    def reach(cls, config: TeacherConfig, renderer: ChatRenderer, vocab_size: int, seq_len: int) -> Teacher:
+    def connect(cls, config: TeacherConfig, renderer: ChatRenderer, vocab_size: int, seq_len: int) -> Teacher:
         """Connect to the teacher. Raises UserError unless its server has the policy's tokenizer, accepts all
         `vocab_size` ids, has room for `seq_len` tokens, and answers `prompt_logprobs`.
         """
@@ -112,15 +112,15 @@ class Teacher:
             teacher = cls(Server.of(endpoint, known[0]))
             added = renderer.tokenizer.get_added_tokens_decoder()
             text = PROBE + "".join(added[token].content for token in sorted(added)[:SPECIAL])
-            own = renderer.tokenizer.encode(text, add_special_tokens=hones).ids
+            expected = renderer.tokenizer.encode(text, add_special_tokens=hones).ids
             ids = await teacher._ids(client, text, {} if hones else {"add_special_tokens": False})
-            if ids != own[1:]:
+            if ids != expected[1:]:
                 raise UserError(
                     f"{url} serves {known[0].id}, which has another tokenizer than the policy, so it can't score the "
                     "policy's tokens: serve a teacher of the same family"
                 )
             try:
-                await teacher._score(client, [own[0], vocab_size - 1])
+                await teacher._score(client, [expected[0], vocab_size - 1])
             except RequestRejected as error:
                 raise UserError(
                     f"the policy may sample ids up to {vocab_size - 1}, and the teacher {known[0].id} does not take "

@@ -87,7 +87,6 @@ class Stop:
         self.first = self.first or signum
 
     def take(self) -> list[int]:
-        """Return the signals since the last call."""
         signals, self._new = self._new, []
         return signals
 
@@ -238,7 +237,7 @@ class Launch:
         return None
 
     def _culprit(self, dead: list[Child]) -> Child:
-        """Return the process that the others followed: first a user's error, then a killed one, as ranks follow it."""
+        """Return the process that made others end: one with a user's error first, then a killed one."""
         if all(child.role == TRAINER and (child.code or 0) >= 0 for child in dead):
             ranks = self._children[TRAINER]
             self._wait(ranks, _FOLLOWING)
@@ -291,7 +290,7 @@ class Launch:
         self._start_when_free([role for role in self.roles if role.name in names])
 
     def _start_when_free(self, roles: Sequence[Role]) -> None:
-        """Start them; what a server has started (vLLM, which its own supervisor ends) may hold its port for a while."""
+        """Start them once ports are free: processes of a dead server (vLLM) may hold its port for a while."""
         ports, until = [role.port for role in roles if role.port], time.monotonic() + _LETTING_GO
         while any(map(port_problem, ports)) and time.monotonic() < until and self._stop.first is None:
             time.sleep(TICK)

@@ -25,7 +25,7 @@ from hone.hardware import CORES, SHARES_GPU, share_of_cores, visible_gpus
 from hone.inference.memory import KV_GIB
 from hone.loops.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.loops.memory import with_precision
-from hone.loops.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
+from hone.loops.shared_memory import PRESERVED, VARIABLE, scratch_folder, shared_folder
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say
 from hone.runs.observer import checked_observers
@@ -44,11 +44,11 @@ def run_split(config: RLConfig) -> int:
     """
     for observer in checked_observers([], config):
         observer.check_config(config)
-    folder, own = config.output_dir, config.inference
+    folder, inference = config.output_dir, config.inference
     if holder(folder) is not None:
         raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")
     serves = config.orchestrator.client.base_url is None
-    for port in range(own.port, own.port + own.replicas) if serves else ():
+    for port in range(inference.port, inference.port + inference.replicas) if serves else ():
         if (problem := port_problem(port)) is not None:
             raise UserError(
                 f"port {port} can't be listened on ({problem.strerror}): if another server has it, sample from that "
@@ -59,7 +59,7 @@ def run_split(config: RLConfig) -> int:
     gpus = visible_gpus() if config.model.device in ("auto", "cuda") and machines is None else []
     if machines is None:
         config = with_precision(config, "cuda" if gpus else "cpu")
-    placement = placed(gpus, config.trainer.ranks, own.replicas if serves else 0, own.gpus)
+    placement = placed(gpus, config.trainer.ranks, inference.replicas if serves else 0, inference.gpus)
 
     def opened() -> None:
         lock = Lock(folder, LOCK)
@@ -67,7 +67,7 @@ def run_split(config: RLConfig) -> int:
         stack.callback((folder / LOCK).unlink, missing_ok=True)
         hand_over(folder, "rl")
 
-    def kept() -> str:
+    def last_checkpoint() -> str:
         steps = Checkpoints(folder / CHECKPOINTS).steps()
         return f"from the last checkpoint, step {steps[-1]}" if steps else "at step 0, for there is no checkpoint"
 
@@ -82,7 +82,7 @@ def run_split(config: RLConfig) -> int:
             folder,
             scratch,
             say,
-            kept,
+            last_checkpoint,
             resume_command(folder, {"kind": "rl"}),
             variables(memory),
             restarts=config.restarts,
@@ -95,7 +95,7 @@ def run_split(config: RLConfig) -> int:
             return launch.run()
         except UserError as problem:
             if str(scratch) in str(problem):  # it names a log in there
-                (scratch / KEPT).touch()
+                (scratch / PRESERVED).touch()
             raise
 
 
@@ -147,23 +147,23 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
 def variables(memory: Path | None) -> dict[str, str]:
     """Return the environment of all roles: unbuffered lines, no spinning on shared cores, the folder in `memory`."""
     foreign = (*FOREIGN, DETACHED, VARIABLE)
-    own = {name: value for name, value in os.environ.items() if name not in foreign}
+    inherited = {name: value for name, value in os.environ.items() if name not in foreign}
     launched = {COMMAND: json.dumps(sys.argv), LAUNCHER: str(os.getpid())}
     launched |= {VARIABLE: str(memory)} if memory else {}
-    return {"GOMP_SPINCOUNT": "1000"} | own | {"PYTHONUNBUFFERED": "1"} | launched
+    return {"GOMP_SPINCOUNT": "1000"} | inherited | {"PYTHONUNBUFFERED": "1"} | launched
 
 
 def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeConfig:
     """Return the config of a server of the run, which takes less memory on a GPU that it `shares` with the trainer."""
-    own = config.inference
+    inference = config.inference
     names = EngineConfig.model_fields.keys() - {"replicas", "kv_gib"}
-    settings: dict[str, Any] = {name: getattr(own, name) for name in names}
+    settings: dict[str, Any] = {name: getattr(inference, name) for name in names}
     settings |= {name: getattr(config, name) for name in ("seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir.absolute()}
     settings["model"] = ModelConfig.model_validate(config.model.model_dump(exclude={"lora"}))  # versions come merged
-    if (kv_gib := own.kv_gib or (KV_GIB if shares else None)) is not None:
+    if (kv_gib := inference.kv_gib or (KV_GIB if shares else None)) is not None:
         settings["kv_gib"] = kv_gib
-    settings |= own.server_settings(config, on_gpu, shares)
+    settings |= inference.server_settings(config, on_gpu, shares)
     return ServeConfig(**settings)
 
 

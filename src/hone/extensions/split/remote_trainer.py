@@ -34,9 +34,9 @@ from hone.trainer.packing import Batch
 from hone.trainer.token_stats import TokenStats
 
 LOOK = 0.02
-"""Seconds between two looks at what another thread or process does."""
+"""Seconds between checks of another thread or process."""
 FAREWELL = 10.0
-"""Seconds that a trainer has to hear that the session ends."""
+"""Seconds that a trainer has to notice the session's end."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class RemoteTrainer(Updates):
         self.transport, self.session, self.policy, self.run = transport, session, policy, run
         self.max_steps, self.holds, self.alive = max_steps, holds, alive
         self.version = self._put = session.start
-        self.kept: int | None = None
+        self.retained: int | None = None
         """The saved version, which keeps its weights for now."""
         self.published: Published | None = None
         """The source of `version`."""
@@ -119,7 +119,7 @@ class RemoteTrainer(Updates):
         if self.published is not None:
             waited += self._waits.popleft()  # for room
         self.version, self._weights, self.published = result.version, result.fingerprint, published
-        self.transport.drop(min(self.version, self._served) - 1, self.kept)
+        self.transport.drop(min(self.version, self._served) - 1, self.retained)
         timings = {f"time/{name}": value for name, value in result.seconds.items() if name != "wait"}
         timings |= {"time/update": published.seconds, "idle/orchestrator": waited}
         timings["idle/trainer"] = result.seconds.get("wait", 0.0)
@@ -144,7 +144,7 @@ class RemoteTrainer(Updates):
         self._quiet = True
 
     def snapshot(self, checkpoint: bool) -> tuple[Tensors, Path | None]:
-        self.kept = self.version
+        self.retained = self.version
         return {}, self.part(self.version) if checkpoint else None
 
     def export(self, folder: Path, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -153,8 +153,8 @@ class RemoteTrainer(Updates):
             copy_weights(source, folder)
         else:
             link_files(source, folder)
-        if self.kept == version:
-            self.kept = None
+        if self.retained == version:
+            self.retained = None
 
     def fingerprint(self) -> str:
         return self._weights

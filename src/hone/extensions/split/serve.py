@@ -89,7 +89,7 @@ class TrainerLoop:
             order = self.transport.order(step)
             waited = time.perf_counter() - began
             if order is None:
-                self.say("Another session has begun.")
+                self.say("Another session has started.")
                 return False
             if order.kind == "end":
                 self._end(order, waited)

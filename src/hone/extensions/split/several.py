@@ -30,7 +30,7 @@ from hone.loops.canary import fixed_tokens
 from hone.loops.fleet import Carry, Fleet
 from hone.loops.machine import Machine, configure, resolve
 from hone.loops.memory import versions_in_memory
-from hone.loops.reach import NoServer, Server, reach
+from hone.loops.reach import NoServer, Server, connect_to_server
 from hone.loops.remote import ServerPolicy
 from hone.loops.rl import RL
 from hone.loops.sampling import endpoint_of
@@ -63,13 +63,13 @@ class SeveralProcesses:
             hello = transport.hello(timeout=30.0)
         self.hello = hello
         # A trainer that was started alone has settings from another file.
-        own = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
-        if rl.config.algorithm and own.loss != rl.config.trainer.loss:
+        trainer = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
+        if rl.config.algorithm and trainer.loss != rl.config.trainer.loss:
             raise UserError(
                 f"algorithm = {rl.config.algorithm} sets another trainer.loss than the trainer has that is up: start "
                 f"that with --algorithm {rl.config.algorithm}, too"
             )
-        config = rl.config = resolve(rl.config, Machine(rl.decoder, hello.device, trainer=(own, hello.threads)))
+        config = rl.config = resolve(rl.config, Machine(rl.decoder, hello.device, trainer=(trainer, hello.threads)))
         config.check_kl_in_reward()
         grading = config.orchestrator.grading
         if (machines := machines_of(config)) is not None:
@@ -141,7 +141,7 @@ class SeveralProcesses:
             endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
             weights = self.transport.weights_root / "none"
             fits = config.model.name, renderer, config.seq_len, weights, self.hello.parameters
-            return reach(endpoint, *fits, patience=patience, named=client.base_url is not None)
+            return connect_to_server(endpoint, *fits, patience=patience, named=client.base_url is not None)
 
         if machines_of(config) is None:
             return [reached(url, client.timeout) for url in urls], set()

@@ -48,7 +48,7 @@ PREFIX = "session-"
 PATIENCE = 30.0
 """Seconds that weights get to be seen here after their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
-"""Seconds between two looks: this share of the time waited so far, between shortest and longest."""
+"""Seconds between checks: this share of the time waited so far, between shortest and longest."""
 _FACTS = "facts"
 
 
@@ -134,7 +134,7 @@ def open_transport(config: RLConfig) -> FileTransport:
 
 
 class FileTransport:
-    """One role's end of it. `max_tokens` bounds the batches that wait in it, counted by `Order.tokens`.
+    """One role's end of the transport. `max_tokens` bounds the batches that wait in it, counted by `Order.tokens`.
 
     `interrupt` runs whenever a method that waits looks again, and may raise. All methods raise UserError if the
     folder can't be used: not written, full, removed, or in use by another run.
@@ -224,15 +224,15 @@ class FileTransport:
             raise UserError(f"the weights in {self._disk / name} are gone: somebody else removed them")
         return found
 
-    def drop(self, version: int, kept: int | None = None) -> None:
-        """Remove the weights of `version` and older ones, except `kept`.
+    def drop(self, version: int, retained: int | None = None) -> None:
+        """Remove the weights of `version` and older ones, except `retained`.
 
         In memory one folder becomes `spare`: the next version overwrites its files. The caller guarantees that no
         server reads them.
         """
         for folder in self._weight_folders:
             for name in names(folder):
-                if name.startswith("step_") and kept != int(name.removeprefix("step_")) <= version:
+                if name.startswith("step_") and retained != int(name.removeprefix("step_")) <= version:
                     if folder == self._memory:
                         with suppress(OSError):  # there is a spare one
                             (folder / name).rename(folder / SPARE)
@@ -342,7 +342,6 @@ class FileTransport:
 
     @property
     def _disk(self) -> Path:
-        """This session's weights on the disk."""
         return self.weights_root / self._folder.name
 
     @property
@@ -362,7 +361,7 @@ class FileTransport:
         return self._folder / f"result_{version}.npz"
 
     def _poll(self, look: Callable[[], T | None], timeout: float | None = None) -> T | None:
-        """Return what `look()` finds, asked again and again; None if nothing after `timeout` seconds (None: never)."""
+        """Call `look()` repeatedly, and return what it finds; None if nothing after `timeout` seconds (None: never)."""
         began = time.monotonic()
         while True:
             self.interrupt()
@@ -424,7 +423,7 @@ class FileTransport:
 
 
 def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
-    """Return True if `reserve` finds room in the folder of this name in memory, which was the spare one if any is."""
+    """Return True if `reserve` finds room in the folder of this name in memory. It reuses the spare one."""
     try:
         with suppress(OSError):  # there is none
             (memory / SPARE).rename(memory / name)
@@ -436,7 +435,7 @@ def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
 
 
 def _lives(hello: Hello) -> bool:
-    """Return True if its process is there, as far as can be seen from this machine."""
+    """Return True if its process lives, as far as this machine can see."""
     try:
         if hello.host == socket.gethostname():
             os.kill(hello.pid, 0)

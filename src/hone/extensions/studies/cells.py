@@ -86,10 +86,10 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
     for seed in range(study.seeds):
         stage: Stage | None = None
         for kind, config in used.items():
-            own = NEUTRAL | {"seed": seed, "threads": study.threads}
+            forced = NEUTRAL | {"seed": seed, "threads": study.threads}
             if stage is None and study.model is not None and not settings.keys() & {f"{kind}.{key}" for key in MODEL}:
-                own |= {"model.name": study.model}
-            stage = Stage.of(kind, changed(config, own), seed, stage)
+                forced |= {"model.name": study.model}
+            stage = Stage.of(kind, changed(config, forced), seed, stage)
         assert stage is not None
         stages.append(stage)
     return Cell(cell.name, settings, tuple(stages), cell.eval_args)
@@ -97,8 +97,8 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
 
 def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLConfig | None:
     """Return None if the cell leaves the stage out."""
-    stage, own = getattr(study, kind), dict(leaves(getattr(cell, kind)))
-    settings = dict(leaves(stage.settings)) | own
+    stage, overrides = getattr(study, kind), dict(leaves(getattr(cell, kind)))
+    settings = dict(leaves(stage.settings)) | overrides
     if settings.get("max_steps") == 0:
         return None
     for key in settings:

@@ -3,5 +3,5 @@
 from hone.extension import Command
 
 REQUIRES = ("viewer",)
-COMMANDS = {"study": Command("train variants over seeds: which settings matter", "StudyConfig", "run", __name__)}
+COMMANDS = {"study": Command("train variants over seeds, and test differences", "StudyConfig", "run", __name__)}
 EXPORTS = {"study": "hone.extensions.studies.study"}

@@ -232,10 +232,10 @@ def _draw_curves(figure: Any, results: Results) -> None:
         axes.legend(lines, names, fontsize="x-small")
 
 
-def _smooth(curve: list[float], width: int = 10) -> np.ndarray:
-    """Return the mean of the last `width` steps at each step."""
+def _smooth(curve: list[float]) -> np.ndarray:
+    """Return the mean of the last ten steps at each step."""
     sums = np.cumsum([0.0, *curve])
-    begins = np.maximum(np.arange(1, len(sums)) - width, 0)
+    begins = np.maximum(np.arange(1, len(sums)) - 10, 0)
     return (sums[1:] - sums[begins]) / (np.arange(1, len(sums)) - begins)
 
 

@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True)
 class EqualCost:
-    """A cell with RL beside SFT alone at the same cost: None where SFT was not tried at that cost."""
+    """A cell with RL compared with SFT alone at the same cost; None where SFT was not tried at that cost."""
 
     cell: str
     cost: str
@@ -186,8 +186,8 @@ def _equal(rows: list[Row]) -> list[EqualCost]:
             continue
         alone = [(r, v) for r, v in done if r.seeds[0].last == "sft" and _imitated(r) == _imitated(row)]
         for cost in COSTS if len(alone) > 1 else ():
-            own, *spent = (mean(one.costs[cost] for one in r.seeds) for r in (row, *(r for r, _ in alone)))
-            found.append(EqualCost(row.cell.name, cost, value, at_equal_cost(spent, [v for _, v in alone], own)))
+            here, *spent = (mean(one.costs[cost] for one in r.seeds) for r in (row, *(r for r, _ in alone)))
+            found.append(EqualCost(row.cell.name, cost, value, at_equal_cost(spent, [v for _, v in alone], here)))
     return found
 
 

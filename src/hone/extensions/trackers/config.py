@@ -10,10 +10,10 @@ from hone.config.base import BaseConfig, Meta
 
 
 class TrackerConfig(BaseConfig):
-    """What is sent to a tracker of experiments."""
+    """Data sent to a tracker of experiments."""
 
     name: Annotated[str | None, Meta("watching")] = None
-    """Name of the run there."""
+    """Name of the run in the tracker."""
     group: str | None = None
     """Group of runs that belong together."""
     samples: int = Field(default=8, ge=0)
@@ -28,7 +28,7 @@ class WandbConfig(TrackerConfig):
     project: Annotated[str | None, Meta("watching", -1)] = None
     """W&B project; by default what WANDB_PROJECT says, else `hone`."""
     entity: str | None = None
-    """User or team; by default what WANDB_ENTITY says, else that of the login."""
+    """User or team; by default what WANDB_ENTITY says, else the login's."""
     tags: list[str] = []
     """Tags of the W&B run."""
     mode: Literal["online", "offline", "disabled"] | None = None

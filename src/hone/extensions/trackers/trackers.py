@@ -24,7 +24,7 @@ from hone.runs.reader import Run
 from hone.runs.view import RunTail, rollouts_file
 
 POLL = 0.5
-"""Seconds between two looks at the files."""
+"""Seconds between checks of the files."""
 COLUMNS = ("step", "prompt", "completion", "reward", "components", "outcome", "advantage")
 """Columns of the tables of samples."""
 TEXT = 4000

@@ -22,7 +22,7 @@ class ViewConfig(BaseConfig):
 
 
 class ReportConfig(ExecutedRun):
-    """Write the card of a run, or of an evaluation: what it was, what came of it, how sure that is.
+    """Write the card of a run, or of an evaluation: its settings, its results, and how sure these are.
 
     Two files in its directory: report.html and report.json. A running or killed run has one, too.
     """
@@ -30,7 +30,7 @@ class ReportConfig(ExecutedRun):
     output: Path | None = None
     """Write the files into this folder instead, such as for a run that can't be written."""
     lenient: bool = True
-    """Read completions that the task did not call correct leniently, with its own grader; `--no-lenient` does not."""
+    """Also read completions that are not correct leniently, by the task's grader; `--no-lenient` does not."""
     seconds: float = Field(default=60.0, gt=0)
     """Time limit of that grading; examples that were not read by then are left out, and counted."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))

@@ -4,8 +4,8 @@ from hone.extension import Command, Key, Watch
 
 REQUIRES = ("audit",)
 COMMANDS = {
-    "view": Command("look at runs in a browser: curves, and their samples", "ViewConfig", "view.run", __name__),
-    "report": Command("the run card: what came of a run, and how sure", "ReportConfig", "report.run", __name__),
+    "view": Command("look at runs in a browser: curves and samples", "ViewConfig", "view.run", __name__),
+    "report": Command("write a card of a run: results and uncertainty", "ReportConfig", "report.run", __name__),
 }
 OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
 KEYS = {

@@ -92,7 +92,7 @@ def runs(site: Site, query: QueryParams) -> str:
 
 
 def differing_settings(states: Iterable[Summary]) -> list[str]:
-    """Return the settings in which runs of the same kind differ, if they can change the numbers."""
+    """Return the settings that differ between runs of the same kind, if they can change the numbers."""
     first: dict[str, dict[str, Any]] = {}
     names: set[str] = set()
     for state in states:

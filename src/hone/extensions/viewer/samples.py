@@ -143,7 +143,7 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
         place=sum(place <= index for place in shown),
         shown=len(shown),
         filters={name: query[name] for name in FILTERS if query.get(name)},
-        kept={name: query[name] for name in (*FILTERS, "color") if query.get(name)},
+        link_query={name: query[name] for name in (*FILTERS, "color") if query.get(name)},
         trajectory=trajectory,
         trajectories=1 + len(branches),
         call_rewards=[x for x in one.get("call_rewards") or [] if isinstance(x, int | float)],
@@ -179,8 +179,8 @@ def _row_of_trajectory(one: Row, branch: dict[str, Any], number: int) -> Row:
     first = spoken[-turns] if 0 < turns <= len(spoken) else len(messages)
     told = {name: branch.get(name) for name in ("token_ids", "sampled_mask", "logprobs", "versions", "stop_reason")}
     for name in ("call_rewards", "call_advantages"):
-        own = branch.get(name)
-        told[name] = own if isinstance(own, list) and all(isinstance(x, int | float) for x in own) else None
+        values = branch.get(name)
+        told[name] = values if isinstance(values, list) and all(isinstance(x, int | float) for x in values) else None
     told |= {"prompt": json.dumps(messages[:first]), "completion": json.dumps(messages[first:])}
     return one | told | {"tokens": sum(map(bool, mask)), "branch": number, "teacher_logprobs": None}
 

@@ -100,9 +100,9 @@ def json_block(value: Any) -> Markup:
 
 def again(query: QueryParams, **changes: Any) -> str:
     """Return the address of the same page with changed parameters, without empty ones."""
-    kept = [(name, value) for name, value in query.multi_items() if name not in changes]
+    unchanged = [(name, value) for name, value in query.multi_items() if name not in changes]
     given = [(name, str(value)) for name, value in changes.items() if value not in (None, "")]
-    return f"?{urlencode(kept + given, errors='replace')}"
+    return f"?{urlencode(unchanged + given, errors='replace')}"
 
 
 def names_in(query: QueryParams, key: str, known: Iterable[str] = ()) -> list[str]:

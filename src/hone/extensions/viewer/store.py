@@ -1,4 +1,4 @@
-"""The completions of a run, from `rollouts/step_*.parquet`: of a step, a single one, or those that a search finds.
+"""The completions of a run, from `rollouts/step_*.parquet`: of a step, a single one, or hits of a search.
 
 A run may be writing or rolled back meanwhile: a search leaves out files that can't be read, and names them.
 

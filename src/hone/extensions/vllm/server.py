@@ -108,7 +108,6 @@ class VllmServer:
 
     @property
     def url(self) -> str:
-        """`http://HOST:PORT/v1`"""
         host = self.host
         local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{local}:{self.port}/v1"
@@ -266,8 +265,8 @@ def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Instal
     if python is not None:
         candidates = [python]
     else:
-        own = [Path(sys.executable)] if importlib.util.find_spec("vllm") else []
-        candidates = [*own, OWN_ENVIRONMENT.absolute(), CHECKOUT / OWN_ENVIRONMENT]
+        this_python = [Path(sys.executable)] if importlib.util.find_spec("vllm") else []
+        candidates = [*this_python, OWN_ENVIRONMENT.absolute(), CHECKOUT / OWN_ENVIRONMENT]
     for candidate in candidates:
         if candidate.is_file() and (found := _probe(candidate)):
             return found
@@ -308,5 +307,5 @@ def default_threads(model: str) -> int:
 
 def _clean() -> dict[str, str]:
     """Return the environment variables, without the ones for this Python and the ones set here."""
-    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTORCH_ALLOC_CONF", *_OPENING)
-    return {name: value for name, value in os.environ.items() if name not in own} | {"PYTHONSAFEPATH": "1"}
+    removed = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTORCH_ALLOC_CONF", *_OPENING)
+    return {name: value for name, value in os.environ.items() if name not in removed} | {"PYTHONSAFEPATH": "1"}

@@ -222,7 +222,7 @@ def test_weights_in_memory_are_written_over_those_before_and_go_by_disk_without_
     assert in_memory and second[1] != first
     orchestrator.drop(0)
     assert published(2) == (True, first), "the file of version 0"
-    orchestrator.drop(2, kept=1)
+    orchestrator.drop(2, retained=1)
     full = True
     assert not published(3)[0]
     assert sorted(os.listdir(memory / "session-s1")) == ["step_1"], "the spare one is not kept where it did not do"

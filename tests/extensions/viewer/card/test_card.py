@@ -166,7 +166,8 @@ def test_what_a_model_wrote_is_only_shown(tmp_path):
         one["components"] = {HOSTILE: 0.1}
         one["completion"][0]["tool_calls"] = [{"function": {"name": HOSTILE, "arguments": {HOSTILE: HOSTILE}}}]
     command = ["/bin/hone", "rl", "<script>alert(3)</script>"]
-    page = whole_page(facts_of(make_run(tmp_path / "<b>run", {0: rows, 4: rows}, command=command)))
+    target = {"metric": HOSTILE, "value": 1.0, "target": HOSTILE, "step": 1}
+    page = whole_page(facts_of(make_run(tmp_path / "<b>run\x1b", {0: rows, 4: rows}, command=command, target=target)))
     assert not {"script", "img", "b"} & set(re.findall(r"<(\w+)", page))
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "&lt;b&gt;run" in page
     assert "\x1b" not in page and "\u2028" not in page and "default-src 'none'" in page

@@ -1,4 +1,4 @@
-"""`hone doctor`: a line for each thing that was looked at, and the command that fixes what is not well."""
+"""`hone doctor`: a line for each check, and the command that fixes a problem."""
 
 from __future__ import annotations
 

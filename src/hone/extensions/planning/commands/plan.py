@@ -57,9 +57,9 @@ def run(config: PlanConfig) -> int:
         for heading, lines in measured_words(plan, found):
             _print(heading, lines)
     command = "rl" if isinstance(settings, RLConfig) else "sft"
-    given = config.own & config.model_fields_set
-    own = [flag((name,)) for name in type(config).model_fields if name in given]
-    without = f", without {', '.join(own)}" if own else ""
+    given = config.command_keys & config.model_fields_set
+    flags = [flag((name,)) for name in type(config).model_fields if name in given]
+    without = f", without {', '.join(flags)}" if flags else ""
     following = f"Start it: `hone {command}` with the same files and flags{without}."
     if not fits and refused:
         following = refused

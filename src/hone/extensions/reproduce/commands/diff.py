@@ -25,7 +25,7 @@ RECORDED = {
 
 
 def run(config: DiffConfig) -> int:
-    """Compare and report; return 0 if the runs are equal as far as both go, 1 if not, 3 if they need not be."""
+    """Compare and report; return 0 if the common steps are equal, 1 if not, 3 if the runs have different numerics."""
     runs = [Run(find_run(config.a)), Run(find_run(config.b))]
     for one in runs:
         refuse_interrupted(one.path)

@@ -41,7 +41,7 @@ LONGEST = 400
 
 
 def run(config: RegradeConfig) -> int:
-    """Grade again and report; return 0, whatever came out."""
+    """Grade again and report; return 0."""
     json_file = config.as_json.file if config.as_json else None
     for flag, path in (("--output", config.output), ("--json", json_file)):
         if path is not None:
@@ -70,11 +70,11 @@ def run(config: RegradeConfig) -> int:
 
 @dataclass(frozen=True)
 class Graders:
-    """The grader `new`, and the run's own `task` as `own`: None if it can't be loaded, for `own_missing`."""
+    """The grader `new`, and the run's task as `original`; None if it can't be loaded, for the reason `missing`."""
 
     task: TaskConfig
-    own: Grader | None
-    own_missing: str
+    original: Grader | None
+    missing: str
     new: Grader
     graded_by: str
     name: str = ""
@@ -82,7 +82,7 @@ class Graders:
 
     @property
     def same(self) -> bool:
-        return self.new is self.own
+        return self.new is self.original
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Regrading:
             "check": {
                 "completions": regraded.checked,
                 "same": regraded.same,
-                "impossible": self.graders.own_missing or None,
+                "impossible": self.graders.missing or None,
             },
             "windows": [asdict(one) for one in self.windows],
             "verdict": self.verdict.record(),
@@ -147,8 +147,8 @@ class Regrading:
     def _check_lines(self) -> list[str]:
         """Say if the run's own task gives what was recorded, and what can't be graded exactly."""
         lines, regraded = [], self.regraded
-        if self.graders.own_missing:
-            lines.append(f"none, for the run's own task can't be loaded: {self.graders.own_missing}")
+        if self.graders.missing:
+            lines.append(f"none, for the run's own task can't be loaded: {self.graders.missing}")
         elif regraded.checked:
             lines.append(f"{regraded.same:,} of {regraded.checked:,} have the recorded reward and outcome")
         if (pair := regraded.first_other) is not None:
@@ -204,31 +204,31 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
     by_program = recorded.get("id") == FUNCTIONS and {"agent", "agent_command"} & recorded.get("args", {}).keys()
     if by_program and asked.id is None and not several and not orch.get("eval", {}).get("envs"):
         raise UserError(NOT_REGRADED)
-    task, own, own_missing = TaskConfig.model_validate(recorded), None, ""
+    task, original, missing = TaskConfig.model_validate(recorded), None, ""
     its_code = partial(trust.opened_run, run.path, run.info, config.trust_local_task, config.reward)
     try:
         with its_code():
-            own = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))
+            original = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))
     except UserError as error:
-        own_missing = str(error)
+        missing = str(error)
     if asked.id is None and not asked.args and asked.template is None:
-        if own is None:
-            raise UserError(f"the run's own task can't be loaded ({own_missing}); or name one that grades: --env ID")
-        return Graders(task, own, own_missing, own, describe(task.id, task.args), name)
+        if original is None:
+            raise UserError(f"the run's own task can't be loaded ({missing}); or name one that grades: --env ID")
+        return Graders(task, original, missing, original, describe(task.id, task.args), name)
     if unknown := (asked.template or {}).keys() - {"answer", "info"}:
         raise UserError(
-            f"env.template makes {sorted(unknown)[0]!r}, but what is graded again has its prompt: it may make "
+            f"env.template makes {sorted(unknown)[0]!r}, but recorded completions have a prompt: it may make "
             "answer and info"
         )
     env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
     template = None if asked.template is None else Template(asked.template, "env.template")
     with its_code() if asked.id is None else nullcontext():  # the user trusts the grader that they name
         new = Grader(load_environment(env_id, **args), template)
-    return Graders(task, own, own_missing, new, describe(env_id, args), name)
+    return Graders(task, original, missing, new, describe(env_id, args), name)
 
 
 def _grade(run: Run, steps: list[int], graders: Graders, config: RegradeConfig) -> Regraded:
-    loaded = [graders.new, *([] if graders.own is None or graders.same else [graders.own])]
+    loaded = [graders.new, *([] if graders.original is None or graders.same else [graders.original])]
     status = Status(sys.stderr)
     for one in loaded:
         one.env.use_workers(config.grading)
@@ -237,7 +237,7 @@ def _grade(run: Run, steps: list[int], graders: Graders, config: RegradeConfig) 
             run,
             steps,
             graders.new,
-            graders.own,
+            graders.original,
             seed=run.info["seed"],
             task=graders.name,
             max_failed=config.grading.max_failed,

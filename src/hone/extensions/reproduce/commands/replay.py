@@ -27,7 +27,7 @@ from hone.trainer.export import add_tokenizer, save_weights
 
 
 def run(config: ReplayConfig) -> int:
-    """Replay; return 0 if everything came out equal, 1 if not, 3 if it need not on this machine."""
+    """Replay; return 0 if everything came out equal, 1 if not, 3 if this machine may compute other numbers."""
     recorded = open_run(config.run)
     with trust.opened_run(recorded.path, recorded.info, config.trust_local_task, config.reward):
         return replay_run(recorded, config)

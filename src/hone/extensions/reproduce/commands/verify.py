@@ -1,4 +1,4 @@
-"""`hone verify RUN`: do its files fit their hashes, and do random steps come out equal when done again?
+"""`hone verify RUN`: check its files against their hashes, and execute random steps again.
 
 hone verify outputs --steps 3
 """

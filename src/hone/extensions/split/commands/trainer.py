@@ -24,7 +24,7 @@ from hone.extensions.split import serve
 from hone.extensions.split.config import TrainerRole
 from hone.extensions.split.transport import Hello, open_transport
 from hone.loops.machine import Machine, configure_run, device_of, resolve
-from hone.loops.own_functions import OwnFunctions
+from hone.loops.own_functions import UserFunctions
 from hone.loops.parts import load_policy, make_trainer
 from hone.model.decoder import Decoder
 from hone.model.hf import model_config
@@ -39,7 +39,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(config: TrainerRole) -> int:
-    """Train until the run is done; return 0 then. SIGTERM and Ctrl-C end it at once (143, 130): nothing is saved.
+    """Train until the run is done; return 0 then. SIGTERM and Ctrl-C end it at once (143, 130), without saving.
 
     Under torchrun every rank comes here; rank 0 alone sees the transport.
     """
@@ -69,7 +69,7 @@ def _end(signum: int, _frame: FrameType | None) -> None:
 
 
 def _say_unless_half_open(problem: Any) -> None:
-    """Say what could not be raised, but for a ZipFile that the signal found half open."""
+    """Report an exception that could not be raised, unless a signal interrupted a ZipFile."""
     if not (isinstance(problem.exc_value, AttributeError) and problem.object is zipfile.ZipFile.__del__):
         sys.__unraisablehook__(problem)
 
@@ -101,7 +101,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         host=socket.gethostname(),
         pid=os.getpid(),
         settings=config.trainer.model_dump(mode="json", exclude=set()),
-        digests=adapter | OwnFunctions.of(config).digests,
+        digests=adapter | UserFunctions.of(config).digests,
     )
     loaded = [model]  # for the first session; each further one begins with another, when the one before has gone
     del model
@@ -110,8 +110,8 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         """Make the trainer of a session, which knows what a trainer's own file need not: rollouts and advantages."""
         values = {"sampling.temperature": temperature, "max_async_level": lag, "rollouts_per_example": rollouts}
         values |= {"advantage": AdvantageConfig(**advantage)}
-        own = changed(config, {f"orchestrator.{name}": value for name, value in values.items()})
-        return make_trainer(own, loaded.pop() if loaded else load(), ranks)
+        session_config = changed(config, {f"orchestrator.{name}": value for name, value in values.items()})
+        return make_trainer(session_config, loaded.pop() if loaded else load(), ranks)
 
     headed = headline(config, hello.parameters, hello.device, threads, ranks.world)
     trainer = RankedTrainer(ranks, make, config.trainer.micro_batch_tokens, share_prompts=True)

@@ -57,21 +57,21 @@ document.addEventListener("DOMContentLoaded", () => {
   // A chart is drawn when it comes into sight, and without that in a quiet moment or before printing.
   function panel(chart) {
     const element = document.querySelector(`[data-chart="${CSS.escape(chart.id)}"]`);
-    const own = { chart, seen: false, draw() {
-      if (!own.seen) return;
-      const { drawn, lay } = page.runs ? overlay(own.chart) : overview(own.chart);
+    const lazy = { chart, seen: false, draw() {
+      if (!lazy.seen) return;
+      const { drawn, lay } = page.runs ? overlay(lazy.chart) : overview(lazy.chart);
       Plotly.react(element, drawn, lay, CONFIG);
     } };
-    own.show = () => {
-      if (own.seen) return;
-      own.seen = true; seer.disconnect(); own.draw();
+    lazy.show = () => {
+      if (lazy.seen) return;
+      lazy.seen = true; seer.disconnect(); lazy.draw();
       if (chart.opens) element.on("plotly_click", (event) => open(event.points));
     };
     const seer = new IntersectionObserver((entries) => {
-      if (entries.some((entry) => entry.isIntersecting)) own.show();
+      if (entries.some((entry) => entry.isIntersecting)) lazy.show();
     }, { rootMargin: "400px" });
     seer.observe(element);
-    return own;
+    return lazy;
   }
 
   const quiet = window.requestIdleCallback || ((work) => setTimeout(work, 50));

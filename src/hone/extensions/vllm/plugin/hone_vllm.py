@@ -25,7 +25,7 @@ ADAPTER = "adapter"
 KEY = os.environ.get("VLLM_API_KEY")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
-"""Paths that need no key, and answer while the model is half new. vLLM itself wants the key under some paths only."""
+"""Paths that need no key, and answer while the model is half new. vLLM wants the key under some paths only."""
 
 
 class WorkerExtension:
