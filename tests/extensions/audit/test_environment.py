@@ -12,6 +12,7 @@ from rich.console import Console
 from hone.config.parse import CONFIG_OF, parse
 from hone.environments import Rubric
 from hone.environments.environment import Limits
+from hone.errors import UserError
 from hone.extensions.audit.config import AuditConfig
 from hone.extensions.audit.environment import audit_before_training, audit_environment
 from hone.extensions.audit.probes import AT_ONCE, Text
@@ -36,6 +37,13 @@ def test_a_finding_or_a_text_of_it_is_allowed_by_name_and_a_slip_is_told(name: s
     assert finding.allowed == (None if ":" in name or name == "grwoth" else "tags hold the bare number")
     assert report.names() == (set() if finding.allowed else {"false-negative"})
     assert ("unused-allow" in report.names(Verdict.NOTE)) == (name == "grwoth")
+
+
+def test_what_nothing_else_can_grade_is_refused() -> None:
+    env = sums(Rubric([right]))
+    env.why_not_graded = "a program rewards its own rollouts"
+    with pytest.raises(UserError, match="can't be audited: a program rewards"):
+        audit_environment(env, num_examples=2)
 
 
 def test_the_references_of_the_other_split_are_graded_too() -> None:

@@ -44,6 +44,12 @@ def test_forms_that_a_text_names(text: str, forms: list[str]) -> None:
     assert names(text) == forms
 
 
+def test_an_answer_is_written_in_each_way() -> None:
+    (tag,), (json_form,) = forms_in("Use <answer> tags."), forms_in('Reply with {"answer": 42}.')
+    assert tag.texts("4") == ["<answer>4</answer>", "<answer>\n4\n</answer>"]
+    assert json_form.texts('say "hi"')[0] == '{"answer": "say \\"hi\\""}'
+
+
 def test_tags_around_data_and_what_some_prompts_name_ask_for_nothing() -> None:
     prompts = ["<story>One</story> <answer>2</answer> #### 1", "<story>Two</story> <answer>2</answer>"]
     assert [form.name for form in asked_forms(prompts)] == ["<answer>"]

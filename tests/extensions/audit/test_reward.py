@@ -116,6 +116,21 @@ def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
         assert "false-positive" not in fails(sums(Rubric([one])))
 
 
+@pytest.mark.parametrize(("index", "style"), [(0, "reasoning-100"), (-1, "long-closing")])
+def test_the_first_or_last_option_in_a_text_is_lost_as_it_grows(index: int, style: str) -> None:
+    class Choice(SingleTurnEnv):
+        def reference(self, example: Example) -> str:
+            return f"It must be {example.answer}."
+
+    @inline
+    def option(completion, answer):
+        options = re.findall(r"\b(?:true|false)\b", completion[-1]["content"])
+        return float(bool(options) and options[index] == answer)
+
+    rows = [{"question": f"Which one, number {i}?", "answer": "false"} for i in range(4)]
+    assert style in fails(Choice(rubric=Rubric([option]), dataset=rows, id="choice"))["growth"]
+
+
 def test_a_lucky_guess_is_no_exploit() -> None:
     # The prompt says 3, and every answer is 3.
     env = sums(careful(), parser=NUMBERS, hint=" Say it as <answer>3</answer>.", answer=lambda a, b: 3)

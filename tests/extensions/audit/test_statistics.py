@@ -56,6 +56,16 @@ def test_a_constant_answer_that_is_always_right_leaves_nothing_to_learn() -> Non
     assert "no-signal" not in found(signal(same(count=3)))  # too few to say so
 
 
+def test_a_reward_that_is_always_full_has_no_signal() -> None:
+    check = signal(prober(sums(Rubric([lambda completion: 1.0]), count=3)))
+    assert found(check)["no-signal"].what == ("saying nothing",)
+
+
+def test_examples_that_are_repeated_count_once() -> None:
+    check = signal(same(prompt="6 * 7?", answers=("42",)))
+    assert list(blind(check)) == ["saying nothing", "words without an answer", "repeating the question"]
+
+
 @pytest.mark.parametrize(("right_one", "wrong_one", "verdict"), [(1, -1, None), (0, -1, "note"), (0, -0.1, "warn")])
 def test_rewards_below_nothing(right_one: float, wrong_one: float, verdict: str | None) -> None:
     """A guess that is punished is no floor; where all rewards are below nothing, the lowest guess is the ground."""
