@@ -32,7 +32,6 @@ UNTIL = float(os.environ.get("HONE_UNTIL", "inf"))
 WHOLE = {
     "commands/test_trust.py": "every command that opens a run",
     "contracts/test_reproduce.py": "recorded runs: replay, verify, regrade and diff",
-    "contracts/test_terms_exact.py": "runs with a teacher, which is served",
     "config/test_retired.py": "retired keys of all extensions",
     "test_benchmarks.py": "benchmarks, most of them of an extension",
     "test_docs.py": "what the pages say, with the commands of extensions",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import recipes
 from recipes import Recipe
 
-Cook = Callable[[str, str], Recipe]
+Cook = Callable[..., Recipe]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -30,22 +31,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def cook(warm_model, guesser, tmp_path_factory) -> Cook:
-    """(rl, cut, pool, refill, mix, talk, lora or sft, precision) -> its recipe, with the unbroken run."""
-    cooked: dict[tuple[str, str], Recipe] = {}
+    """(a kind of `recipes.KINDS`, precision, further flags) -> its recipe, with the unbroken run."""
 
-    def of(kind: str, precision: str) -> Recipe:
-        if (kind, precision) not in cooked:
-            model = guesser if kind == "talk" else warm_model
-            args = recipes.sft(precision) if kind == "sft" else getattr(recipes, kind)(model, precision)
-            cooked[kind, precision] = Recipe.cook(args, tmp_path_factory.mktemp(f"{kind}-{precision}"))
-        return cooked[kind, precision]
+    @cache
+    def cooked(kind: str, precision: str, *more: str) -> Recipe:
+        args = recipes.argv(kind, guesser if kind == "talk" else warm_model, precision)
+        return Recipe.cook([*args, *more], tmp_path_factory.mktemp(f"{kind}-{precision}"))
 
-    return of
+    return lambda kind, precision="fp32", *more: cooked(kind, precision, *more)
 
 
 @pytest.fixture(scope="session")
 def rl(cook) -> Recipe:
-    return cook("rl", "fp32")
+    return cook("rl")
 
 
 @pytest.fixture(scope="session")

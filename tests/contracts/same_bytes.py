@@ -107,33 +107,12 @@ class Side:
             time.sleep(0.02)
 
 
-def killed(side: Side) -> None:
-    """RL that is killed when its first checkpoint is there, and resumed."""
-    line = f"{RL} --output-dir killed"
-    with side.started(line) as process:
-        side.wait_for(process, lambda: any((side.folder / "killed/checkpoints").glob("step_[1-9]")))
-    side.must(f"{line} --resume")
-
-
-def served(side: Side) -> None:
-    port = free_port()
-    with side.started(f"inference --model.name {WARM} --port {port} --batch-invariant --threads 1") as process:
-        side.wait_for(process, lambda: answers(f"http://127.0.0.1:{port}/v1/models"))
-        side.must(f"{EVAL} -b http://127.0.0.1:{port}/v1 --output-dir served")
-
-
 def agent(side: Side) -> None:
     """A program with two branches and rewards by call."""
     (side.folder / "an_agent.py").write_text(AGENT)
     (side.folder / "rows.jsonl").write_text(ROWS)
     flags = RL.partition("--orchestrator.env.id")[0]
     side.must(f"{flags} --agent an_agent:agent --data rows.jsonl --inference.batch-invariant --output-dir agent")
-
-
-def split(side: Side) -> None:
-    """Three processes in lock-step."""
-    flags = f"--mode split --inference.port {free_port()} --inference.batch-invariant --max-steps 2"
-    side.must(f"{RL} {flags} --output-dir split")
 
 
 def tools(side: Side) -> None:
@@ -164,10 +143,7 @@ RUNS: dict[str, Callable[[Side], None]] = {
         "--orchestrator.refill.max-rounds 2 --output-dir mix"
     ),
     "lora": line(f"{RL} --model.lora.rank 4 --trainer.loss.kl-coef 0.1 --output-dir lora"),
-    "split": split,
     "eval": line(f"{EVAL} -m {WARM} --threads 1 --output-dir eval"),
-    "served": served,
-    "killed": killed,
 }
 
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
-import disks
 import pytest
 import states
 import trials
-from disks import Disk
-from recipes import KEEP_LAST, Recipe
+from recipes import KEEP_LAST, Recipe, chosen, side_by_side
 from traps import At, Call, Op, Trap
 
 from hone.runs.files import NEW_PREFIX
@@ -54,51 +53,59 @@ def assert_checkpoints_survive(out: Path) -> None:
     assert set(shown[-KEEP_LAST:]) <= set(states.intact_checkpoints(out))
 
 
-@pytest.fixture
-def small_disk(tmp_path, request, rl) -> Iterator[Disk]:
-    """A disk that takes this share of what the unbroken run takes in the end."""
+class Disk:
+    """A tmpfs of its own, in a mount namespace that ends with a script: `sh` lines with `hone` and `$disk`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder / "disk", folder / "log"
+        self.folder.mkdir()
+        self.run = self.folder / "run"
+
+    def script(self, size: int, text: str) -> list[int]:
+        """Exit codes of the lines that begin with `hone`, whose output goes to `log`."""
+        command = f'"{sys.executable}" -m hone.cli "$@" >>"{self.log}" 2>&1'
+        hone = f"hone() {{ code=0; {command} || code=$?; echo $code; }}"
+        mount = f'disk="{self.folder}"; mount -t tmpfs -o size={size} tmpfs "$disk"'
+        apart = ["unshare", *(["--map-root-user"] if os.getuid() else []), "--mount"]
+        if subprocess.run([*apart, "true"], capture_output=True).returncode:
+            pytest.skip("this system lets no test mount a disk of its own")
+        done = subprocess.run([*apart, "sh", "-ec", "\n".join((hone, mount, text))], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return [int(code) for code in done.stdout.split()]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95])
+def test_a_full_disk(share, rl, tmp_path):
+    """A disk that takes this share of what the unbroken run takes in the end, and is enlarged after it."""
     size = sum(file.stat().st_size for file in rl.unbroken.rglob("*") if file.is_file())
-    try:
-        with disks.disk(tmp_path / "disk", str(int(request.param * size))) as disk:
-            yield disk
-    except PermissionError as error:
-        pytest.skip(f"this system lets no test mount a disk of its own: {error}")
+    disk, words = Disk(tmp_path), shlex.join(rl.argv(tmp_path / "disk/run"))
+    text = f"""
+        hone {words}; cp -r "$disk/run" "{tmp_path}/full"; cp "{disk.log}" "{tmp_path}/first"
+        mount -o remount,size=32M "$disk"
+        hone {words} --resume; cp -r "$disk/run" "{tmp_path}/resumed"
+    """
+    assert disk.script(int(share * size), text) == [2, 0], disk.log.read_text()
+    shown, path = reported(tmp_path / "first", disk.run)
+    assert any(word in shown for word in FULL) and disk.run in path.parents, shown
+    assert_checkpoints_survive(tmp_path / "full")
+    states.assert_ended_like(tmp_path / "resumed", rl.unbroken)
 
 
-@pytest.mark.parametrize("small_disk", [0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95], indirect=True)
-def test_a_full_disk(small_disk, rl, tmp_path):
-    out, log = small_disk.folder / "run", tmp_path / "log"
-    assert small_disk.run(rl.argv(out), log) == 2, log.read_text()
-    shown, path = reported(log, out)
-    assert any(word in shown for word in FULL) and out in path.parents, shown
-    assert_checkpoints_survive(small_disk.copy("run", tmp_path / "full"))
-    small_disk.remount("32M")
-    assert small_disk.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(small_disk.copy("run", tmp_path / "resumed"), rl.unbroken)
-
-
-@pytest.mark.parametrize("small_disk", [10], indirect=True)
-def test_a_read_only_disk(small_disk, rl, tmp_path):
-    out, log = small_disk.folder / "run", tmp_path / "log"
-    assert small_disk.run(rl.argv(out), log, Trap(At("write", "metrics.jsonl", 8, "half"))) == trials.KILLED
-    before = states.everything(small_disk.copy("run", tmp_path / "before"))
-    small_disk.remount("32M", read_only=True)
-    for folder, flags in ((out, ["--resume"]), (out, []), (small_disk.folder / "other", [])):
-        log.unlink()
-        assert small_disk.run(rl.argv(folder, *flags), log) == 2, log.read_text()
-        assert any(word in reported(log, folder)[0] for word in READ_ONLY)
-    assert states.everything(small_disk.copy("run", tmp_path / "after")) == before
-    small_disk.remount("32M")
-    assert small_disk.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(small_disk.copy("run", tmp_path / "resumed"), rl.unbroken)
-
-
-def chosen(ops: tuple[Op, ...]) -> list[Op]:
-    """Of each kind of operation on each kind of file: the first and the last."""
-    classes: dict[tuple[str, str], list[Op]] = {}
-    for op in ops:
-        classes.setdefault((op.kind, re.sub(r"step_\d+", "step_N", op.path)), []).append(op)
-    return [op for found in classes.values() for op in dict.fromkeys((found[0], found[-1]))]
+def test_a_read_only_disk(rl, tmp_path):
+    disk, stopped = Disk(tmp_path), tmp_path / "stopped"
+    rl.stop_late(stopped, tmp_path / "before")
+    here, other = (shlex.join(rl.argv(disk.folder / name)) for name in ("run", "other"))
+    text = f"""
+        cp -r "{stopped}" "$disk/run"; mount -o remount,ro "$disk"
+        hone {here} --resume; hone {here}; hone {other}
+        mv "{disk.log}" "{tmp_path}/refused"; cp -r "$disk/run" "{tmp_path}/after"
+        mount -o remount,rw "$disk"; hone {here} --resume; cp -r "$disk/run" "{tmp_path}/resumed"
+    """
+    assert disk.script(2**25, text) == [2, 2, 2, 0], disk.log.read_text()
+    errors = [line for line in (tmp_path / "refused").read_text().splitlines() if line.startswith("error: ")]
+    assert len(errors) == 3 and all(any(word in line for word in READ_ONLY) for line in errors), errors
+    assert states.everything(tmp_path / "after") == states.everything(stopped)
+    states.assert_ended_like(tmp_path / "resumed", rl.unbroken)
 
 
 def faults(ops: tuple[Op, ...]) -> list[Trap]:
@@ -133,12 +140,6 @@ def meet(fault: Trap, recipe: Recipe, out: Path, log: Path, *more: str) -> None:
     if out.exists():
         assert_checkpoints_survive(out)
     assert_recovers(recipe, out, log, *more)
-
-
-def side_by_side(meet: Callable[[Trap, Path, Path], None], met: list[Trap], folder: Path) -> None:
-    """Each fault in a run directory and with a log of its own, as many at once as there are cores."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(lambda n: meet(met[n], folder / f"{n}-run", folder / f"{n}-log"), range(len(met))))
 
 
 @pytest.mark.parametrize("part", range(32))

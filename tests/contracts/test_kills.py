@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import states
 import trials
-from recipes import KEEP_LAST, Recipe
-from traps import At, Call, Trap
+from recipes import KEEP_LAST, Recipe, chosen, side_by_side
+from traps import At, Call, Op, Trap
 
 pytestmark = pytest.mark.long
 
@@ -32,56 +32,22 @@ COMPUTE = {
     "evaluation": Call("hone.loops.parts.evaluate", 2),
     "last evaluation": Call("hone.loops.parts.evaluate", 3, "after"),
 }
-# In a file. The n of `.tmp-hone-new-` names is the temporary name of a whole file, which becomes whole by its rename.
-FILES = {
-    "run.json begun": At("write", ".tmp-hone-new-run.json", 1, "half"),
-    "run.json named": At("rename", "run.json", 1, "after"),
-    "run.json ended": At("rename", "run.json", 2, "before"),
-    "config.toml": At("write", ".tmp-hone-new-config.toml", 1, "half"),
-    "rollouts torn": At("write", "rollouts/.tmp-hone-new-step_000005.parquet", 1, "half"),
-    "rollouts unnamed": At("rename", "rollouts/step_000005.parquet"),
-    "rollouts named": At("rename", "rollouts/step_000005.parquet", 1, "after"),
-    "tokens torn": At("write", "tokens/.tmp-hone-new-step_000005.parquet", 1, "half"),
-    "tokens named": At("rename", "tokens/step_000005.parquet", 1, "after"),
-    "evaluation torn": At("write", "evals/.tmp-hone-new-step_000004.jsonl", 1, "half"),
-    "evaluation named": At("rename", "evals/step_000004.jsonl", 1, "after"),
-    "last evaluation named": At("rename", "evals/step_000008.jsonl", 1, "after"),
-    "metrics torn": At("write", "metrics.jsonl", 6, "half"),
-    "metrics written": At("write", "metrics.jsonl", 7, "after"),
-    "first metrics": At("write", "metrics.jsonl", 1, "half"),
-    "last metrics": At("write", "metrics.jsonl", 9, "half"),
-    "timings torn": At("write", "timings.jsonl", 6, "half"),
-    "hashes torn": At("write", "hashes.jsonl", 6, "half"),
-    "hashes written": At("write", "hashes.jsonl", 7, "after"),
-    "events torn": At("write", "events.jsonl", 4, "half"),
-    "weights torn": At("save", "weights/*step_4/model.safetensors", 1, "half"),
-    "card torn": At("write", "weights/*step_4/README.md", 1, "half"),
-    "weights unmarked": At("rename", "weights/*step_4/COMPLETE"),
-    "weights unnamed": At("rename", "weights/step_4"),
-    "weights named": At("rename", "weights/step_4", 1, "after"),
-    "checkpoint begun": At("mkdir", "checkpoints/.tmp-hone-new-step_6", 1, "after"),
-    "checkpoint model torn": At("save", "checkpoints/*step_6/model.safetensors", 1, "half"),
-    "checkpoint moments torn": At("save", "checkpoints/*step_6/optimizer.safetensors", 1, "half"),
-    "checkpoint state torn": At("write", "checkpoints/*step_6/*state.json", 1, "half"),
-    "checkpoint flushed": At("fsync", "checkpoints/*step_6/optimizer.safetensors", 1, "after"),
-    "marker torn": At("write", "checkpoints/*step_6/*COMPLETE", 1, "half"),
-    "checkpoint unnamed": At("rename", "checkpoints/step_6"),
-    "checkpoint named": At("rename", "checkpoints/step_6", 1, "after"),
-    "first checkpoint": At("rename", "checkpoints/step_2"),
-    "last checkpoint": At("save", "checkpoints/*step_8/model.safetensors", 1, "half"),
-    "prune weights": At("rename", "weights/.tmp-hone-old-step_2", 1, "after"),
-    "prune weights torn": At("remove", "weights/.tmp-hone-old-step_2/*", 3),
-    "prune checkpoint": At("rename", "checkpoints/.tmp-hone-old-step_2"),
-    "prune checkpoint torn": At("remove", "checkpoints/.tmp-hone-old-step_2/*", 2),
+
+
+SFT = {name: COMPUTE[name] for name in ("backward", "weights updated")} | {
+    "data": Call("hone.loops.sft.next_batch", 5),
+    "validation": Call("hone.trainer.step.Trainer.evaluate", 2, "after"),
 }
-RL_EVENTS = COMPUTE | FILES
-SFT_EVENTS = {
-    name: RL_EVENTS[name]
-    for name in (
-        *("backward", "weights updated", "first metrics", "metrics torn", "hashes torn", "weights unnamed"),
-        *("checkpoint model torn", "checkpoint unnamed", "checkpoint named", "prune checkpoint torn", "run.json ended"),
-    )
-} | {"data": Call("hone.loops.sft.next_batch", 5), "validation": Call("hone.trainer.step.Trainer.evaluate", 2, "after")}
+TELLING = ("write", "save", "rename", "mkdir", "remove", "fsync")
+"""Kinds of operations, between two of which a kill leaves something else behind."""
+
+
+def kills(ops: tuple[Op, ...]) -> list[Trap]:
+    """In turn half through, before and after: at the first and the last operation of each kind on each kind of file."""
+    found = [op for op in chosen(ops) if op.kind in TELLING and (op.kind, op.count > 1) != ("mkdir", True)]
+    return [Trap(At(op.kind, op.path, op.count, ("half", "before", "after")[i % 3])) for i, op in enumerate(found)]
+
+
 # While a resume from step 4 rolls back a run that came to step 7.
 RESUME_EVENTS = {
     "plan unwritten": At("mkdir", "superseded/1", 2, "after"),
@@ -119,15 +85,39 @@ def resume(recipe: Recipe, out: Path, log: Path, stopped: bool = False) -> None:
     assert len(saved) == len(set(saved)), f"told twice: {saved}"
 
 
-@pytest.mark.parametrize(
-    ("kind", "event"), [*(("rl", event) for event in RL_EVENTS), *(("sft", event) for event in SFT_EVENTS)]
-)
-def test_killed_at_an_event(kind, event, request, tmp_path):
-    recipe, out, log = request.getfixturevalue(kind), tmp_path / "run", tmp_path / "log"
-    trap = Trap((RL_EVENTS if kind == "rl" else SFT_EVENTS)[event])
-    assert trials.run(recipe.argv(out), log, trap) == trials.KILLED, log.read_text()
+@pytest.mark.parametrize("where", [At("rename", ".previous/*/config.toml"), At("rename", ".previous/*/run.json")])
+def test_killed_while_an_earlier_run_is_moved_aside(where, rl, tmp_path):
+    """The fresh start is given again, and both runs are there."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    replace(rl, args=(*rl.args, "--seed", "4")).stop_late(out, log)
+    earlier = states.contents(out)
+    assert trials.run(rl.argv(out), log, Trap(where)) == trials.KILLED, log.read_text()
+    assert trials.run(rl.argv(out), log) == 0, log.read_text()
+    states.assert_ended_like(out, rl.unbroken)
+    (previous,) = (out / ".previous").iterdir()
+    assert states.contents(previous) == earlier
+
+
+def killed_and_resumed(recipe: Recipe, trap: Trap, out: Path, log: Path) -> None:
+    assert trials.run(recipe.argv(out), log, trap) == trials.KILLED, f"{trap}: {log.read_text()}"
     states.intact_checkpoints(out)
     resume(recipe, out, log)
+
+
+@pytest.mark.parametrize(("kind", "event"), [*(("rl", event) for event in COMPUTE), *(("sft", event) for event in SFT)])
+def test_killed_at_an_event(kind, event, request, tmp_path):
+    trap = Trap((COMPUTE if kind == "rl" else SFT)[event])
+    killed_and_resumed(request.getfixturevalue(kind), trap, tmp_path / "run", tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [*(("rl", part) for part in range(32)), *(("sft", part) for part in range(4))]
+)
+def test_killed_at_an_operation(kind, part, request, tmp_path):
+    recipe = request.getfixturevalue(kind)
+    met = kills(recipe.ops)[part :: 32 if kind == "rl" else 24]
+    assert len(met) > 1
+    side_by_side(lambda trap, out, log: killed_and_resumed(recipe, trap, out, log), met, tmp_path)
 
 
 @pytest.mark.parametrize("event", RESUME_EVENTS)
@@ -140,19 +130,6 @@ def test_killed_again_while_it_resumes(event, rl, tmp_path):
     assert trials.run(back, log, Trap(RESUME_EVENTS[event])) == trials.KILLED, log.read_text()
     resume(rl, out, log)
     states.assert_nothing_lost(first, out, KEEP_LAST)
-
-
-@pytest.mark.parametrize("where", [At("rename", ".previous/*/config.toml"), At("rename", ".previous/*/run.json")])
-def test_killed_while_an_earlier_run_is_moved_aside(where, rl, tmp_path):
-    """The fresh start is given again, and both runs are there."""
-    out, log = tmp_path / "run", tmp_path / "log"
-    replace(rl, args=(*rl.args, "--seed", "4")).stop_late(out, log)
-    earlier = states.contents(out)
-    assert trials.run(rl.argv(out), log, Trap(where)) == trials.KILLED, log.read_text()
-    assert trials.run(rl.argv(out), log) == 0, log.read_text()
-    states.assert_ended_like(out, rl.unbroken)
-    (previous,) = (out / ".previous").iterdir()
-    assert states.contents(previous) == earlier
 
 
 def killed_at_random(recipe: Recipe, argv: list[str], log: Path, rng: random.Random) -> bool:

@@ -23,7 +23,7 @@ from hone.model.decoder import Decoder
 from hone.model.presets import tiny_config
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack
-from hone.types import joined, ragged
+from hone.types import Ragged, joined, ragged
 
 SIZE = InitConfig(hidden=48, intermediate=80, head_dim=16)
 QWEN3 = replace(tiny_config(SIZE, 211), rope_theta=1000.0, eos_token_ids=(2,), pad_token_id=None)
@@ -38,7 +38,7 @@ BANDS = {precision: band_of("hone", precision, QWEN3.num_layers) for precision i
 """Mean and maximum of |Δ| in nats that are fine; of more layers more, as measured."""
 CHUNK = 8
 SHARING, PREFILL, ARRIVAL = ("none", "group", "prefix"), ("whole", "chunks"), ("at once", "at random")
-CUT = {"top_p": 0.9, "top_k": 30, "min_p": 0.02}
+CUT = SamplingParams(temperature=0.8, top_p=0.9, top_k=30, min_p=0.02, return_kept_ids=True)
 WAYS = [SamplingParams(temperature=1.0), SamplingParams(temperature=0.8)]
 
 
@@ -90,15 +90,11 @@ def jobs_of(sharing: str, rng: np.random.Generator) -> list[Job]:
     return [Job(ids, 100 + i, int(rng.integers(1, 17)), WAYS[i % 2]) for i, ids in enumerate(prompts)]
 
 
-def arrivals(jobs: int, arrival: str, rng: np.random.Generator) -> list[int]:
-    """Before which step of the engine each job comes."""
-    return [0] * jobs if arrival == "at once" else rng.integers(0, 12, jobs).tolist()
-
-
 def sample(engine: Engine, jobs: list[Job], arrival: str, rng: np.random.Generator) -> dict[int, list[Token]]:
     """One job of each three, then the others, which find its prefix in the cache if there is one."""
     first, rest = jobs[::3], [job for i, job in enumerate(jobs) if i % 3]
-    return run(engine, first, [0] * len(first)) | run(engine, rest, arrivals(len(rest), arrival, rng))
+    when = [0] * len(rest) if arrival == "at once" else rng.integers(0, 12, len(rest)).tolist()
+    return run(engine, first, [0] * len(first)) | run(engine, rest, when)
 
 
 def run(engine: Engine, jobs: list[Job], when: list[int]) -> dict[int, list[Token]]:
@@ -140,24 +136,31 @@ def watched_engine(model: Decoder, sharing: str, prefill: str, **options) -> Wat
     return Watched(model, **options)
 
 
-def trainer_logprobs(model: Decoder, jobs: list[Job], got: dict[int, list[Token]], temperature: float) -> np.ndarray:
-    """Of the sampled tokens of all jobs, in their order, from one packed batch in which groups share their prompts."""
-    sequences = []
-    for job in jobs:
-        ids = np.array([*job.prompt, *(token.id for token in got[job.key])])
-        sequences.append(Sequence(ids, np.arange(len(ids)) >= len(job.prompt)))
-    batch = pack(sequences, share_prompts=True)
-    return token_logprobs(model, batch, batch.loss_indices, temperature)[0].detach().numpy()
-
-
 def gaps(model: Decoder, jobs: list[Job], got: dict[int, list[Token]]) -> np.ndarray:
-    """|Δ| of each sampled token, in nats."""
+    """|Δ| of each sampled token, in nats. The trainer has packed batches in which groups share their prompts, and takes
+    the ids that the sampler kept, though rounding may put others into the set.
+    """
     found = []
-    for way in WAYS:
-        mine = [job for job in jobs if job.params is way]
-        sampled = np.array([token.logprob for job in mine for token in got[job.key]])
-        found.append(np.abs(sampled - trainer_logprobs(model, mine, got, way.temperature)))
+    for way in dict.fromkeys(job.params for job in jobs):
+        sequences, sampled = [], []
+        for job in (job for job in jobs if job.params == way):
+            tokens = got[job.key]
+            ids = np.array([*job.prompt, *(token.id for token in tokens)])
+            cut = {"candidates": Ragged.of([token.kept for token in tokens])} if way.return_kept_ids else {}
+            columns = joined([(len(job.prompt), {}), (len(tokens), cut)])
+            sequences.append(Sequence(ids, np.arange(len(ids)) >= len(job.prompt), columns=columns))
+            sampled += [token.logprob for token in tokens]
+        batch = pack(sequences, share_prompts=True)
+        trained = token_logprobs(model, batch, batch.loss_indices, way.temperature)[0].detach().numpy()
+        found.append(np.abs(np.array(sampled) - trained))
+        kept = ragged(batch.columns, "candidates")
+        assert (kept is not None and 1 < kept.counts.mean() < 30) == way.return_kept_ids
     return np.concatenate(found)
+
+
+def assert_within(precision: str, found: np.ndarray) -> None:
+    band = BANDS[precision]
+    assert found.mean() <= band.mean and found.max() <= band.max, f"mean {found.mean():.2e}, max {found.max():.2e}"
 
 
 @pytest.mark.parametrize(
@@ -180,42 +183,17 @@ def test_the_samplers_logprobs_are_the_trainers(models, name, precision, sharing
     found = gaps(model, jobs, got)
     logprobs = [token.logprob for tokens in got.values() for token in tokens]
     assert len(found) > 50 and np.std(logprobs) > 1, "tokens of clearly different probability"
-    band = BANDS[precision]
-    assert found.mean() <= band.mean and found.max() <= band.max, f"mean {found.mean():.2e}, max {found.max():.2e}"
+    assert_within(precision, found)
 
 
+@pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("precision", BANDS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_so_are_those_of_the_steps_that_cuda_graphs_record(models, name, precision):
-    """The same step on a CPU, where it isn't recorded."""
-    model = models(name, precision)
-    rng = np.random.default_rng(7)
-    jobs = jobs_of("group", rng)
-    found = gaps(model, jobs, sample(Engine(model, cuda_graphs=True), jobs, "at random", rng))
-    band = BANDS[precision]
-    assert found.mean() <= band.mean and found.max() <= band.max, f"mean {found.mean():.2e}, max {found.max():.2e}"
-
-
-@pytest.mark.parametrize("precision", BANDS)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_so_are_those_of_cut_distributions_over_the_ids_that_were_kept(models, name, precision):
-    """Though rounding may put other ids into the set: the trainer takes that of the sampler."""
-    model, way = models(name, precision), SamplingParams(temperature=0.8, **CUT, return_kept_ids=True)
-    jobs = [replace(job, params=way) for job in jobs_of("group", np.random.default_rng(9))]
-    sequences, sampled = [], []
-    for job, made in zip(jobs, Engine(model).run(jobs, way), strict=True):
-        ids = np.array([*job.prompt, *made.token_ids])
-        cut = {} if made.candidates is None else {"candidates": made.candidates}
-        columns = joined([(len(job.prompt), {}), (len(made.token_ids), cut)])
-        sequences.append(Sequence(ids, np.arange(len(ids)) >= len(job.prompt), columns=columns))
-        sampled += made.logprobs
-    batch = pack(sequences, share_prompts=True)
-    trained = token_logprobs(model, batch, batch.loss_indices, way.temperature)[0].detach().numpy()
-    found = np.abs(np.array(sampled) - trained)
-    kept = ragged(batch.columns, "candidates")
-    assert kept is not None and 1 < kept.counts.mean() < 30
-    band = BANDS[precision]
-    assert found.mean() <= band.mean and found.max() <= band.max, f"mean {found.mean():.2e}, max {found.max():.2e}"
+def test_so_are_those_of_the_steps_that_cuda_graphs_record_and_of_cut_distributions(models, name, precision, cut):
+    """The recorded steps on a CPU, where they aren't recorded."""
+    model, rng = models(name, precision), np.random.default_rng(9 if cut else 7)
+    jobs = [replace(job, params=CUT) if cut else job for job in jobs_of("group", rng)]
+    assert_within(precision, gaps(model, jobs, sample(Engine(model, cuda_graphs=not cut), jobs, "at random", rng)))
 
 
 @pytest.fixture(scope="module")

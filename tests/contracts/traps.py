@@ -11,6 +11,7 @@ import builtins
 import errno
 import io
 import os
+import pkgutil
 import resource
 import signal
 import threading
@@ -55,8 +56,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Trap:
-    """What happens there: `kill` (SIGKILL: no handler, no clean-up, no flush), `term` (SIGTERM), `memory` (the process
-    gets not one page more from then on), or an error name such as ENOSPC, which the operation fails with.
+    """What happens there: `kill` (SIGKILL: no handler, no clean-up, no flush), `memory` (the process gets not one
+    page more from then on), or an error name such as ENOSPC, which the operation fails with.
 
     With `lasting` every operation after it that needs space (or any at all, if the error is not ENOSPC) fails as well.
     """
@@ -117,8 +118,6 @@ def spring(trap: Trap, path: str | int) -> None:
     """Let it happen. Raises OSError for an error's name."""
     if trap.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif trap.action == "term":
-        os.kill(os.getpid(), signal.SIGTERM)
     elif trap.action == "memory":
         exhaust_memory()
     else:
@@ -182,13 +181,11 @@ def _wrap_os(armed: Traps) -> None:
 
     def two(name: str) -> None:
         real = getattr(os, name)
-        setattr(
-            os,
-            name,
-            lambda source, target, **kwargs: _around(
-                armed, "rename", os.fspath(target), lambda: real(source, target, **kwargs)
-            ),
-        )
+
+        def wrapper(source, target, **kwargs):
+            return _around(armed, "rename", os.fspath(target), lambda: real(source, target, **kwargs))
+
+        setattr(os, name, wrapper)
 
     kinds = {"fsync": "fsync", "fdatasync": "fsync", "ftruncate": "truncate", "truncate": "truncate", "chmod": "chmod"}
     kinds |= {"mkdir": "mkdir", "rmdir": "rmdir", "unlink": "remove", "remove": "remove"}
@@ -285,7 +282,7 @@ def _wrap_safetensors(armed: Traps) -> None:
 
 def _wrap_call(trap: Trap, call: Call) -> None:
     holder_name, _, name = call.name.rpartition(".")
-    holder = resolve(holder_name)
+    holder = pkgutil.resolve_name(holder_name)
     original = getattr(holder, name)
     calls = 0
 
@@ -301,18 +298,3 @@ def _wrap_call(trap: Trap, call: Call) -> None:
         return result
 
     setattr(holder, name, wrapper)
-
-
-def resolve(dotted: str) -> Any:
-    from importlib import import_module
-
-    parts = dotted.split(".")
-    for end in range(len(parts), 0, -1):
-        try:
-            found = import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
-            continue
-        for name in parts[end:]:
-            found = getattr(found, name)
-        return found
-    raise ModuleNotFoundError(dotted)

@@ -125,26 +125,23 @@ def test_rewards_of_calls_are_recorded_and_replayed(here: Path, tiny_model_dir: 
         assert len(branch["call_advantages"]) == 1
         mean = np.mean([*row["call_advantages"], *branch["call_advantages"]])
         assert row["advantage"] == pytest.approx(mean, abs=1e-6)
-    hone.rl(agent=without_calls(agent), dataset="rows.jsonl", output_dir="two", **settings)
+
+    async def without_calls(client: Any, example: Any) -> Any:
+        return {name: value for name, value in (await agent(client, example)).items() if name != "calls"}
+
+    hone.rl(agent=without_calls, dataset="rows.jsonl", output_dir="two", **settings)
     assert main(["replay", "one"]) == 0
     one, two = (Path(name, "weights/step_2/model.safetensors").read_bytes() for name in ("one", "two"))
     assert one != two, "the calls' own rewards decide"
 
 
-def without_calls(agent: Any) -> Any:
-    """The same program, without rewards of calls."""
-
-    async def without(client: Any, example: Any) -> Any:
-        return {name: value for name, value in (await agent(client, example)).items() if name != "calls"}
-
-    return without
-
-
 def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
     here: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
-    evaluated = {"orchestrator.eval.envs": [{"id": "functions", "args": args}], "orchestrator.eval.num_examples": 2}
+    evaluated = {
+        "orchestrator.eval.envs": [{"id": "functions", "args": EVALUATED}],
+        "orchestrator.eval.num_examples": 2,
+    }
     settings = SETTINGS | evaluated | {"max_steps": 1, "model": str(tiny_model_dir), "output_dir": "out"}
     hone.rl(**settings)
     capsys.readouterr()
@@ -152,6 +149,10 @@ def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
     assert main(["verify", "out", "--trust-local-task"]) == 0
     text = capsys.readouterr().out
     assert "a program makes the evaluations of this run" in text and "1 step came out equal, bit for bit" in text
+
+
+LIMITS: list[Any] = [({"most_calls": 3}, "its keys are max_calls"), ([64], "its keys are max_calls")]
+LIMITS += [({name: value}, "it must be a") for name, value in (("max_calls", 0.5), ("max_tokens", True))]
 
 
 def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
@@ -167,35 +168,31 @@ def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
         ({"agent": agent, "orchestrator.truncated": "penalize"}, "penalize"),
         ({"agent": "my_agent:agend"}, "did you mean agent"),
         ({"orchestrator.env.args": {"agent_command": "no-such-program"}}, "there is no program"),
-        ({"agent": agent, "orchestrator.env.args": {"agent_limits": {"most_calls": 3}}}, "its keys are max_calls"),
+        *(({"agent": agent, "orchestrator.env.args": {"agent_limits": one}}, said) for one, said in LIMITS),
     ):
         with pytest.raises(UserError, match=words):
             hone.rl(dataset=ROWS, model="hone/tiny", output_dir="no", display="none", **given)
 
 
+EVALUATED = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+
+
 def test_an_agent_is_evaluated_on_weights_that_are_here(here: Path, tiny_model_dir: Path) -> None:
-    result = hone.evaluate(
-        "functions",
-        model=str(tiny_model_dir),
-        env_args={"agent": "my_agent:agent", "eval_data": "rows.jsonl"},
-        num_examples=3,
-        max_tokens=6,
-    )
-    outcomes = [sample.score.outcome for sample in result.samples]
-    assert len(outcomes) == 3 * 3 and str(outcomes[0]) == "grader_error"
-    assert all(sample.trajectory.branches for sample in result.samples)
+    more = {"model": str(tiny_model_dir), "num_examples": 3, "max_tokens": 6}
+    samples = hone.evaluate("functions", env_args=EVALUATED, **more).samples
+    assert len(samples) == 3 * 3 and str(samples[0].score.outcome) == "grader_error"
+    assert all(sample.trajectory.branches for sample in samples)
 
 
 def test_an_agent_is_evaluated_at_a_url(here: Path) -> None:
     """With hone's own server at it: the very calls, in the same order, and their rewards."""
-    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
     more = {"model": "hone/tiny", "num_examples": 3, "rollouts_per_example": 2, "max_tokens": 6, "seed": 1}
     calls = '"calls": [1.0] * (2 if example.answer == "2" else 3)}'
     (here / "rewards_calls.py").write_text(AGENT.replace('"long": len(second) / 100}', calls))
     with serving() as served:
 
         def samples(**changed: Any) -> list[Any]:
-            return hone.evaluate("functions", base_url=f"{served.url}/v1", env_args=args | changed, **more).samples
+            return hone.evaluate("functions", base_url=f"{served.url}/v1", env_args=EVALUATED | changed, **more).samples
 
         found = samples()
         assert [str(sample.score.outcome) for sample in found[:2]] == ["grader_error"] * 2

@@ -39,6 +39,7 @@ from hone.model.chat import load_renderer
 from hone.types import Group, Outcome, Rollout, Score, Segment
 
 RENDERER = load_renderer("hone/tiny")
+MORE: Any = {"role": "user", "content": "More"}
 ROWS = [{"prompt": "Say a", "answer": "a"}, {"prompt": "Say b", "answer": "b"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -86,26 +87,6 @@ async def once(client: openai.AsyncOpenAI, example: Any) -> float:
     return float(len(message.content or ""))
 
 
-def test_a_call_may_have_stops_of_its_own() -> None:
-    stops: list[str] = []
-    said: list[str] = []
-
-    async def two(client: openai.AsyncOpenAI, example: Any) -> float:
-        first = await ask(client, example.prompt, **({"stop": stops} if stops else {}))
-        again = [*example.prompt, first.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
-        await ask(client, again)
-        said.append(first.content)
-        return 1.0
-
-    played(task_of(two), 1, examples=1)
-    stops.append(said[0][2])
-    (cut,) = played(task_of(two), 1, examples=1)
-    assert cut.failure is None and len(cut.segments) == 1, "the second call goes on from the first"
-    assert said[1] == said[0][: said[0].index(stops[0])]
-    first = int(cut.sampled_mask.argmax())
-    assert RENDERER.tokenizer.decode(cut.token_ids[first:].tolist()).startswith(said[1] + stops[0]), "it is trained on"
-
-
 def test_one_call_is_sampled_as_a_task_of_one_turn_is() -> None:
     def zero(completion: Any) -> float:
         return 0.0
@@ -125,40 +106,21 @@ async def goes_on(client: openai.AsyncOpenAI, example: Any) -> dict[str, float]:
     messages: list[Any] = [*example.prompt]
     for _ in range(3):
         message = await ask(client, messages)
-        messages += [message.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+        messages += [message.model_dump(exclude_none=True), MORE]
     await ask(client, [{"role": "user", "content": "Another thing"}])
     return {"correct": 1.0, "style": 0.5}
 
 
-def test_calls_that_go_on_are_one_segment_and_others_are_further_ones() -> None:
-    for sample in played(task_of(goes_on)):
-        assert sample.turns == 3 and [one.turns for one in sample.segments[1:]] == [1]
-        assert sample.messages[0]["content"].startswith("Say") and len(sample.messages) == 6
-        sampled = sample.sampled_mask
-        assert (sample.logprobs[sampled] < 0).all() and (sample.logprobs[~sampled] == 0).all()
-        assert (sample.versions[sampled] == 0).all() and (sample.versions[~sampled] == -1).all()
-        assert sample.state == {
-            "rewards": {"correct": 1.0, "style": 0.5}, "limit": "", "gave_up": False, "calls": 4
-        }  # fmt: skip
-
-
 async def parallel(client: openai.AsyncOpenAI, example: Any) -> float:
     first = await ask(client, example.prompt)
-    messages = [*example.prompt, first.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+    messages = [*example.prompt, first.model_dump(exclude_none=True), MORE]
     await asyncio.gather(*(ask(client, messages) for _ in range(3)))
     return 1.0
 
 
-def test_of_calls_side_by_side_one_goes_on_and_the_others_begin_anew() -> None:
-    for sample in played(task_of(parallel)):
-        assert sorted(one.turns for one in sample.segments) == [1, 1, 2]
-        texts = {tuple(one.token_ids[one.sampled_mask].tolist()) for one in sample.segments}
-        assert len(texts) == 3, "each call has randomness of its own"
-
-
 async def leaves(client: openai.AsyncOpenAI, example: Any) -> float:
     first = await ask(client, example.prompt)
-    messages = [*example.prompt, first.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+    messages = [*example.prompt, first.model_dump(exclude_none=True), MORE]
     forgotten = asyncio.create_task(ask(client, messages))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -170,9 +132,74 @@ async def leaves(client: openai.AsyncOpenAI, example: Any) -> float:
     return 1.0
 
 
-def test_a_call_that_is_left_leaves_no_trace() -> None:
-    for sample in played(task_of(leaves)):
-        assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
+STOPS, SAID = [], []
+
+
+async def stops(client: openai.AsyncOpenAI, example: Any) -> float:
+    """A call with a stop of its own, and one that goes on from it."""
+    first = await ask(client, example.prompt, **({"stop": STOPS} if STOPS else {}))
+    await ask(client, [*example.prompt, first.model_dump(exclude_none=True), MORE])
+    SAID.append(first.content)
+    return 1.0
+
+
+CALLED = {"a": asyncio.Event(), "b": asyncio.Event()}
+
+
+async def meets(client: openai.AsyncOpenAI, example: Any) -> float:
+    """Two programs that wait for each other."""
+    await once(client, example)
+    CALLED[example.answer].set()
+    await CALLED["b" if example.answer == "a" else "a"].wait()
+    return await once(client, example)
+
+
+async def streams(client: openai.AsyncOpenAI, example: Any) -> float:
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    parts = await client.chat.completions.create(model="any", messages=example.prompt, **more)
+    text = ""
+    async for part in parts:
+        text += "".join(choice.delta.content or "" for choice in part.choices)
+    await ask(client, [*example.prompt, {"role": "assistant", "content": text}, MORE], tools=None)
+    return float(len(text) > 0)
+
+
+async def retries(client: openai.AsyncOpenAI, example: Any) -> float:
+    """An answer that was lost is given again."""
+    first = await ask(client, example.prompt)
+    again = await ask(client, example.prompt, extra_headers={"x-stainless-retry-count": "1"})
+    return float(again.content == first.content)
+
+
+TURNS = {goes_on: [3, 1], parallel: [1, 1, 2], leaves: [2], meets: [1, 1], streams: [2], retries: [1], stops: [2]}
+
+
+@pytest.mark.parametrize("agent", TURNS)
+def test_calls_that_go_on_are_one_segment_and_others_are_further_ones(agent: Callable[..., Any]) -> None:
+    for sample in played(task_of(agent), rollouts=1):
+        turns = [one.turns for one in sample.segments]
+        assert sample.failure is None and (sorted(turns) if agent is parallel else turns) == TURNS[agent]
+        sampled = sample.sampled_mask
+        assert (sample.logprobs[sampled] < 0).all() and (sample.logprobs[~sampled] == 0).all()
+        assert (sample.versions[sampled] == 0).all() and (sample.versions[~sampled] == -1).all()
+        texts = {tuple(one.token_ids[one.sampled_mask].tolist()) for one in sample.segments}
+        assert len(texts) == len(turns), "each call has randomness of its own"
+        assert sample.state is not None and all(value > 0 for value in sample.state["rewards"].values())
+    if agent is goes_on:
+        rewards = {"correct": 1.0, "style": 0.5}
+        assert sample.state == {"rewards": rewards, "limit": "", "gave_up": False, "calls": 4}
+        assert sample.messages[0]["content"].startswith("Say") and len(sample.messages) == 6
+
+
+def test_a_call_may_have_stops_of_its_own() -> None:
+    played(task_of(stops), 1, examples=1)
+    STOPS.append(SAID[-1][2])
+    (cut,) = played(task_of(stops), 1, examples=1)
+    stop = STOPS.pop()
+    assert cut.failure is None and len(cut.segments) == 1, "the second call goes on from the first"
+    assert SAID[-1] == SAID[-2][: SAID[-2].index(stop)]
+    first = int(cut.sampled_mask.argmax())
+    assert RENDERER.tokenizer.decode(cut.token_ids[first:].tolist()).startswith(SAID[-1] + stop), "it is trained on"
 
 
 class NoNumber:
@@ -281,77 +308,51 @@ def test_the_key_of_a_rollout_that_has_ended_is_refused() -> None:
     assert errors == [410] and len(first.segments) == len(second.segments) == 1 and first.turns == second.turns == 1
 
 
-def test_programs_that_wait_for_each_other_go_on() -> None:
-    called = {"a": asyncio.Event(), "b": asyncio.Event()}
+async def endless(client: openai.AsyncOpenAI, example: Any) -> float:
+    messages: list[Any] = [*example.prompt]
+    while True:
+        message = await ask(client, messages)
+        messages += [message.model_dump(exclude_none=True), MORE]
 
-    async def meets(client: openai.AsyncOpenAI, example: Any) -> float:
+
+def asks(content: str) -> Callable[..., Any]:
+    async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
         await once(client, example)
-        called[example.answer].set()
-        await called["b" if example.answer == "a" else "a"].wait()
-        return await once(client, example)
+        await ask(client, [{"role": "user", "content": content}])
+        return 1.0
 
-    assert [(one.failure, len(one.segments)) for one in played(task_of(meets), rollouts=1)] == [(None, 2)] * 2
-
-
-def test_limits_of_calls_tokens_and_context_are_outcomes_of_the_model() -> None:
-    async def endless(client: openai.AsyncOpenAI, example: Any) -> float:
-        messages: list[Any] = [*example.prompt]
-        while True:
-            message = await ask(client, messages)
-            messages += [message.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
-
-    for limits, seq_len, words in (
-        ({"max_calls": 3}, 256, "made its 3 calls"),
-        ({"max_tokens": 9}, 256, "sampled its 9 tokens"),
-        ({}, 64, "seq_len is 64"),
-    ):
-        task = task_of(endless, **limits)
-        (sample,) = played(task, rollouts=1, seq_len=seq_len, examples=1)
-        (score,) = task.grade_many([(task.split("train")[0], sample)])
-        assert score.outcome is Outcome.TRUNCATED and score.reward == 0 and words in score.detail
-        assert sum(one.num_sampled for one in sample.segments) <= limits.get("max_tokens", 10**6)
-        assert len(sample.token_ids) <= seq_len
+    return agent
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered: list[int] = []
-    prompt_ids = type(RENDERER).prompt_ids
+MUCH = "more than 4,096 characters, seq_len is 256 tokens"
+BEYOND = [
+    (endless, {"max_calls": 3}, 256, "made its 3 calls"),
+    (endless, {"max_tokens": 9}, 256, "sampled its 9 tokens"),
+    (endless, {}, 64, "seq_len is 64"),
+    (asks("word " * 900), {}, 256, MUCH),
+    (asks("word " * 400_000), {}, 256, MUCH),
+    (asks("é" * 5_000_000), {}, 256, MUCH),
+]
+
+
+@pytest.mark.parametrize(("agent", "limits", "seq_len", "words"), BEYOND)
+def test_limits_of_calls_tokens_and_context_are_outcomes_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, agent: Any, limits: dict[str, Any], seq_len: int, words: str
+) -> None:
+    """What cannot fit is refused before it is tokenised."""
+    rendered, prompt_ids = [0], type(RENDERER).prompt_ids
 
     def noting(self: Any, messages: Any, tools: Any = None) -> list[int]:
         rendered.append(sum(len(message["content"]) for message in messages))
         return prompt_ids(self, messages, tools)
 
     monkeypatch.setattr(type(RENDERER), "prompt_ids", noting)
-
-    def asks(content: str) -> Callable[..., Any]:
-        async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
-            await once(client, example)
-            await ask(client, [{"role": "user", "content": content}])
-            return 1.0
-
-        return agent
-
-    for content in ("word " * 900, "word " * 400_000, "é" * 5_000_000):
-        task = task_of(asks(content))
-        (sample,) = played(task, rollouts=1, examples=1)
-        (score,) = task.grade_many([(task.split("train")[0], sample)])
-        assert score.outcome is Outcome.TRUNCATED
-        assert "more than 4,096 characters, seq_len is 256 tokens" in score.detail
-    assert max(rendered, default=0) <= 4096
-
-
-def test_a_command_hears_that_its_prompt_of_20_mb_does_not_fit(tmp_path: Path) -> None:
-    sample = commanded(
-        tmp_path,
-        """
-import openai
-try:
-    OpenAI(max_retries=0).chat.completions.create(model="m", messages=[{"role": "user", "content": "a" * 20_000_000}])
-except openai.BadRequestError as error:
-    print(json.dumps(float(error.code == "context_length_exceeded")))
-""",
-    )
-    assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 1.0}
+    task = task_of(agent, **limits)
+    (sample,) = played(task, rollouts=1, seq_len=seq_len, examples=1)
+    (score,) = task.grade_many([(task.split("train")[0], sample)])
+    assert score.outcome is Outcome.TRUNCATED and score.reward == 0 and words in score.detail
+    assert sum(one.num_sampled for one in sample.segments) <= limits.get("max_tokens", 10**6)
+    assert len(sample.token_ids) <= seq_len and max(rendered) <= 4096
 
 
 def test_a_long_prompt_is_tokenised_beside_the_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,13 +424,6 @@ def test_wrong_names_of_variables_are_one_sentence(given: Any, words: str) -> No
         task_of(once, None, ["PATH"]).check_rollouts()
 
 
-def test_the_words_of_a_program_hold_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEARCH_API_KEY", "sk-search-secret")
-    sample = commanded(tmp_path, "sys.exit(f'refused: {os.environ[\"SEARCH_API_KEY\"]}')", ["SEARCH_API_KEY"])
-    assert sample.failure is not None and "refused: [SEARCH_API_KEY]" in sample.failure[1]
-    assert "secret" not in sample.failure[1]
-
-
 def scripted(agent: Callable[..., Any], *texts: str) -> Rollout:
     """The rollout of an agent whose policy writes these texts, one after another."""
     left = [[*RENDERER.tokenizer.encode(text).ids, RENDERER.end_of_turn_id] for text in texts]
@@ -473,7 +467,7 @@ def test_a_program_may_compose_the_texts_that_it_sends_again() -> None:
             {"role": "user", "content": "é"},
             {"role": "assistant", "content": unicodedata.normalize("NFC", first.content)},
         ]
-        await ask(client, [*again, {"role": "user", "content": "More"}])
+        await ask(client, [*again, MORE])
         return 1.0
 
     sample = scripted(composes, "cafe\u0301", "b")
@@ -530,59 +524,6 @@ def test_a_command_ends_when_hone_is_killed(tmp_path: Path) -> None:
     wait_until_gone({pid})
 
 
-def test_a_stream_is_the_same_answer_in_parts() -> None:
-    texts: list[str] = []
-
-    async def streams(client: openai.AsyncOpenAI, example: Any) -> float:
-        parts = await client.chat.completions.create(
-            model="any", messages=example.prompt, stream=True, stream_options={"include_usage": True}
-        )
-        text = ""
-        async for part in parts:
-            text += "".join(choice.delta.content or "" for choice in part.choices)
-        messages = [*example.prompt, {"role": "assistant", "content": text}, {"role": "user", "content": "More"}]
-        await ask(client, messages, tools=None)
-        texts.append(text)
-        return 1.0
-
-    (sample,) = played(task_of(streams), rollouts=1, examples=1)
-    assert sample.turns == 2 and sample.messages[1]["content"] == texts[0]
-
-
-def test_a_retry_of_the_client_gets_the_answer_that_was_lost() -> None:
-    async def retries(client: openai.AsyncOpenAI, example: Any) -> float:
-        first = await ask(client, example.prompt)
-        again = await ask(client, example.prompt, extra_headers={"x-stainless-retry-count": "1"})
-        assert again.content == first.content
-        return 1.0
-
-    (sample,) = played(task_of(retries), rollouts=1, examples=1)
-    assert sample.failure is None and len(sample.segments) == 1 and sample.turns == 1
-
-
-ENDS: list[tuple[str, str]] = [
-    ("print('thinking'); print(json.dumps({'reward': len(text), 'b': 0.5}))", ""),
-    ("print('not JSON')", "is not JSON: 'not JSON'"),
-    ("pass", "printed nothing"),
-    ("sys.exit('I give up')", "ended with code 1: I give up"),
-    ("while True: print('x' * 2**20)", "printed more than 64 MiB"),
-    ("print('NaN')", "gave nan as reward"),
-    ("os.kill(os.getpid(), 9)", "ended with code -9"),
-]
-
-
-def test_a_command_gets_the_example_and_ends_with_a_line_of_rewards(tmp_path: Path) -> None:
-    for end, words in ENDS:
-        sample = commanded(tmp_path, end)
-        assert sample.turns == 1, sample.failure
-        if words:
-            assert sample.failure is not None and words in sample.failure[1], sample.failure
-        else:
-            text = sample.messages[-1]["content"]
-            assert sample.failure is None and sample.state is not None
-            assert sample.state["rewards"] == {"reward": len(text), "b": 0.5}
-
-
 HANGS_UP = """
 import socket, time
 from urllib.parse import urlsplit
@@ -595,21 +536,55 @@ for body in ("", '{"messages": ['):
 OpenAI().chat.completions.create(model="m", messages=example["prompt"])
 print(1.0)
 """
+TOO_LONG = """
+import openai
+try:
+    OpenAI(max_retries=0).chat.completions.create(model="m", messages=[{"role": "user", "content": "a" * 20_000_000}])
+except openai.BadRequestError as error:
+    print(json.dumps(float(error.code == "context_length_exceeded")))
+"""
+SLEEP = "subprocess.Popen(['sleep', '1000'], start_new_session=%s); open('pid', 'w').write(str(child.pid)); "
+ENDS: dict[str, tuple[str, str | dict[str, float]]] = {
+    "a line of rewards": (
+        "print('thinking'); print(json.dumps({'reward': 1 + (text != ''), 'b': .5}))",
+        {"reward": 2, "b": 0.5},
+    ),
+    "no JSON": ("print('not JSON')", "is not JSON: 'not JSON'"),
+    "no line": ("pass", "printed nothing"),
+    "gives up": ("sys.exit('I give up')", "ended with code 1: I give up"),
+    "no key in its words": ("sys.exit(f'refused: {os.environ[\"SEARCH_API_KEY\"]}')", "refused: [SEARCH_API_KEY]"),
+    "prints for ever": ("while True: print('x' * 2**20)", "printed more than 64 MiB"),
+    "nan": ("print('NaN')", "gave nan as reward"),
+    "killed": ("os.kill(os.getpid(), 9)", "ended with code -9"),
+    "hangs up within its request": (HANGS_UP, {"reward": 1.0}),
+    "a prompt of 20 MB": (TOO_LONG, {"reward": 1.0}),
+    "leaves a process": (f"child = {SLEEP % False}print(1.0)", {"reward": 1.0}),
+    "leaves a process of another session that holds its output": (f"child = {SLEEP % True}print(0.5)", {"reward": 0.5}),
+    "hangs": (f"child = {SLEEP % False}child.wait()", "took more than 5 s"),
+}
 
 
-def test_a_client_that_hangs_up_within_its_request_prints_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ENDS)
+def test_a_command_gets_the_example_and_ends_with_a_line_of_rewards(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sample = commanded(tmp_path, HANGS_UP)
-    assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 1.0}
+    monkeypatch.setenv("SEARCH_API_KEY", "sk-search-secret")
+    monkeypatch.chdir(tmp_path)
+    end, found = ENDS[name]
+    sample = commanded(tmp_path, end, ["SEARCH_API_KEY"], timeout=5.0 if name == "hangs" else 60.0)
+    assert sample.turns == 1, sample.failure
+    if isinstance(found, str):
+        outcome = Outcome.GRADER_TIMEOUT if name == "hangs" else Outcome.GRADER_ERROR
+        assert sample.failure is not None and sample.failure[0] is outcome and found in sample.failure[1]
+        assert "secret" not in sample.failure[1]
+    else:
+        assert sample.failure is None and sample.state is not None and sample.state["rewards"] == found
     assert capfd.readouterr().err == ""
-
-
-def test_a_command_has_ended_though_a_process_of_another_session_holds_its_output(tmp_path: Path) -> None:
-    note, start = tmp_path / "pid", "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
-    sample = commanded(tmp_path, f"open({str(note)!r}, 'w').write(str({start}.pid)); print(0.5)", timeout=20.0)
-    os.kill(int(note.read_text()), signal.SIGKILL)
-    assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 0.5}
+    if Path("pid").exists():
+        pid = int(Path("pid").read_text())
+        if "another session" in name:
+            os.kill(pid, signal.SIGKILL)
+        wait_until_gone({pid})
 
 
 def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
@@ -634,32 +609,8 @@ def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
     assert "Exception" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [{"max_calls": None}, {"max_calls": 0.5}, {"max_tokens": True}, {"timeout": None}, {"most_calls": 3}, [64]],
-)
-def test_wrong_limits_are_one_sentence(limits: Any) -> None:
-    with pytest.raises(UserError, match=r"it must be a|its keys are max_calls"):
-        AgentLimits.of(limits)
-
-
 def test_memory_is_planned_for_all_calls_of_a_rollout() -> None:
     assert facts_of_tasks(RLConfig(), {"": task_of(once, max_calls=5)}, None).turns == 5
-
-
-def test_a_command_that_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    command = f"sh -c 'sleep 1000 & echo $! > {note}; wait'"
-    (sample,) = played(task_of(None, command, timeout=1.0), rollouts=1, examples=1)
-    assert sample.failure is not None and sample.failure[0] is Outcome.GRADER_TIMEOUT
-    wait_until_gone({int(note.read_text())} if note.exists() else set())
-
-
-def test_what_a_command_started_does_not_outlive_it(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    start = f"child = subprocess.Popen(['sleep', '1000']); open({str(note)!r}, 'w').write(str(child.pid)); print(1.0)"
-    assert commanded(tmp_path, start).failure is None
-    wait_until_gone({int(note.read_text())})
 
 
 def test_all_trajectories_of_a_sample_are_trained_with_its_advantage() -> None:

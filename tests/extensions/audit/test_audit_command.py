@@ -46,7 +46,6 @@ def load_environment(bonus: float = 1.0):
     rubric = Rubric([correct, tool_calls], [1, bonus], parser=PARSER)
     return Words(id="words", tools=[look_up], max_turns=6, dataset=rows, rubric=rubric)
 """
-BROKEN = ("audit", "says", "-n", "2", "-a", '{"broken": true}')
 
 
 @pytest.fixture
@@ -57,50 +56,34 @@ def tasks(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_a_sound_task_passes_and_is_told_how_to_go_on(capsys):
-    assert main(["audit", "char-count", "-n", "2"]) == 0
-    text = capsys.readouterr().out
-    assert "audit of char-count: 2 examples, " in text and "verdict     nothing fails" in text
-    assert text.endswith("next        rl --orchestrator.env.id char-count --model.name MODEL\n")
+BONUS = '{"call_bonus": 0.2}'
 
 
 @pytest.mark.parametrize(
-    ("words", "title"),
+    ("words", "code", "name", "title"),
     [
-        (["words"], "5 calls of tools (tool_calls: 5.0) can beat a right answer (1.0)"),
-        (["calculator", "-a", '{"call_bonus": 0.2}'], "12 calls of tools (calls: 2.4) can beat a right answer (1.0)"),
+        (["char-count"], 0, "", ""),
+        (["words"], 1, "inversion", "5 calls of tools (tool_calls: 5.0) can beat a right answer (1.0)"),
+        (["calculator", "-a", BONUS], 1, "inversion", "12 calls of tools (calls: 2.4) can beat a right answer (1.0)"),
+        (["says", "-a", '{"broken": true}'], 1, "reference", "2 of 2 references"),
+        (["words", "--allow.inversion", "calls are the point"], 0, "inversion", "5 calls of tools"),
     ],
 )
-def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys, words, title):
-    """The bonus of the published run, and the least of the study of bonuses."""
-    assert main(["audit", *words, "-n", "2"]) == 1
-    text = " ".join(capsys.readouterr().out.split())
-    assert f"fail inversion: {title}" in text
-    assert "verdict fails: inversion" in text
-
-
-def test_json_is_the_whole_report(tasks, capsys):
-    assert main([*BROKEN, "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert (report["subject"], report["verdict"], report["examples"]) == ('says {"broken": true}', "fail", 2)
-    found = {f["name"]: f for check in report["checks"] for f in check["findings"] if f["verdict"] == "fail"}
-    assert found["reference"]["title"].startswith("2 of 2 references")
-    assert found["reference"]["shown"][0]["completion"] in ("<answer>elppa</answer>", "<answer>revir</answer>")
-
-
-def test_the_page_is_one_file_with_texts_escaped(tasks, capsys):
-    assert main([*BROKEN, "--html", "page.html"]) == 1
-    page = (tasks / "page.html").read_text()
-    assert "&lt;answer&gt;elppa&lt;/answer&gt;" in page and "<answer>" not in page
-    assert "http://" not in page and "https://" not in page and "<script" not in page
-    assert "page        page.html" in capsys.readouterr().out
-
-
-def test_what_is_meant_so_becomes_a_note(tasks, capsys):
-    assert main(["audit", "words", "-n", "2", "--allow.inversion", "calls are the point", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    notes = [f for check in report["checks"] for f in check["findings"] if f["allowed"]]
-    assert [(f["name"], f["verdict"], f["allowed"]) for f in notes] == [("inversion", "note", "calls are the point")]
+def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys, words, code, name, title):
+    """The bonus of the published run, and the least of the study of bonuses; as JSON and as a page."""
+    assert main(["audit", *words, "-n", "2", "--json", "--html", "page.html"]) == code
+    report, page = json.loads(capsys.readouterr().out), (tasks / "page.html").read_text()
+    assert (report["verdict"] == "fail", report["examples"]) == (code == 1, 2)
+    assert not any(text in page for text in ("<answer>", "http://", "https://", "<script"))
+    found = {
+        f["name"]: f for check in report["checks"] for f in check["findings"] if f["verdict"] == "fail" or f["allowed"]
+    }
+    assert list(found) == ([name] if name else []) and (not name or title in found[name]["title"])
+    if code == 0 and name:
+        assert (found[name]["verdict"], found[name]["allowed"]) == ("note", "calls are the point")
+    elif name == "reference":
+        assert report["subject"] == 'says {"broken": true}' and "&lt;answer&gt;elppa&lt;/answer&gt;" in page
+        assert found[name]["shown"][0]["completion"] in ("<answer>elppa</answer>", "<answer>revir</answer>")
 
 
 def test_a_run_does_not_start_on_an_inversion(tasks, tiny_model_dir, capsys):

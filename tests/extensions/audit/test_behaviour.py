@@ -16,52 +16,30 @@ from hone.extensions.audit.report import Verdict
 
 pytestmark = pytest.mark.audit
 
-RANDOM = """
-    import random
-    def luck(completion):
-        return random.random()
-    RUBRIC = Rubric([right, luck], [1.0, 0.1])
-"""
-HASHED = """
-    @inline
-    def any_word(completion):
-        return len(next(iter(set(completion[-1]["content"].split())), "")) / 100
-    RUBRIC = Rubric([right, any_word], [1.0, 0.1])
-"""
-CACHED = """
-    seen = set()
-    def new(completion):
+SOURCES = {
+    "random": ("import random", "random.random()"),
+    "hashed": ("", 'len(next(iter(set(text.split())), "")) / 100'),
+    "cached": ("seen = set()", "float(text not in seen and not seen.add(text))"),
+    "longest": (
+        "best = [0]",
+        "best.append(max(best[-1], len(text))) or float(len(text) == best[-1])",
+    ),
+    "sound": ("import functools\n    known = functools.cache(len)", "known(text) / 1000"),
+    "hangs": ("", "[0 for _ in iter(int, 1)]"),
+}
+"""What stands before a reward, and its value for a `text`."""
+
+
+def check(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    before, value = SOURCES[name]
+    source = f"""
+    {before}
+    {"@inline" if name == "hashed" else ""}
+    def part(completion):
         text = completion[-1]["content"]
-        paid = text not in seen
-        seen.add(text)
-        return float(paid)
-    RUBRIC = Rubric([right, new], [1.0, 0.1])
-"""
-LONGEST = """
-    best = [0]
-    def longest(completion):
-        best[0] = max(best[0], len(completion[-1]["content"]))
-        return float(len(completion[-1]["content"]) == best[0])
-    RUBRIC = Rubric([right, longest], [1.0, 0.1])
-"""
-SOUND = """
-    import functools
-    @functools.cache
-    def known(text):
-        return len(text) / 1000
-    def cached(completion):
-        return known(completion[-1]["content"])
-    RUBRIC = Rubric([right, cached], [1.0, 0.1])
-"""
-HANGS = """
-    def loop(completion):
-        while True:
-            pass
-    RUBRIC = Rubric([right, loop], [1.0, 0.1])
-"""
-
-
-def check(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str):
+        return {value}
+    RUBRIC = Rubric([right, part], [1.0, 0.1])
+    """
     env = task_file(folder, monkeypatch, source)
     env.use_workers(GradingConfig(workers=1, timeout=0.5))
     try:
@@ -73,10 +51,14 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str):
 @pytest.mark.parametrize(
     ("source", "name", "words"),
     [
-        (RANDOM, "nondeterministic", "the same text gets another reward in another process: 'a right answer' gets 1.0"),
-        (HASHED, "nondeterministic", "another reward in another process"),
-        (CACHED, "global-state", "'a right answer' gets 1 in place of 1.1"),
-        (LONGEST, "global-state", "the reward of a text depends on what was graded before it: '"),
+        (
+            "random",
+            "nondeterministic",
+            "another reward in another process: 'a right answer' gets 1.0",
+        ),
+        ("hashed", "nondeterministic", "another reward in another process"),
+        ("cached", "global-state", "'a right answer' gets 1 in place of 1.1"),
+        ("longest", "global-state", "the reward of a text depends on what was graded before it: '"),
     ],
 )
 def test_each_way_not_to_be_a_function_is_told_from_the_others(
@@ -89,7 +71,7 @@ def test_each_way_not_to_be_a_function_is_told_from_the_others(
     assert one.completion == two.completion and one.reward != two.reward
 
 
-@pytest.mark.parametrize(("source", "texts"), [(SOUND, range(11, 10_000)), (HANGS, [0])])
+@pytest.mark.parametrize(("source", "texts"), [("sound", range(11, 10_000)), ("hangs", [0])])
 def test_a_cache_is_sound_and_a_grader_that_hangs_is_given_up_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, texts
 ) -> None:

@@ -29,17 +29,17 @@ NOISY = """
 """
 
 
-@pytest.mark.parametrize("name", ["false-negative", "false_negative"])
-def test_a_finding_is_allowed_with_dashes_or_as_the_command_line_writes_them(name: str) -> None:
-    strict = sums(Rubric([right]))
-    assert "false-negative" in audit_environment(strict, num_examples=2).names()
-    report = audit_environment(strict, num_examples=2, allows={name: "tags hold the bare number"})
-    assert report.names() == set() and not report.names(Verdict.NOTE) & {"unused-allow"}
-    (allowed,) = [finding for finding in report.findings if finding.allowed]
-    assert (allowed.name, allowed.allowed) == ("false-negative", "tags hold the bare number")
+@pytest.mark.parametrize("name", ["false-negative", "false_negative", "false_negative:full_stop", "grwoth"])
+def test_a_finding_or_a_text_of_it_is_allowed_by_name_and_a_slip_is_told(name: str) -> None:
+    report = audit_environment(sums(Rubric([right])), num_examples=2, allows={name: "tags hold the bare number"})
+    (finding,) = [finding for finding in report.findings if finding.name == "false-negative"]
+    assert ("full-stop" in finding.what) == (name == "grwoth" or ":" not in name)
+    assert finding.allowed == (None if ":" in name or name == "grwoth" else "tags hold the bare number")
+    assert report.names() == (set() if finding.allowed else {"false-negative"})
+    assert ("unused-allow" in report.names(Verdict.NOTE)) == (name == "grwoth")
 
 
-def test_what_nothing_else_can_grade_is_refused(monkeypatch) -> None:
+def test_what_nothing_else_can_grade_is_refused() -> None:
     env = sums(Rubric([right]))
     env.why_not_graded = "a program rewards its own rollouts"
     with pytest.raises(UserError, match="can't be audited: a program rewards"):
@@ -79,17 +79,6 @@ def test_a_grader_that_hangs_everywhere_is_left_after_the_first_texts(tmp_path, 
     assert all(probe.score.outcome is Outcome.GRADER_TIMEOUT for probe in probes)
 
 
-def test_a_text_of_a_finding_is_allowed_by_its_name() -> None:
-    report = audit_environment(sums(Rubric([right])), num_examples=2, allows={"false_negative:full_stop": "meant so"})
-    (found,) = [finding for finding in report.findings if finding.name == "false-negative"]
-    assert "full-stop" not in found.what and found.title.endswith("(allowed: full-stop)")
-
-
-def test_what_is_allowed_and_was_not_found_is_said() -> None:
-    report = audit_environment(sums(Rubric([right])), num_examples=2, allows={"grwoth": "a slip"})
-    assert [f.title for f in report.findings if f.name == "unused-allow"] == ["allowed, but not found: grwoth"]
-
-
 def test_a_finding_that_is_allowed_hides_none(tmp_path, monkeypatch) -> None:
     """Rewards that differ from process to process leave nothing to be said about the rest, unless they are meant so."""
     env = task_file(tmp_path, monkeypatch, NOISY)
@@ -99,7 +88,7 @@ def test_a_finding_that_is_allowed_hides_none(tmp_path, monkeypatch) -> None:
 
 def test_what_is_hostile_stays_out_of_this_process() -> None:
     """Of a task that no other process can load: a grader that hangs, or runs code, would do it here."""
-    seen = []
+    seen: list[str] = []
 
     def sees(completion, answer, parser):
         seen.append(completion[-1]["content"])

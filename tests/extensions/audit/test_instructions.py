@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made import Sums, prober, right, sums
+from made import TAGS, Sums, prober, right, sums
 
 from hone.environments import AnswerParser, LastNumberParser, Parser, Rubric
 from hone.extensions.audit.instructions import asked_forms, check_instructions, forms_in
@@ -45,9 +45,8 @@ def test_forms_that_a_text_names(text: str, forms: list[str]) -> None:
 
 
 def test_an_answer_is_written_in_each_way() -> None:
-    (tag,) = forms_in("Use <answer> tags.")
+    (tag,), (json_form,) = forms_in("Use <answer> tags."), forms_in('Reply with {"answer": 42}.')
     assert tag.texts("4") == ["<answer>4</answer>", "<answer>\n4\n</answer>"]
-    (json_form,) = forms_in('Reply with {"answer": 42}.')
     assert json_form.texts('say "hi"')[0] == '{"answer": "say \\"hi\\""}'
 
 
@@ -57,52 +56,53 @@ def test_tags_around_data_and_what_some_prompts_name_ask_for_nothing() -> None:
     assert asked_forms([]) == []
 
 
-def test_a_form_that_the_parser_does_not_read_is_a_failure_with_the_text_that_lost() -> None:
-    finding = only(check_instructions(prober(sums(Rubric([right]), hint=r" Put the answer in \boxed{}."))))
-    assert (finding.name, finding.verdict, finding.what) == ("instructions", Verdict.FAIL, (r"\boxed{}",))
-    assert finding.title == (
-        "the prompt asks for an answer in a form that the parser does not read: "
-        r'\boxed{} ("What is 10 + 100? Put the answer in \boxed{}.")'
-    )
-    assert finding.shown[0].text == r"\boxed{110}" and finding.shown[0].outcome == "unparsable"
+@pytest.mark.parametrize(
+    ("hint", "verdict", "what"),
+    [
+        (r" Put the answer in \boxed{}.", Verdict.FAIL, r"\boxed{}"),
+        (" Put the answer in <answer> tags, or after ANSWER:, that is all.", Verdict.WARN, "ANSWER:"),
+        (" Answer in <answer> tags.", None, ""),
+    ],
+)
+def test_a_form_that_the_parser_does_not_read_is_found_with_the_text_that_lost(hint, verdict, what) -> None:
+    check = check_instructions(prober(sums(Rubric([right]), hint=hint)))
+    if verdict is None:
+        words = "What is 10 + 100? Answer in <answer> tags."
+        assert check.findings == ()
+        assert check.figures["forms"] == [{"form": "<answer>", "snippet": words, "read": True}]
+    else:
+        finding = only(check)
+        assert (finding.name, finding.verdict, finding.what) == ("instructions", verdict, (what,))
+        assert finding.shown[0].text == what.replace("{}", "{110}").replace("ANSWER:", "ANSWER: 110")
+        assert finding.shown[0].outcome == "unparsable"
 
 
-def test_a_form_that_is_read_is_no_finding() -> None:
-    check = check_instructions(prober(sums(Rubric([right]), hint=" Answer in <answer> tags.")))
-    assert check.findings == ()
-    words = "What is 10 + 100? Answer in <answer> tags."
-    assert check.figures["forms"] == [{"form": "<answer>", "snippet": words, "read": True}]
+class Wrapped(Sums):
+    """Sums whose reference is the answer within `wrapping`."""
+
+    wrapping = "{}"
+
+    def reference(self, example: Example) -> str:
+        return self.wrapping.format(example.answer)
 
 
-def test_of_two_forms_the_one_that_is_not_read_is_a_warning() -> None:
-    hint = r" Put the answer in <answer> tags, or after ANSWER:, that is all."
-    finding = only(check_instructions(prober(sums(Rubric([right]), hint=hint))))
-    assert finding.verdict is Verdict.WARN and finding.what == ("ANSWER:",)
-    assert finding.title.endswith("; it reads <answer>")
+class Boxed(Wrapped):
+    wrapping = r"<answer>\boxed{{{}}}</answer>"
 
 
-def test_forms_that_go_together_are_read_together() -> None:
-    class Boxed(Sums):
-        def reference(self, example: Example) -> str:
-            return rf"<answer>\boxed{{{example.answer}}}</answer>"
-
-    env = sums(Rubric([right]), parser=AnswerParser(str, ("boxed",)), system_prompt=r"<answer>\boxed{ }</answer>")
-    env.__class__ = Boxed
+@pytest.mark.parametrize(
+    ("kind", "parser", "prompt"),
+    [
+        (Boxed, AnswerParser(str, ("boxed",)), r"<answer>\boxed{ }</answer>"),
+        (Sums, TAGS, "Answer like this:\n```\n<answer>5</answer>\n```"),
+        (Wrapped, Parser(), "Say the number please."),
+        (Sums, LastNumberParser(), "End with the number."),
+    ],
+)
+def test_forms_that_go_together_are_read_together_and_a_bare_answer_needs_none(kind, parser, prompt) -> None:
+    env = sums(Rubric([right]), parser=parser, system_prompt=prompt)
+    env.__class__ = kind
     assert check_instructions(prober(env)).findings == ()
-    fenced = "Answer like this:\n```\n<answer>5</answer>\n```"
-    assert check_instructions(prober(sums(Rubric([right]), system_prompt=fenced))).findings == ()
-
-
-def test_a_parser_that_reads_the_bare_answer_needs_no_form() -> None:
-    class Plain(Sums):
-        def reference(self, example: Example) -> str:
-            return example.answer
-
-    rows = [{"question": f"Say {a} please.", "answer": f"word{a}"} for a in range(8)]
-    env = Plain(rubric=Rubric([right]), dataset=rows, parser=Parser(), id="plain")
-    assert check_instructions(prober(env)).findings == ()
-    numbers = sums(Rubric([right]), parser=LastNumberParser(), hint=" End with the number.")
-    assert check_instructions(prober(numbers)).findings == ()
 
 
 def test_references_that_do_not_fit() -> None:

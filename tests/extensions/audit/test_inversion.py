@@ -16,8 +16,6 @@ from hone.extensions.audit.probes import Subject, play_many
 from hone.extensions.audit.report import Check, Verdict
 from hone.types import Example, Message
 
-EITHER = Range(right=(1.0, 1.0), wrong=(0.0, 0.0))
-
 
 def found(check: Check) -> dict[str, str]:
     return {finding.name: finding.title for finding in check.findings}
@@ -53,13 +51,69 @@ def tooled(rubric: Rubric, max_turns: int = 6, tools=(multiply,)) -> Tooled:
     return Tooled(tools=list(tools), rubric=rubric, dataset=rows, parser=TAGS, max_turns=max_turns, id="tooled")
 
 
-def test_calls_of_a_tool_that_beat_the_answer_are_counted_and_named() -> None:
-    check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 1.0]))))
-    finding = check.findings[0]
-    assert (finding.name, finding.verdict, finding.what) == ("inversion", Verdict.FAIL, ("turn_bonus",))
-    assert finding.title == "6 calls of tools (turn_bonus: 6.0) can beat a right answer (1.0)"
-    assert finding.shown[0].reward == 6.0 and finding.shown[1].reward == 1.0
-    assert check.figures["best_wrong"]["reward"] == 6.0 and check.figures["worst_right"]["reward"] == 1.0
+def length_bonus(completion):
+    return min(2.0, len(completion[-1]["content"]) / 100)
+
+
+def penalty(completion):
+    return float(len(completion[-1]["content"]) > 2000)
+
+
+def style(completion):
+    return 0.0
+
+
+def tags(completion):
+    return 0.4 * ("<reasoning>" in completion[-1]["content"])
+
+
+def lines(completion):
+    return 0.4 * (completion[-1]["content"].count("\n") > 3)
+
+
+def answered(completion):
+    return 0.4 * ("<answer>" in completion[-1]["content"])
+
+
+PARTS = [right, tags, lines, answered]
+EITHER, ANY = Range(right=(1.0, 1.0), wrong=(0.0, 0.0)), Range((0.0, 1.0), (0.0, 1.0))
+DECLARED = {"right": EITHER, "form": Range((1.0, 1.0), (0.0, 1.0)), "style": ANY}
+BELOW, UP_TO = ({"right": Range(right=(1.0, 1.0), wrong=(0.0, most))} for most in (math.nextafter(1.0, 0.0), 1.0))
+CASES = {
+    "calls": (tooled, [right, turn_bonus], [1, 1], None, "6 calls of tools (turn_bonus: 6.0)", "1.0"),
+    "single calls": (tooled, [right, tool_bonus], [10, 1], None, "24 calls of tools (tool_bonus: 24.0)", "10.0"),
+    # The right answer alone has 20 characters.
+    "length": (sums, [right, length_bonus], [1, 1], None, "a wrong answer (length_bonus: 2.0)", "1.2"),
+    "penalty": (sums, [right, penalty], [1, -1.5], None, "a wrong answer (penalty: 0.0)", "-0.5"),
+    "declared": (sums, [right, form, style], [1, -0.4, 1], DECLARED, "a wrong answer (style: 1.0)", "0.6"),
+    "together": (sums, PARTS, [0.7, 1, 1, 1], None, "a wrong answer (tags and lines: 0.8 of 1.2)", "1.1"),
+    "up to a right one": (sums, [right], [1], UP_TO, "a wrong answer (right: 1.0)", "1.0"),
+    "declared, sound": (sums, [right, form, style], [1, 0.4, 0.6], DECLARED, "", ""),
+    "together, sound": (sums, PARTS, [1, 1, 1, 1], None, "", ""),
+    "just below": (sums, [right], [1], BELOW, "", ""),
+    "always 0": (sums, [style], [1], None, "", ""),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_answer_that_can_beat_a_right_one_is_named_with_what_it_pays(name: str) -> None:
+    make, functions, weights, ranges, wrong, best = CASES[name]
+    check = check_inversion(prober(make(Rubric(functions, weights, ranges=ranges))))
+    if not wrong:
+        assert "inversion" not in found(check)
+    else:
+        finding = check.findings[0]
+        assert (finding.name, finding.verdict) == ("inversion", Verdict.FAIL)
+        way = "equal" if name == "up to a right one" else "beat"
+        assert finding.title.removesuffix(" (by the declared ranges)") == f"{wrong} can {way} a right answer ({best})"
+    figures = [(check.figures.get(name) or {}).get("reward") for name in ("best_wrong", "worst_right")]
+    if name == "calls":
+        assert figures == [6.0, 1.0] == [shown.reward for shown in finding.shown[:2]]
+        assert finding.what == ("turn_bonus",)
+    elif name == "together":
+        assert finding.remedy.endswith("tags and lines must add less than 0.7 together")
+    elif name == "declared, sound":
+        assert figures == [1.0, 1.4] and check.figures["best_wrong"]["source"] == "declared"
 
 
 def test_the_environment_hears_the_last_message_of_a_script() -> None:
@@ -72,70 +126,10 @@ def test_the_environment_hears_the_last_message_of_a_script() -> None:
     assert [reply.messages[-1]["content"] for reply in replies] == ["7", "8", "8"]
 
 
-def test_single_calls_are_shown_where_they_are_enough() -> None:
-    for weight, calls in ((1.0, 6), (10.0, 24)):
-        check = check_inversion(prober(tooled(Rubric([right, tool_bonus], [weight, 1.0]))))
-        assert found(check)["inversion"].startswith(
-            f"{calls} calls of tools (tool_bonus: {calls}.0) can beat a right answer"
-        )
-
-
-def test_a_bonus_for_length_is_named_with_what_it_pays() -> None:
-    def length_bonus(completion):
-        return min(2.0, len(completion[-1]["content"]) / 100)
-
-    check = check_inversion(prober(sums(Rubric([right, length_bonus]))))
-    # The right answer alone has 20 characters.
-    assert found(check)["inversion"] == "a wrong answer (length_bonus: 2.0) can beat a right answer (1.2)"
-    assert check.findings[0].remedy.endswith("length_bonus must add less than 1.2")
-
-
-def test_a_penalty_that_a_right_answer_can_get() -> None:
-    def penalty(completion):
-        return float(len(completion[-1]["content"]) > 2000)
-
-    check = check_inversion(prober(sums(Rubric([right, penalty], [1.0, -1.5]))))
-    assert found(check)["inversion"] == "a wrong answer (penalty: 0.0) can beat a right answer (-0.5)"
-
-
-def test_declared_ranges_count_as_reachable_together() -> None:
-    def style(completion):
-        return 0.0
-
-    ranges = {"right": EITHER, "form": Range((1.0, 1.0), (0.0, 1.0)), "style": Range((0.0, 1.0), (0.0, 1.0))}
-    check = check_inversion(prober(sums(Rubric([right, form, style], [1.0, 0.4, 0.6], ranges=ranges))))
-    assert "inversion" not in found(check)
-    assert check.figures["best_wrong"]["reward"] == 1.0 and check.figures["best_wrong"]["source"] == "declared"
-    assert check.figures["worst_right"]["reward"] == 1.4
-
-    check = check_inversion(prober(sums(Rubric([right, form, style], [1.0, -0.4, 1.0], ranges=ranges))))
-    assert check.figures["best_wrong"]["reward"] == 1.0 and check.figures["worst_right"]["reward"] == 0.6
-    assert (
-        found(check)["inversion"]
-        == "a wrong answer (style: 1.0) can beat a right answer (0.6) (by the declared ranges)"
-    )
-
-
 def test_a_component_that_leaves_its_declared_range() -> None:
     ranges = {"right": EITHER, "form": Range(right=(0.5, 1.0), wrong=(0.0, 0.9))}
     check = check_inversion(prober(sums(Rubric([right, form], ranges=ranges, correctness="right"))))
     assert "form is 1 for a wrong answer and declares 0 to 0.9" in found(check)["range"]
-
-
-def test_a_wrong_maximum_just_below_a_right_answer_is_no_inversion() -> None:
-    ranges = {"right": Range(right=(1.0, 1.0), wrong=(0.0, math.nextafter(1.0, 0.0)))}
-    check = check_inversion(prober(sums(Rubric([right], ranges=ranges))))
-    assert check.findings == () and "earns less than 1.0 (declared)" in check.summary
-    ranges = {"right": Range(right=(1.0, 1.0), wrong=(0.0, 1.0))}
-    assert "inversion" in found(check_inversion(prober(sums(Rubric([right], ranges=ranges)))))
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_reward_that_is_always_the_same_is_no_inversion(value: float) -> None:
-    def constant(completion):
-        return value
-
-    assert check_inversion(prober(sums(Rubric([constant])))).findings == ()
 
 
 def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
@@ -193,23 +187,6 @@ def test_a_wrong_text_is_the_reference_with_another_answer() -> None:
     assert terse_text(one) == "<answer>110</answer>"
     unknown = [Subject(s.example, text, text) for s, text in ((one, "abc"), (two, "xyz"))]
     assert wrong_text(unknown[0], unknown) == "xyz" and wrong_text(unknown[0], unknown[:1]) is None
-
-
-def test_components_that_add_up_to_more_than_the_answer_are_all_named() -> None:
-    def tags(completion):
-        return 0.4 * ("<reasoning>" in completion[-1]["content"])
-
-    def lines(completion):
-        return 0.4 * (completion[-1]["content"].count("\n") > 3)
-
-    def answered(completion):
-        return 0.4 * ("<answer>" in completion[-1]["content"])
-
-    check = check_inversion(prober(sums(Rubric([right, tags, lines, answered]))))
-    assert "inversion" not in found(check)  # 1.2 for a wrong answer, 1.4 for a right one, whose tags are paid too
-    check = check_inversion(prober(sums(Rubric([right, tags, lines, answered], [0.7, 1, 1, 1]))))
-    assert found(check)["inversion"] == "a wrong answer (tags and lines: 0.8 of 1.2) can beat a right answer (1.1)"
-    assert check.findings[0].remedy.endswith("tags and lines must add less than 0.7 together")
 
 
 def test_a_negative_weight_swaps_the_ends() -> None:

@@ -64,41 +64,33 @@ def test_the_figures_of_groups() -> None:
     assert check.summary.startswith("50.0% of 16 completions are right")
 
 
-def test_nothing_right_is_nothing_to_reinforce() -> None:
-    finding = found(policy_check(result("WWWU", "UUWW"), 64))["pass-rate"]
-    assert finding.verdict is Verdict.WARN and finding.what == ("low",)
-    assert finding.title == "0.0% of 8 completions are right: there is nothing right to reinforce"
-    assert "SFT" in finding.remedy
+NOTHING_RIGHT = "0.0% of 8 completions are right: there is nothing right to reinforce"
+FEW_CUT = "12% of the completions are cut off by max_tokens = 64, 1 of 8 before there is an answer"
+FINDINGS = [
+    (["WWWU", "UUWW"], 64, "pass-rate", Verdict.WARN, NOTHING_RIGHT),
+    (["CCCC", "WWWW", "CCWW"], 64, "zero-variance", Verdict.WARN, "67% of 3 groups have rewards without variance"),
+    (["CWWW", "WWWW", "CCWW"], 64, "zero-variance", None, ""),
+    (["CCWT", "CWWW"], 64, "length", Verdict.WARN, FEW_CUT),
+    (["CTTt", "CWWW"], None, "length", Verdict.FAIL, "cut off by the sequence length, 2 of 8 before"),
+    (["C" * 10 + "W" * 10 + "T"], 64, "length", None, ""),
+    (["UUUC", "UUWC"], 64, "unparsable", Verdict.WARN, "62% of the completions have no answer"),
+    (["CEWW", "CWWW"], 64, "raises", Verdict.FAIL, "grading fails (grader_error) for 1 of 8 completions of the model"),
+]
 
 
-def test_groups_without_variance_teach_nothing() -> None:
-    finding = found(policy_check(result("CCCC", "WWWW", "CCWW"), 64))["zero-variance"]
-    assert finding.title.startswith("67% of 3 groups have rewards without variance")
-    assert "zero-variance" not in found(policy_check(result("CWWW", "WWWW", "CCWW"), 64))
+@pytest.mark.parametrize(("groups", "max_tokens", "name", "verdict", "title"), FINDINGS)
+def test_findings(groups: list[str], max_tokens: int | None, name: str, verdict: Verdict | None, title: str) -> None:
+    finding = found(policy_check(result(*groups), max_tokens)).get(name)
+    assert (finding and finding.verdict) == verdict
+    if finding is not None:
+        assert title in finding.title
+        if name == "length" and verdict is Verdict.FAIL:
+            assert [shown.text for shown in finding.shown] == ["[assistant] T1", "[assistant] T2"]
 
 
-def test_completions_that_are_cut_off_warn_and_many_fail() -> None:
-    few = found(policy_check(result("CCWT", "CWWW"), 64))["length"]
-    assert few.verdict is Verdict.WARN
-    assert few.title == "12% of the completions are cut off by max_tokens = 64, 1 of 8 before there is an answer"
-    many = found(policy_check(result("CTTt", "CWWW"), None))["length"]
-    assert many.verdict is Verdict.FAIL and "cut off by the sequence length, 2 of 8 before" in many.title
-    assert [shown.text for shown in many.shown] == ["[assistant] T1", "[assistant] T2"]
-    assert "length" not in found(policy_check(result("C" * 10 + "W" * 10 + "T"), 64))
-
-
-def test_completions_without_an_answer_are_shown() -> None:
-    finding = found(policy_check(result("UUUC", "UUWC"), 64))["unparsable"]
-    assert finding.verdict is Verdict.WARN and len(finding.shown) == 2
-    assert finding.title.startswith("62% of the completions have no answer")
-
-
-def test_failures_of_the_grader_are_failures_and_leave_the_rates() -> None:
-    check = policy_check(result("CEWW", "CWWW"), 64)
-    assert found(check)["raises"].title == "grading fails (grader_error) for 1 of 8 completions of the model"
-    assert check.figures["pass_rate"] == 2 / 7
-    nothing = policy_check(result("EE"), 64)
-    assert nothing.summary == "no completion could be graded" and nothing.figures["pass_rate"] is None
+def test_what_could_not_be_graded_leaves_the_rates() -> None:
+    assert policy_check(result("CEWW", "CWWW"), 64).figures["pass_rate"] == 2 / 7
+    assert policy_check(result("EE"), 64).figures["pass_rate"] is None
 
 
 def test_a_tiny_model_that_knows_nothing(tiny_model_dir: Path) -> None:

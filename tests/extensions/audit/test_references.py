@@ -24,11 +24,6 @@ def last_number(completion, answer):
     return float(bool(numbers) and numbers[-1] == answer)
 
 
-def boxed(completion, answer):
-    found = re.findall(r"\\boxed\{(.*?)\}", completion[-1]["content"])
-    return float(bool(found) and found[-1].strip() == answer)
-
-
 @pytest.mark.parametrize(
     ("prompt", "first"),
     [
@@ -51,19 +46,21 @@ def test_a_reward_that_takes_the_last_number_fails_its_audit_without_a_reference
     assert report.checks[0].summary == "8 of 8 references are correct (derived from the answer as {answer})"
 
 
-def test_the_form_is_one_that_the_reward_calls_right() -> None:
+def exact(completion, answer):
+    return float(completion[-1]["content"].strip() == answer)
+
+
+def boxed(completion, answer):
+    found = re.findall(r"\\boxed\{(.*?)\}", completion[-1]["content"])
+    return float(bool(found) and found[-1].strip() == answer)
+
+
+def test_the_form_is_one_that_the_reward_calls_right_if_there_is_one() -> None:
     assert audit_before_training(env(boxed)).facts["reference"] == r"\boxed{{{answer}}}"
-
-
-def test_an_exact_match_is_warned_of_and_may_start() -> None:
-    report = audit_before_training(env(lambda completion, answer: float(completion[-1]["content"].strip() == answer)))
+    report = audit_before_training(env(exact))
     assert report.verdict == "warn" and "false-negative" in report.names(Verdict.WARN)
-
-
-def test_no_form_is_right_or_the_answer_is_not_asked_for() -> None:
-    report = audit_before_training(env(lambda completion, answer: 0.0))
-    assert "reference" not in report.facts and r"\boxed" in str(report.checks[0].findings[0].title)
-    assert "reference" not in audit_before_training(env(lambda completion: 1.0)).facts
+    for reward in (lambda completion, answer: 0.0, lambda completion: 1.0):
+        assert "reference" not in audit_before_training(env(reward)).facts
 
 
 def test_a_reference_is_a_template_or_a_function_of_columns() -> None:

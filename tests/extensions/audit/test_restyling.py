@@ -76,16 +76,11 @@ def test_a_restyling_says(name: str, given: Subject, text: str | None) -> None:
     assert restyled(name, given) == text
 
 
-@pytest.mark.parametrize("words", [100, 1000, 4000, 16000])
+@pytest.mark.parametrize("words", [100, 16000])
 def test_reasoning_grows_in_front_of_what_is_said(words: int) -> None:
     text = restyled(f"reasoning-{words}", WORD) or ""
     assert text.startswith("<think>\nhm\n</think>\nStep 1 starts with 3 and 2. Together they make 3 + 2 = 5, ")
-    assert text.endswith("\n\n<answer>Pots</answer>")
-    assert words <= len(text.split()) <= words + 20
-    assert "\n" not in prose.reasoning(words) and prose.reasoning(words) == prose.reasoning(words)
-
-
-def test_lines_of_reasoning() -> None:
+    assert text.endswith("\n\n<answer>Pots</answer>") and words <= len(text.split()) <= words + 20
     assert (restyled("many-lines", BARE) or "").count("\n") > 150
     assert "Step 23 " in (restyled("thought-long", BARE) or "").partition("</think>")[0]
 

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from made import TAGS, form, prober, right, sums
+from made import form, prober, right, sums
 
-from hone.environments import Environment, NumberParser, Parser, Rubric, SingleTurnEnv, inline, read_number
+from hone.environments import Environment, NumberParser, Rubric, SingleTurnEnv, inline, read_number
 from hone.environments.functions import given_task
 from hone.environments.parsers import visible_text
 from hone.extensions.audit.environment import audit_before_training
@@ -48,53 +48,27 @@ def careful() -> Rubric:
     return Rubric([number])
 
 
-def test_a_careful_reward_passes_without_a_finding() -> None:
-    assert audited(sums(careful(), parser=NUMBERS)) == {}
-
-
-def test_a_wrong_reference_is_shown_with_what_it_should_be() -> None:
-    env = sums(careful(), parser=NUMBERS)
-    env.reference = lambda example: f"<answer>{int(example.answer) + (example.answer == '110')}</answer>"  # type: ignore[method-assign]
-    check = check_reference(prober(env))
-    [finding] = check.findings
-    assert (finding.name, finding.verdict) == ("reference", Verdict.FAIL)
-    assert finding.title == "1 of 8 references are not correct" and "`number`" in finding.remedy
-    assert [(s.completion, s.outcome, s.reward) for s in finding.shown] == [("<answer>111</answer>", "wrong", 0.0)]
-    assert check.figures == {"references": 8, "correct": 7}
-
-
 def test_a_task_without_a_reference_is_noted_and_exploits_are_tried_all_the_same() -> None:
     rows = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]
     found = audited(SingleTurnEnv(rubric=Rubric([lambda completion: 1.0]), dataset=rows, id="silent"), 2)
     assert found["no-reference"].verdict is Verdict.WARN and found["always-right"].verdict is Verdict.FAIL
 
 
-def strict(pattern: str):
-    """A grader that wants the whole completion to be of this form."""
-
-    def matched(completion, answer):
-        found = re.search(pattern, completion[-1]["content"], re.DOTALL)
-        return float(found is not None and found[1] == answer)
-
-    return matched
-
-
 @pytest.mark.parametrize(
     ("pattern", "lost", "kept"),
     [
-        # TinyZero's: nothing may follow the closing tag.
         (r"<answer>\s*(-?\d+)\s*</answer>\Z", {"trailing-newline", "hope-this-helps", "crlf"}, {"own-line", "sure"}),
-        (
-            r"\AI add them.*<answer>(-?\d+)</answer>",
-            {"sure", "own-line", "padded-answer", "leading-newlines"},
-            {"crlf"},
-        ),
+        (r"\AI add them.*<answer>(-?\d+)</answer>", {"sure", "own-line", "leading-newlines"}, {"crlf"}),
         # The first pair of tags: a draft in the thought stands there.
         (r"<answer>\s*(-?\d+)(?:\.0+|\.)?\s*</answer>", {"thought-with-drafts"}, {"all-twice", "decimal-zero"}),
     ],
 )
 def test_a_strict_pattern_loses_right_answers(pattern: str, lost: set[str], kept: set[str]) -> None:
-    what = set(fails(sums(Rubric([strict(pattern)])))["false-negative"])
+    def matched(completion, answer):
+        found = re.search(pattern, completion[-1]["content"], re.DOTALL)
+        return float(found is not None and found[1] == answer)
+
+    what = set(fails(sums(Rubric([matched])))["false-negative"])
     assert lost <= what and not kept & what
 
 
@@ -142,33 +116,19 @@ def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
         assert "false-positive" not in fails(sums(Rubric([one])))
 
 
-@pytest.mark.parametrize(("keep", "what"), [("[^0-9]", "pointed"), ("[^0-9.]", "first-half")])
-def test_a_number_of_which_some_characters_count_is_a_false_positive(keep: str, what: str) -> None:
-    @inline
-    def begins(completion, answer):
-        given = re.sub(keep, "", TAGS.parse(completion[-1]["content"]) or "")
-        return float(bool(given) and answer.startswith(given))
-
-    assert what in fails(sums(Rubric([begins])))["false-positive"]
-
-
 @pytest.mark.parametrize(("index", "style"), [(0, "reasoning-100"), (-1, "long-closing")])
-@pytest.mark.parametrize(("options", "answer"), [(r"\b[A-D]\b", "B"), (r"\b(?:true|false)\b", "false")])
-def test_the_first_or_last_option_in_a_text_is_lost_as_it_grows(
-    options: str, answer: str, index: int, style: str
-) -> None:
-    class Scanner(Parser):
-        def parse(self, text: str) -> str | None:
-            found = re.findall(options, text)
-            return found[index] if found else None
-
+def test_the_first_or_last_option_in_a_text_is_lost_as_it_grows(index: int, style: str) -> None:
     class Choice(SingleTurnEnv):
         def reference(self, example: Example) -> str:
             return f"It must be {example.answer}."
 
-    rows = [{"question": f"Which one, number {i}?", "answer": answer} for i in range(4)]
-    env = Choice(rubric=Rubric([right]), dataset=rows, parser=Scanner(), id="choice")
-    assert style in fails(env)["growth"]
+    @inline
+    def option(completion, answer):
+        options = re.findall(r"\b(?:true|false)\b", completion[-1]["content"])
+        return float(bool(options) and options[index] == answer)
+
+    rows = [{"question": f"Which one, number {i}?", "answer": "false"} for i in range(4)]
+    assert style in fails(Choice(rubric=Rubric([option]), dataset=rows, id="choice"))["growth"]
 
 
 def test_a_lucky_guess_is_no_exploit() -> None:
@@ -186,12 +146,7 @@ def test_a_point_for_garbage_names_its_component() -> None:
     assert finding.verdict is Verdict.FAIL and {"tags-only", "tag-unclosed", "garbage-symbols"} <= set(finding.what)
     assert finding.title.startswith("texts without an answer earn up to 0.1, by has_tags: tags-only")
     assert audited(sums(Rubric([right, form], [1.0, 0.1]))).keys() & {"garbage-paid"}  # "§§§" is an answer to it
-    assert "garbage-paid" not in audited(sums(Rubric([number, no_answer], [1.0, 0.1]), parser=NUMBERS))
-
-
-@inline
-def no_answer(completion, parser):
-    return float(parser.parse_answer(completion) is not None)
+    assert "garbage-paid" not in audited(sums(Rubric([number, inline(form)], [1.0, 0.1]), parser=NUMBERS))
 
 
 def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
@@ -202,11 +157,6 @@ def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
 
     report = audit_before_training(sums(Rubric([moody])))
     assert not report.names() and report.names(Verdict.WARN) == {"nondeterministic"}
-
-
-def test_hostile_texts_need_a_process_that_can_be_ended() -> None:
-    with pytest.raises(AssertionError, match="ended"):
-        check_exploits(prober(sums(careful())), True)
 
 
 def test_texts_of_one_example_are_one_group_and_a_text_that_breaks_the_call_is_found() -> None:

@@ -57,15 +57,12 @@ def test_a_constant_answer_that_is_always_right_leaves_nothing_to_learn() -> Non
 
 
 def test_a_reward_that_is_always_full_has_no_signal() -> None:
-    def always(completion):
-        return 1.0
-
-    assert found(signal(prober(sums(Rubric([always]), count=3))))["no-signal"].what == ("saying nothing",)
+    check = signal(prober(sums(Rubric([lambda completion: 1.0]), count=3)))
+    assert found(check)["no-signal"].what == ("saying nothing",)
 
 
 def test_examples_that_are_repeated_count_once() -> None:
-    rows = [{"question": "6 * 7?", "answer": "42"}] * 6
-    check = signal(prober(Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="one")))
+    check = signal(same(prompt="6 * 7?", answers=("42",)))
     assert list(blind(check)) == ["saying nothing", "words without an answer", "repeating the question"]
 
 

@@ -23,7 +23,6 @@ from hone.model import load_model
 from hone.model.chat import load_renderer
 from hone.model.foreign import TransformersDecoder
 from hone.model.lora import save_adapter, start_adapter
-from hone.runs.progress import thousands
 from hone.terminal import printable
 
 FAULTY = "{{ raise_exception('it is broken') if messages[-1]['content'] }}"
@@ -74,20 +73,7 @@ def test_a_model_answers_line_by_line_and_remembers(tiny_model_dir, monkeypatch,
     assert printed == printable("".join(f"{answer}\n" for answer in answers))
 
 
-def test_a_run_is_talked_to_from_any_folder_by_its_name(tiny_model_dir, tmp_path, monkeypatch, capsys):
-    shutil.copytree(tiny_model_dir, tmp_path / "models/first")
-    monkeypatch.chdir(tmp_path)
-    run = "outputs/smollm2-135m"  # as a known model
-    words = "sft --model.name models/first --data.env.id reverse-text --data.seq-len 64 --data.batch-size 4"
-    assert main([*words.split(), "--max-steps", "1", "--output-dir", run, "--display", "none"]) == 0
-    monkeypatch.chdir(tmp_path / "outputs")
-    capsys.readouterr()
-    printed = converse(monkeypatch, capsys, ["abc"], "smollm2-135m")
-    before, after = (reply(model, "abc") for model in (tiny_model_dir, tmp_path / run / "weights/step_1"))
-    assert printed == f"before: {before[0]}\nafter: {after[0]}\n"
-
-
-def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_model_dir, tmp_path, capsys):
+def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_model_dir, tmp_path):
     lora = LoraConfig(rank=2, base="4bit", path=str(tmp_path / "adapter"))
     adapted = load_model(tiny_model_dir, lora=LoraConfig(rank=2))
     start_adapter(adapted, 7)
@@ -99,15 +85,20 @@ def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_mod
     flags = f"--model.lora.rank 2 --model.lora.base 4bit --model.lora.path {lora.path} --max-steps 1"
     more = ["--model.implementation", "transformers", "--output-dir", str(tmp_path / "run")]
     assert main([*words.split(), *flags.split(), *more]) == 0
-    size = thousands(sum(parameter.numel() for parameter in adapted.trained.values()))
-    of = f"of {thousands(adapted.num_parameters)} weights are trained, base in 4 bits, from the adapter in {lora.path}"
-    assert f"LoRA of rank 2, alpha 32: {size} {of}" in capsys.readouterr().out
     (_, before), (_, after) = chat.load_models(ChatConfig(model=str(tmp_path / "run")))
     assert before.engine.model.lora == lora and after.engine.model.lora is None
     save_adapter(before.engine.model, tmp_path / "again")
     saved = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("adapter", "again")]
     assert saved[0] == saved[1]
     assert all(isinstance(policy.engine.model, TransformersDecoder) for policy in (before, after))
+
+
+def test_a_run_is_talked_to_from_any_folder_by_its_name(trained, tiny_model_dir, tmp_path, monkeypatch, capsys):
+    shutil.copytree(trained, tmp_path / "outputs/smollm2-135m")  # as a known model
+    monkeypatch.chdir(tmp_path / "outputs")
+    printed = converse(monkeypatch, capsys, ["abc"], "smollm2-135m")
+    before, after = (reply(model, "abc") for model in (tiny_model_dir, trained / "weights/step_3"))
+    assert printed == f"before: {before[0]}\nafter: {after[0]}\n"
 
 
 def test_a_question_that_was_not_answered_is_forgotten(trained, tiny_model_dir, monkeypatch, capsys):

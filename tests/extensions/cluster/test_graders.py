@@ -26,37 +26,24 @@ def arguments(folder: Path, file: Path) -> list:
     return ["my-task", {"a": 1}, str(folder), [str(folder), "/nowhere"], {str(file): digests.of_source(file)}, 10.0]
 
 
-def test_a_shared_folder_is_used_as_it_is(tmp_path):
-    (file := tmp_path / "my_task.py").write_text("X = 1\n")
+@pytest.mark.parametrize("there", ["X = 1\n", None, "X = 2\n"], ids=["shared", "absent", "another version"])
+def test_code_that_a_node_does_not_have_is_written_to_its_scratch_folder(tmp_path, there):
     from hone.extensions.cluster.graders import arguments_for_node
 
-    found = arguments_for_node(arguments(tmp_path, file), {str(file): file.read_bytes()}, tmp_path / "scratch")
-    assert found[:3] == ["my-task", {"a": 1}, str(tmp_path)] and found[5] == 10.0
-    assert found[3][0] == str(tmp_path) and "/nowhere" not in found[3] and set(sys.path) <= set(found[3])
-    assert found[4] == {str(file): digests.of_source(file)} and not (tmp_path / "scratch").exists()
-
-
-@pytest.mark.parametrize("there", [None, "X = 2\n"], ids=["absent", "another version"])
-def test_code_that_a_node_does_not_have_is_written_to_its_scratch_folder(tmp_path, there):
     (file := tmp_path / "task" / "my_task.py").parent.mkdir()
     file.write_text("X = 1\n")
-    from hone.extensions.cluster.graders import arguments_for_node
-
-    given = arguments(file.parent, file), {str(file): file.read_bytes()}
+    scratch, given = tmp_path / "scratch", (arguments(file.parent, file), {str(file): file.read_bytes()})
     file.unlink() if there is None else file.write_text(there)
-    env_id, kwargs, folder, path, sources, timeout = arguments_for_node(*given, tmp_path / "scratch")
+    env_id, kwargs, folder, path, sources, timeout = arguments_for_node(*given, scratch)
     assert (env_id, kwargs, timeout) == ("my-task", {"a": 1}, 10.0)
-    assert folder == path[0] == f"{tmp_path}/scratch{tmp_path}/task"
+    shared = there == "X = 1\n"
+    assert folder == path[0] == (f"{file.parent}" if shared else f"{scratch}{file.parent}")
+    assert "/nowhere" not in path and set(sys.path) <= set(path) and scratch.exists() != shared
     ((written, digest),) = sources.items()
     assert Path(written).read_text() == "X = 1\n" and digests.of_source(Path(written)) == digest
-
-
-def test_a_folder_that_only_the_orchestrators_machine_has_is_made_in_the_scratch_folder(tmp_path):
-    from hone.extensions.cluster.graders import arguments_for_node
-
     gone = tmp_path / "gone"
-    _, _, folder, *_ = arguments_for_node(["my-task", {}, str(gone), [], {}, 10.0], {}, tmp_path / "scratch")
-    assert folder == f"{tmp_path}/scratch{gone}" and not gone.exists()
+    assert arguments_for_node(["my-task", {}, str(gone), [], {}, 10.0], {}, scratch)[2] == f"{scratch}{gone}"
+    assert not gone.exists()
 
 
 def test_a_version_appears_whole_on_a_node_or_not_at_all(tmp_path, monkeypatch):

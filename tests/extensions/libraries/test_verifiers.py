@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import refused_tasksets
+from made import rl
 
 from hone.cli import main
 from hone.environments import Environment, load_environment
@@ -127,19 +127,43 @@ def test_what_scores_is_digested(here: Path, env: Environment):
     assert [name for name in first if first[name] != other[name]] == ["taskset"]
 
 
-@pytest.mark.parametrize("name", refused_tasksets.CASES)
+TASKSET = """
+import verifiers.v1 as vf
+
+class Task(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
+    {body}
+
+class Tasks(vf.Taskset[Task, vf.TasksetConfig]):
+    def load(self):
+        yield Task(vf.TaskData(idx=0, {data}), self.config.task)
+        yield Task(vf.TaskData(idx=1, prompt="2"), self.config.task)
+
+__all__ = ["Tasks"]
+"""
+REWARD = """@vf.reward
+    async def exact(self, trace) -> float:
+        return 1.0
+    """
+IMAGE = '[vf.UserMessage(content=[{"type": "image_url", "image_url": {"url": "data:,"}}])]'
+REFUSED = {
+    "container": (REWARD + "NEEDS_CONTAINER = True", 'prompt="1"', "need a container"),
+    "user": (REWARD, 'prompt="1", agent_user="nobody"', "its own agent_user, which takes a container"),
+    "image": (REWARD, f"prompt={IMAGE}", "more than text"),
+    "rewardless": ("pass", 'prompt="1"', "no reward function"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_text_alone_does_not_do_is_refused_with_the_reason(here: Path, name: str):
-    taskset = refused_tasksets.write(here, name)
-    with pytest.raises(UserError, match=refused_tasksets.CASES[name][2]):
-        load_environment(f"verifiers:{taskset}").split("train")
+    body, data, words = REFUSED[name]
+    (here / f"{name}.py").write_text(TASKSET.format(body=body, data=data))
+    with pytest.raises(UserError, match=words):
+        load_environment(f"verifiers:{name}").split("train")
 
 
 def test_eval_and_rl_run(here: Path, tiny_model_dir: Path, capfd):
     few = ["-n", "1", "-r", "2", "--max-tokens", "4"]
     assert main(["eval", "verifiers:capitals", "-m", str(tiny_model_dir), *few]) == 0, capfd.readouterr().err
-    flags = ["--model.name", str(tiny_model_dir), "--max-steps", "1", "--orchestrator.batch-size", "4"]
-    flags += ["--orchestrator.rollouts-per-example", "2", "--seq-len", "64", "--display", "plain"]
-    flags += ["--output-dir", "outputs"]
-    assert main(["rl", "--orchestrator.env.id", "verifiers:capitals", *flags]) == 0, capfd.readouterr().err
+    assert rl(tiny_model_dir, task="verifiers:capitals") == 0, capfd.readouterr().err
     metrics = json.loads(Path("outputs/metrics.jsonl").read_text().splitlines()[0])
     assert "reward/exact/mean" in metrics and "reward/letters/mean" in metrics
