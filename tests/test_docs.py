@@ -362,7 +362,7 @@ def test_the_tables_are_those_of_the_code():
 
     assert f"waits {FINISH_SECONDS:.0f} seconds" in WATCHING.read_text()
     text = " ".join(TASKS.read_text().split())
-    assert f"Of its {len(SCORED) + len(REFUSED)} tasks {len(SCORED)} are taken" in text
+    assert f"hone takes {len(SCORED)} of its {len(SCORED) + len(REFUSED)} tasks" in text
 
 
 def test_every_pip_command_installs_what_an_index_has():
