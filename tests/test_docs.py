@@ -47,7 +47,7 @@ RUN = (ROOT / "README.md", DOCS / "index.md", REWARDS, REPRODUCIBILITY, ALGORITH
 PRINTING = (REWARDS,)
 """Pages whose Python is run where it prints: `print(…)  # what it prints`. The sandbox's has a test beside it."""
 OTHER_PROGRAMS = ("make", "pytest", "export", "source", "bash", "hf", "torchrun", "pip", ".venv/bin/pytest")
-OTHER_PROGRAMS += ("rsync", "ssh", "sbatch", "modal")
+OTHER_PROGRAMS += ("rsync", "modal")
 NOT_RUN = {"quickstart", "doctor", "gsm8k", "--wandb.project", "--trackio.project", "--on", "--template", "study"}
 NOT_RUN |= {"inference", "--teacher.base-url", "chat", "outputs/quickstart", "--data.run"}
 NOT_RUN |= {"outputs/strict", "outputs/strict/config.toml"}
@@ -69,6 +69,10 @@ def words_of_hone(argv: list[str]) -> list[str] | None:
     if argv[0] == "torchrun":  # a script of hone's on several ranks
         script = next(i for i, word in enumerate(argv) if word.endswith(".py"))
         return ["sft" if argv[script].endswith("sft.py") else "trainer", *argv[script + 1 :]]
+    if argv[0] == "ssh":
+        return words_of_hone(shlex.split(argv[-1].split("&& ")[-1].replace(".venv/bin/", "").replace("PRICE", "2")))
+    if argv[0] == "sbatch" or "--command" in argv:
+        return words_of_hone(argv[2:] if argv[0] == "sbatch" else shlex.split(argv[argv.index("--command") + 1]))
     if argv[0] in OTHER_PROGRAMS:
         return None
     return argv[1:] if argv[0] == "hone" else ["eval" if argv[0] == "vf-eval" else argv[0], *argv[1:]]
