@@ -9,10 +9,11 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-triton test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
+.PHONY: help install wheel quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-triton test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
+	@echo "make wheel        write hone's wheel into dist, for another machine"
 	@echo "make quickstart   hone quickstart: a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
 	@echo "make smollm2      the same with a pretrained model of 135M parameters: half an hour on two cores"
 	@echo "make test         run the tests; they and what follows bring tools that hone itself does not need"
@@ -55,6 +56,11 @@ dev: $(DEV)
 $(DEV): $(STAMP)
 	@$(PIP) --quiet --progress-bar off --editable ".[dev]"
 	@touch $@
+
+wheel: install
+	@rm -f dist/*.whl
+	@$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --build-constraint constraints.txt --wheel-dir dist .
+	@ls dist/*.whl
 
 quickstart: install
 	@$(BIN)/hone quickstart

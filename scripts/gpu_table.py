@@ -1,4 +1,4 @@
-"""Print the part of docs/training.md on GPUs: what was measured, beside what hone aims at.
+"""Print the part of benchmarks/README.md on GPUs: what was measured, beside what hone aims at.
 
     python scripts/gpu_table.py
 

@@ -1,4 +1,4 @@
-"""Print the table of docs/plan.md: what a run of RL chooses on a card, and its peak.
+"""Print the table of docs/rented_gpu.md: what a run of RL with hone's engine chooses on a card, and its peak.
 
 python scripts/memory_table.py
 """
@@ -54,11 +54,11 @@ def cells() -> Iterator[Cell]:
 
 def rows() -> list[str]:
     """Return the lines of the table."""
-    lines = [f"| model | trained | sampled by | {' | '.join(f'{card} GB' for card in CARDS)} |"]
-    lines.append("|---" * (3 + len(CARDS)) + "|")
-    found = [*cells()]
+    lines = [f"| model | trained | {' | '.join(f'{card} GB' for card in CARDS)} |"]
+    lines.append("|---" * (2 + len(CARDS)) + "|")
+    found = [cell for cell in cells() if cell.row[2] == "hone"]
     for row in dict.fromkeys(cell.row for cell in found):
-        lines.append(f"| {' | '.join([*row, *(cell.words() for cell in found if cell.row == row)])} |")
+        lines.append(f"| {' | '.join([*row[:2], *(cell.words() for cell in found if cell.row == row)])} |")
     return lines
 
 

@@ -18,7 +18,6 @@ import sys
 import tomllib
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,30 +26,31 @@ from hone.algorithms.gap import band_of
 from hone.cli import commands, main
 from hone.config.algorithms import ALGORITHMS
 from hone.config.parse import parse
-from hone.config.rl import CurriculumConfig, PoolConfig
-from hone.config.shared import GradingConfig
 from hone.environments import load_environment
-from hone.extensions.alarms.config import AlarmsConfig
 from hone.extensions.audit.probes import play_many
 from hone.extensions.libraries.reasoning_gym import REFUSED, SCORED
 from hone.extensions.trackers.monitors import FINISH_SECONDS
-from hone.extensions.trackers.trackers import TEXT
 from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "studies" / "README.md", *sorted(DOCS.glob("*.md"))]
+BENCHMARKS = ROOT / "benchmarks" / "README.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "studies" / "README.md", BENCHMARKS]
+PAGES += sorted(DOCS.glob("*.md"))
 
-PLAN, TASKS, REWARDS, PYTHON = (DOCS / f"{name}.md" for name in ("plan", "tasks", "rewards", "python"))
+PLAN, TASKS, REWARDS, PYTHON = (DOCS / f"{name}.md" for name in ("rented_gpu", "tasks", "rewards", "python"))
 WATCHING, TRAINING, REPRODUCIBILITY = (DOCS / f"{name}.md" for name in ("watching", "training", "reproducibility"))
 ALGORITHMS_PAGE = DOCS / "algorithms.md"
-RUN = (ROOT / "README.md", REWARDS, REPRODUCIBILITY, ALGORITHMS_PAGE)
-"""Pages whose commands are run in order. Others run those of training.md (tests/extensions), of
-`hone init-env` (tests/commands) and of tasks (tests/test_recipes.py)."""
-PRINTING = (TASKS, REWARDS)
-"""Pages whose Python is run where it prints: `print(…)  # what it prints`."""
+RUN = (ROOT / "README.md", DOCS / "index.md", REWARDS, REPRODUCIBILITY, ALGORITHMS_PAGE, TRAINING)
+"""Pages whose commands are run in order. Others run those of scale.md and of agents (tests/extensions), of
+`hone init-env` (tests/commands), of tasks (tests/test_recipes.py) and of scripts for clouds (tests/test_cloud.py)."""
+PRINTING = (REWARDS,)
+"""Pages whose Python is run where it prints: `print(…)  # what it prints`. The sandbox's has a test beside it."""
 OTHER_PROGRAMS = ("make", "pytest", "export", "source", "bash", "hf", "torchrun", "pip", ".venv/bin/pytest")
-NOT_RUN = {"init-model", "doctor", "gsm8k", "--wandb.project", "--predict", "--on", "--template"}
+OTHER_PROGRAMS += ("rsync", "modal")
+NOT_RUN = {"quickstart", "doctor", "gsm8k", "--wandb.project", "--trackio.project", "--on", "--template", "study"}
+NOT_RUN |= {"inference", "--teacher.base-url", "chat", "outputs/quickstart", "--data.run"}
+NOT_RUN |= {"outputs/strict", "outputs/strict/config.toml"}
 """Words of commands that are parsed but not run: they want a hub or a service, or other tests run them."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -69,6 +69,10 @@ def words_of_hone(argv: list[str]) -> list[str] | None:
     if argv[0] == "torchrun":  # a script of hone's on several ranks
         script = next(i for i, word in enumerate(argv) if word.endswith(".py"))
         return ["sft" if argv[script].endswith("sft.py") else "trainer", *argv[script + 1 :]]
+    if argv[0] == "ssh":
+        return words_of_hone(shlex.split(argv[-1].split("&& ")[-1].replace(".venv/bin/", "").replace("PRICE", "2")))
+    if argv[0] == "sbatch" or "--command" in argv:
+        return words_of_hone(argv[2:] if argv[0] == "sbatch" else shlex.split(argv[argv.index("--command") + 1]))
     if argv[0] in OTHER_PROGRAMS:
         return None
     return argv[1:] if argv[0] == "hone" else ["eval" if argv[0] == "vf-eval" else argv[0], *argv[1:]]
@@ -88,7 +92,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("rewards.py").write_text(
         "def exact(completion, answer):\n    return float(completion[-1]['content'].strip() == answer)\n"
     )
-    for module in ("counting_aloud", "guarded", "largest", "times", "two_tries"):
+    for module in ("counting_aloud", "largest", "two_tries"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path
 
@@ -177,12 +181,10 @@ def look(words: list[str], *paths: str) -> int:
         return server.wait(300)
 
 
-def test_the_several_tasks_of_the_page_train(here: Path, tiny_model_dir: Path):
-    (body,) = [body for body in blocks(TASKS, "toml") if "orchestrator.envs" in body]
-    Path("mixed.toml").write_text(body)
+def test_several_tasks_train(here: Path, tiny_model_dir: Path):
     few = ["--max-steps", "2", "--display", "none", "--orchestrator.rollouts-per-example", "2"]
     few += ["--orchestrator.batch-size", "16", "--orchestrator.eval.num-examples", "4", "--no-ckpt"]
-    assert main(["rl", "@", "mixed.toml", "--model.name", str(tiny_model_dir), *few]) == 0
+    assert main(["rl", "@", "examples/mixed/rl.toml", "--model.name", str(tiny_model_dir), *few]) == 0
     first, *_ = [json.loads(line) for line in Path("outputs/mixed/metrics.jsonl").read_text().splitlines()]
     for name in ("env/reverse-text", "env/counting", "eval/char-count", "eval/longer"):
         assert f"{name}/reward/mean" in first
@@ -258,36 +260,26 @@ def cut_short(body: str, model: Path) -> str:
 
 @pytest.mark.parametrize("page", PRINTING, ids=lambda page: page.name)
 def test_python_prints_what_the_page_says(page: Path, here: Path, capfd):
-    """The sandbox's part is in tests/extensions/sandbox/test_page.py."""
     printing = [body for body in blocks(page, "python") if "  # " in body and "\nprint(" in body]
     for body in printing:
-        if "Sandbox(" not in body:
-            exec(compile(body, page.name, "exec"), {})
-            shown = [line.split("  # ")[1] for line in body.splitlines() if line.startswith("print(")]
-            assert capfd.readouterr().out.splitlines() == shown
+        exec(compile(body, page.name, "exec"), {})
+        shown = [line.split("  # ")[1] for line in body.splitlines() if line.startswith("print(")]
+        assert capfd.readouterr().out.splitlines() == shown
     assert printing
 
 
-def test_the_tasks_of_the_page_grade_and_demonstrate(here: Path):
-    code = {name: body for body in blocks(TASKS, "python") for name in re.findall(r'id="(\w+)", ', body)}
-    assert set(code) == {"largest", "times"}
-    for name, body in code.items():
-        assert len([line for line in body.splitlines() if line.strip()]) <= 30
-        Path(f"{name}.py").write_text(body)
+def test_the_task_of_the_page_grades_and_demonstrates(here: Path):
+    (body,) = [body for body in blocks(TASKS, "python") if 'id="largest"' in body]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 30
+    Path("largest.py").write_text(body)
     env = load_environment("largest")
     example = env.example(question="…", answer="987")
     completions = ["<answer>987</answer>", "\\boxed{987}", "ANSWER: 987", "<answer>986</answer>", "987"]
     assert [env.grade(example, text).reward for text in completions] == [1.0, 1.0, 1.0, 0.1, 0.0]
     assert env.grade(env.example(question="…", answer="none"), "ANSWER: none").reward == 0.0, "no number is no answer"
-    times = load_environment("times")
-    example = times.example(question="12 * 34?", answer="408", info={"a": 12, "b": 34})
-    called = times.called("multiply", a=12, b=34)
-    done = {"role": "assistant", "content": "<answer>408</answer>"}
-    assert [times.grade(example, [*called, *end]).reward for end in ([done], [])] == [1.0, 0.0]
-    for task, right in ((env, 7 / 9), (times, 2 / 3)):
-        examples, rng = task.split("train")[:200], np.random.default_rng(0)
-        shown = [task.grade(example, task.demonstrate(example, rng)).outcome for example in examples]
-        assert shown.count("correct") / 200 == pytest.approx(right, abs=0.1) and set(shown) == {"correct", "wrong"}
+    examples, rng = env.split("train")[:200], np.random.default_rng(0)
+    shown = [env.grade(example, env.demonstrate(example, rng)).outcome for example in examples]
+    assert shown.count("correct") / 200 == pytest.approx(7 / 9, abs=0.1) and set(shown) == {"correct", "wrong"}
 
 
 def test_the_rollout_of_the_page_is_recorded_whole_and_verified(here: Path, tiny_model_dir: Path):
@@ -318,15 +310,6 @@ def test_the_rollout_of_the_page_is_recorded_whole_and_verified(here: Path, tiny
     assert [message["content"] for message in scripted.messages] == ["ANSWER: 0+0?", "a"] and scripted.failure is None
 
 
-def test_the_guarded_task_of_the_page_outlives_its_grader(here: Path, capfd):
-    (code,) = [body for body in blocks(TASKS, "python") if "def careful" in body]
-    Path("guarded.py").write_text(code)
-    for argv in shell_commands(TASKS):
-        if "guarded" in argv:
-            assert main([*argv[1:], "--no-save"]) == 0, capfd.readouterr().err
-    assert "grader_timeout" in capfd.readouterr().out
-
-
 def test_the_commands_that_init_env_prints_are_those_of_the_page(here: Path, capfd):
     for folder in ("examples", "my_task"):
         shutil.rmtree(folder)
@@ -344,7 +327,7 @@ def test_the_plans_of_the_page_print_what_it_says(monkeypatch, capfd):
             assert main(argv[1:]) == ("16gb" in argv), (argv, capfd.readouterr().err)
     lines = [line for body in blocks(PLAN, "") for line in body.splitlines() if line.strip() not in ("...", "")]
     printed = capfd.readouterr().out
-    assert len(lines) > 9 and [line for line in lines if line not in printed] == []
+    assert len(lines) > 4 and [line for line in lines if line not in printed] == []
 
 
 def test_the_table_of_what_fits_is_what_its_script_prints():
@@ -354,7 +337,7 @@ def test_the_table_of_what_fits_is_what_its_script_prints():
 
 def test_the_table_of_gpus_is_what_its_script_prints():
     script = runpy.run_path(str(ROOT / "scripts" / "gpu_table.py"))
-    assert "\n".join(script["rows"](script["recorded"]())) in TRAINING.read_text()
+    assert "\n".join(script["rows"](script["recorded"]())) in BENCHMARKS.read_text()
 
 
 def table(page: Path, start: str) -> list[list[str]]:
@@ -364,10 +347,6 @@ def table(page: Path, start: str) -> list[list[str]]:
 
 
 def test_the_tables_are_those_of_the_code():
-    defaults = {name: field.default for name, field in GradingConfig.model_fields.items()}
-    rows = {row[0]: row[1].removesuffix(" s") for row in table(TASKS, "| `") if row[0] in defaults}
-    assert rows == {name: "one per core" if value is None else f"{value:g}" for name, value in defaults.items()}
-
     named = {"hone, `fp32": ("hone", "fp32", 4), "hone, `bf16_linear` and `bf16": ("hone", "bf16", 4)}
     named |= {
         "hone, `bf16_linear`, 28 layers": ("hone", "bf16_linear", 28),
@@ -380,24 +359,14 @@ def test_the_tables_are_those_of_the_code():
     }
     assert rows == {name: [b.mean, b.max, b.stop] for name, key in named.items() for b in [band_of(*key)]}
 
-    alarms = AlarmsConfig.model_fields.keys() - {"action", "window"}
-    rows = {row[0]: row[-1] for row in table(WATCHING, "| `") if row[0] in alarms}
-    values = {name: AlarmsConfig().of(name).threshold for name in rows}
-    assert len(rows) == 18 and rows == {name: "" if t is None else f"{t:g}" for name, t in values.items()}
-
     recorded = json.loads((ROOT / "benchmarks/results/alarms.json").read_text())
     sick = [[step - run["onset"] for step in run["raised"].values()] for run in recorded["sick"].values()]
     assert len(sick) == 12 and all(min(n for n in steps if n >= 0) <= 25 for steps in sick)
     assert not recorded["healthy"]["false_alarms"]
 
-    text = WATCHING.read_text()
-    assert f"waits {FINISH_SECONDS:.0f} seconds" in text and f"{TEXT:,} characters" in text
-
-    (block,) = [body for body in blocks(TASKS, "toml") if "curriculum" in body]
-    given: dict[str, Any] = tomllib.loads(block)["orchestrator"]["curriculum"]
-    assert PoolConfig(**given["pool"]) == PoolConfig() and CurriculumConfig(**given).window == 1
+    assert f"waits {FINISH_SECONDS:.0f} seconds" in WATCHING.read_text()
     text = " ".join(TASKS.read_text().split())
-    assert f"Of its {len(SCORED) + len(REFUSED)} tasks {len(SCORED)} are taken" in text
+    assert f"hone takes {len(SCORED)} of its {len(SCORED) + len(REFUSED)} tasks" in text
 
 
 def test_every_pip_command_installs_what_an_index_has():

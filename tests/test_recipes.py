@@ -174,7 +174,7 @@ def test_the_page_on_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     page = (ROOT / "docs" / "tasks.md").read_text()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    commands = page.split("```bash\n")[1].split("```")[0]
+    commands = page.split("## hone's tasks")[1].split("```bash\n")[1].split("```")[0]
     sft, rl, evaluate = (shlex.split(line, comments=True) for line in commands.splitlines())
     short = ["--display", "plain", "--max-steps", "1"]
     assert main([*sft, *short]) == 0

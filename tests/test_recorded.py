@@ -19,8 +19,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
 
 def says(page: str, *sentences: str) -> None:
-    """Hold a page of docs to sentences with figures of its record."""
-    text = " ".join((RESULTS.parents[1] / "docs" / f"{page}.md").read_text().split())
+    """Hold a page to sentences with figures of its record."""
+    text = " ".join((RESULTS.parents[1] / page).read_text().split())
     assert [sentence for sentence in sentences if sentence not in text] == []
 
 
@@ -132,7 +132,7 @@ def test_tiny_models_learn_their_tasks():
         assert [run["seed"] for run in of_task] == [0, 1, 2]
         before, after = (median(run[kind]["correct"] for run in of_task) for kind in ("sft", "rl"))
         assert before <= start and after >= end
-        says("tasks", f"from {100 * before:.0f} % to {100 * after:.0f} % in `{task.replace('_', '-')}`")
+        says("benchmarks/README.md", f"from {100 * before:.0f} % to {100 * after:.0f} % in `{task.replace('_', '-')}`")
         assert 2 <= median(sum(run[kind]["cpu_seconds"] for kind in ("sft", "rl")) for run in of_task) / 60 <= 9
 
 
@@ -279,7 +279,7 @@ def test_each_algorithm_learns_over_three_seeds_and_the_page_says_how_far():
     assert found["maxrl"]["ci95/low"] >= 0.89 and min(found["maxrl"]["reward_by_seed"]) >= 0.89
     least, *_, most = sorted(found, key=lambda name: found[name]["reward"])
     low, high = (f"{found[name]['reward']:.2f} (`{name}`)" for name in (least, most))
-    says("algorithms", f"from {before['reward']:.2f} to between {low} and {high}")
+    says("benchmarks/README.md", f"from {before['reward']:.2f} to between {low} and {high}")
 
 
 def test_models_of_other_families_learn():
@@ -300,7 +300,7 @@ def test_lora_learns_nearly_what_all_weights_learn():
     assert low["bytes"] <= whole["bytes"] / 4 and low["seconds_per_step"] <= 1.25 * whole["seconds_per_step"]
     reward = f"reward of {low['reward']:.3f} and all weights to {whole['reward']:.3f} (three seeds)"
     took = f"state took {low['bytes'] / 1e6:.1f} MB and {whole['bytes'] / 1e6:.1f} MB"
-    says("training", f"{reward}; weights, gradients and {took}")
+    says("benchmarks/README.md", f"{reward}; weights, gradients and {took}")
 
 
 def test_a_pretrained_model_learns_on_a_laptop():
@@ -318,7 +318,7 @@ def test_a_pretrained_model_learns_on_a_laptop():
     greedy, after = ([100 * run["rows"][i]["greedy"]["correct"] for run in result["runs"]] for i in (1, 2))
     minutes, memory = [row["train_seconds"] / 60 for row in trained], [run["peak_memory_gib"] for run in result["runs"]]
     says(
-        "real_model",
+        "benchmarks/README.md",
         *(f"between {min(of):.2f} and {max(of):.2f}" for of in (sft, rl)),
         f"from {min(greedy):.0f} to {max(greedy):.0f} % to {min(after):.0f} to {max(after):.0f} %",
         f"in {min(minutes):.0f} to {max(minutes):.0f} minutes of training and at most {max(memory):.1f} GiB",
@@ -336,7 +336,7 @@ def test_other_recipes_of_the_pretrained_model_say_what_the_page_says():
     ends = [(one["reward"]["after"]["mean"], one["memory_gib"]) for one in (full, lora)]
     ways = [f"to {reward:.3f} in {memory:.1f} GiB" for reward, memory in ends]
     start = f"from {full['reward']['before']['mean']:.3f}"
-    says("real_model", f"{start} {ways[0]}, with a LoRA adapter {ways[1]}")
+    says("benchmarks/README.md", f"{start} {ways[0]}, with a LoRA adapter {ways[1]}")
     careless, clean = (result[name]["strict"]["difference"] for name in ("sums", "sums_clean"))
     assert clean["low"] < 0 < clean["high"] and result["sums"]["seconds"] <= 3600
     assert [round(100 * careless[name]) for name in ("mean", "low", "high")] == [24, 15, 33]
@@ -346,7 +346,7 @@ def test_other_recipes_of_the_pretrained_model_say_what_the_page_says():
         assert [tuple(round(100 * share) for share in pair) for pair in shares] == expected
     of = [model["strict"] for model in result["sums"]["models"].values()]
     stages = [f"{100 * one['mean']:.0f} % [{100 * one['low']:.0f}, {100 * one['high']:.0f}] after" for one in of[1:]]
-    says("real_model", f"{stages[0]} SFT, {stages[1]} RL.")
+    says("benchmarks/README.md", f"{stages[0]} SFT, {stages[1]} RL.")
 
 
 def test_a_cluster_costs_and_scales_as_its_record_says():
@@ -380,7 +380,7 @@ def test_speed_on_a_real_size():
     rates, rl, sft = two["sampling"]["tokens_per_second"], two["rl"]["seconds"], two["sft"]["seconds"]
     vllm, theirs = rates["vllm_bfloat16"], rates["transformers_bfloat16"]
     says(
-        "real_model",
+        "benchmarks/README.md",
         f"{rates['hone_bf16_linear']:.0f} tokens/s (64 prompts of 64 new tokens; vLLM {vllm:.0f}, ",
         f"transformers {theirs:.0f}). A step of RL",
         f"RL takes {rl['hone_bf16_linear']:.1f} s (TRL {rl['trl_bfloat16']:.1f} s)",
@@ -406,11 +406,12 @@ def test_a_study_is_wrong_as_seldom_as_it_says_and_finds_what_it_calls_detectabl
         assert 0.78 <= row["found"] <= 0.82 and row["found_at_0.9"] > 0.7, row
 
 
-def test_the_tables_of_what_matters_are_those_of_the_studies():
-    script = runpy.run_path(str(RESULTS.parents[1] / "scripts" / "study_table.py"))
-    text = script["PAGE"].read_text()
+def test_the_figures_of_pages_are_those_of_studies_and_of_the_quickstart():
+    script = runpy.run_path(str(RESULTS.parents[1] / "scripts" / "fill_in.py"))
+    texts = [page.read_text() for page in script["PAGES"]]
     studies = {file.stem for file in (RESULTS.parents[1] / "studies").glob("*.toml")}
-    assert {match[2] for match in script["MARKS"].finditer(text)} == studies and script["with_tables"](text) == text
+    assert {match[2] for match in script["MARKS"].finditer(texts[0])} == studies
+    assert all(script["QUICKSTART"].search(text) for text in texts[1:]) and [*map(script["filled"], texts)] == texts
 
 
 def test_verifiers_own_tasksets_take_a_step_or_are_refused_with_a_sentence():
@@ -433,7 +434,7 @@ def test_verifiers_own_tasksets_take_a_step_or_are_refused_with_a_sentence():
     taken = {name: case for name, case in cases.items() if name not in refused}
     assert len(taken) == 11 and all(case["failures"] == [] for case in taken.values())
     assert all(sum(case["outcomes"].values()) == 8 for case in taken.values())
-    says("tasks", f"{len(taken)} tasksets and environments take a step")
+    says("benchmarks/README.md", f"{len(taken)} tasksets and environments take a step")
 
 
 def test_a_user_a_judge_and_a_group_of_siblings_teach_within_ten_steps():
@@ -443,7 +444,7 @@ def test_a_user_a_judge_and_a_group_of_siblings_teach_within_ten_steps():
         assert len(runs) == 3 and all(len(run["rewards"]) == 10 and run["rollouts"] == 640 for run in runs)
         assert all(run["rewards"][9] >= 1.5 * run["rewards"][0] and run["failed"] == 0 for run in runs), name
         first, tenth = (median(run["rewards"][step] for run in runs) for step in (0, 9))
-        says("tasks", f"from {first:.2f} to {tenth:.2f} with {teacher}")
+        says("benchmarks/README.md", f"from {first:.2f} to {tenth:.2f} with {teacher}")
 
 
 def test_a_study_that_is_run_again_gives_the_same_figures():
@@ -482,4 +483,4 @@ def test_programs_on_public_agent_libraries_are_trained():
     for name in names:
         assert "failed" not in result[name] and sum(result[name]["outcomes"].values()) == 24, name
     libraries = {"openai-agents": "", "pydantic-ai-slim": "pydantic-ai", "smolagents": "", "langgraph": "LangGraph"}
-    says("agents", *(f"{shown or name} {result['versions'][name]}" for name, shown in libraries.items()))
+    says("docs/agents.md", *(f"{shown or name} {result['versions'][name]}" for name, shown in libraries.items()))

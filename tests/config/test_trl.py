@@ -1,4 +1,4 @@
-"""Arguments of TRL's have hints, from the table that the documentation shows."""
+"""Arguments of TRL's have hints, from the table that the reference shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hone.config.base import lookup
 from hone.config.parse import from_settings, parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.config.trl import KEYS, TRL, table
+from hone.config.trl import KEYS, TRL
 from hone.errors import UserError, in_python
 
 OF_TRACKERS = [name for name, (key, _) in TRL.items() if key.startswith("wandb.")]
@@ -61,11 +61,6 @@ def test_a_file_is_told_its_key_and_not_the_keyword(tmp_path: Path) -> None:
     file.write_text('train_dataset = "x"\n')
     with pytest.raises(UserError, match=r"did you mean data\?"):
         parse(RLConfig, ["@", str(file)], "prog")
-
-
-def test_the_documentation_has_the_table() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "python.md"
-    assert table() in page.read_text(encoding="utf-8")
 
 
 def test_errors_name_keywords_instead_of_flags_but_not_in_commands() -> None:

@@ -1,4 +1,4 @@
-"""The server of docs/training.md: its commands and Python run as printed, on a local model and a free port."""
+"""The server of docs/scale.md: its commands and Python run as printed, on a local model and a free port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hone.cli import main
 from hone.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "training.md").read_text().split("\n## Serve a model\n")[1].split("\n## vLLM\n")[0]
+PAGE = (ROOT / "docs" / "scale.md").read_text().split("\n## Serve a model\n")[1].split("\n## vLLM\n")[0]
 
 
 def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
@@ -27,7 +27,7 @@ def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
     monkeypatch.setenv("KEY", "secret")
     server_command = shlex.split(command.removeprefix("export KEY=secret\n"))
     with commanded([*server_command, "--port", str(port)], tmp_path):
-        exec(compile(program.replace(":8000", f":{port}"), "training.md", "exec"), {})
+        exec(compile(program.replace(":8000", f":{port}"), "scale.md", "exec"), {})
         monkeypatch.chdir(tmp_path)
         shutil.copytree(ROOT / "examples", tmp_path / "examples")
         flags = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir)]

@@ -1,4 +1,4 @@
-"""The run in several processes of docs/training.md: the three-file run of the tiny recipe learns.
+"""The run in several processes of docs/scale.md: the three-file run of the tiny recipe learns.
 
 Fewer steps: 350 for 900 of SFT, 16 for 150 of RL, 2 where roles are started alone; ports that are free; no evaluation.
 """
@@ -25,7 +25,7 @@ STEPS = 16
 
 
 def commands() -> list[list[str]]:
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "scale.md").read_text()
     found = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return [shlex.split(line, comments=True) for block in found for line in block.splitlines()]
 

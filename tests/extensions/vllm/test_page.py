@@ -1,4 +1,4 @@
-"""The commands and the Python of docs/training.md on vLLM: the server's parses, the Python is run as printed."""
+"""The commands and the Python of docs/scale.md on vLLM: the server's parses, the Python is run as printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hone.model.hf import load_model, save_model
 from hone.model.tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.vllm
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "training.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scale.md").read_text()
 SECTION = PAGE.split("\n## vLLM\n")[1].split("\n## ")[0]
 
 
@@ -29,7 +29,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         folder = Path(f"outputs/tiny-rl/weights/step_{step}")
         save_model(load_model("hone/tiny", seed=step), folder)
         save_tokenizer(folder)
-    exec(compile(program, "training.md", "exec"), {})
+    exec(compile(program, "scale.md", "exec"), {})
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("140 [-") and second.startswith("150 [-")
     assert first.removeprefix("140 ") != second.removeprefix("150 ")

@@ -84,7 +84,7 @@ def test_a_run_starts_vllm_gives_it_every_version_and_ends_it(tmp_path, tiny_mod
     add_parity(tmp_path)
     before = descendants(os.getpid())
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    (command,) = re.findall(r"^rl (.*backend vllm)$", (ROOT / "docs/training.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^rl (.*backend vllm)$", (ROOT / "docs/scale.md").read_text(), re.MULTILINE)
     argv = [*command.split(), "--orchestrator.eval.num-examples", "4", "--orchestrator.sampling.temperature", "0.7"]
     assert run(tmp_path / "out", tiny_model_dir, *argv) == 0
     assert descendants(os.getpid()) <= before

@@ -6,7 +6,7 @@ REQUIRES = ("server",)
 KEYS = {"engine.vllm": Fields("EngineKeys", __name__), "rl.vllm": Fields("RLKeys", __name__)}
 CHOICES = {
     "engine.backend.vllm": "vLLM, by default with 1 GiB for keys and values in `rl` on a CPU, 8 on a GPU that "
-    "the trainer uses too, and else with 0.9 of the GPU (docs/training.md)."
+    "the trainer uses too, and else with 0.9 of the GPU (docs/scale.md)."
 }
 SAMPLERS = {"vllm": Backend("vLLM", Function("sampling.sampler", __name__), Function("serving.serve", __name__))}
 BANDS = {

@@ -1,18 +1,20 @@
-"""The tables of studies/README.md: those of cells from study.md, the one of formats from results.csv.
+"""Write recorded figures between the marks of pages: the tables of studies, and what the quickstart reaches.
 
-.venv/bin/python scripts/study_table.py            # writes them between the marks of the page
+.venv/bin/python scripts/fill_in.py
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "studies" / "README.md"
+PAGES = [ROOT / "studies" / "README.md", ROOT / "README.md", ROOT / "docs" / "index.md"]
+QUICKSTART = re.compile(r"(<!-- quickstart( table)? -->).*?(<!-- end -->)", re.DOTALL)
 MARKS = re.compile(r"(<!-- made of studies/(\w+)/study.md -->\n).*?(<!-- end -->)", re.DOTALL)
 FORMAT = re.compile(r"(<!-- format share -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN = ("reward", "correct", "difference", "95 % interval", "verdict")
@@ -56,11 +58,27 @@ def format_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_tables(text: str) -> str:
-    """Return the page with its tables as the files give them."""
+def quickstart(table: bool) -> str:
+    """Return what the quickstart reaches, as medians over its recorded seeds: a sentence or a table."""
+    record = json.loads((ROOT / "benchmarks/results/quickstart.json").read_text())
+    shares = [f"{100 * of['sampled/correct']:.0f} %" for of in record["medians"].values()]
+    if not table:
+        seeds = f"median of {len(record['runs'])} seeds"
+        return f"\nRight answers to held-out phrases rise from {shares[0]} to {shares[1]} (at T=1, {seeds}).\n"
+    lines = ["", "| | reward, T=1 | correct, T=1 | correct, greedy | training, one core |", "|---|---|---|---|---|"]
+    for (name, of), share in zip(record["medians"].items(), shares, strict=True):
+        cells = f"{of['sampled/reward/mean']:.2f} | {share} | {100 * of['greedy/correct']:.0f} %"
+        lines.append(f"| {name} | {cells} | {of['train_seconds']:.0f} s |")
+    return "\n".join(lines) + "\n"
+
+
+def filled(text: str) -> str:
+    """Return the page with its figures as the files give them."""
+    text = QUICKSTART.sub(lambda m: m[1] + quickstart(bool(m[2])) + m[3], text)
     text = FORMAT.sub(lambda m: m[1] + format_table() + m[2], text)
     return MARKS.sub(lambda m: m[1] + table(ROOT / "studies" / m[2] / "study.md") + m[3], text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
