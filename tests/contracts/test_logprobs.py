@@ -146,7 +146,7 @@ def gaps(model: Decoder, jobs: list[Job], got: dict[int, list[Token]]) -> np.nda
         for job in (job for job in jobs if job.params == way):
             tokens = got[job.key]
             ids = np.array([*job.prompt, *(token.id for token in tokens)])
-            cut = {"candidates": Ragged.of([token.kept for token in tokens])} if way.return_kept_ids else {}
+            cut = {"candidates": Ragged.of([token.candidates for token in tokens])} if way.return_kept_ids else {}
             columns = joined([(len(job.prompt), {}), (len(tokens), cut)])
             sequences.append(Sequence(ids, np.arange(len(ids)) >= len(job.prompt), columns=columns))
             sampled += [token.logprob for token in tokens]
