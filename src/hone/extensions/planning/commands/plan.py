@@ -77,8 +77,8 @@ def _refused(plan: Plan) -> str:
     lora, longest = settings.model.lora, max(facts.prompts, default=0)
     if shape and lora and lora.base == "4bit" and any(size % 2 for _, size in shape.linear_shapes):
         return 'It can\'t start: model.lora.base = "4bit" needs rows of even length: take "8bit"'
-    foreign_on_gpu = shape and shape.implementation != "hone" and plan.device.kind == "cuda"
-    if foreign_on_gpu and shape.head_dim > MAX_HEAD and settings.precision != "fp32":
+    wide = shape and shape.implementation != "hone" and shape.head_dim > MAX_HEAD
+    if wide and plan.device.kind == "cuda" and settings.precision != "fp32":
         return f"It can't start: attention heads of over {MAX_HEAD} need precision = fp32 on a GPU"
     if not isinstance(settings, RLConfig) or facts.estimated or longest < settings.seq_len:
         return ""
