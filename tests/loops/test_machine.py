@@ -234,13 +234,6 @@ def test_what_is_offloaded_needs_room_on_the_host(
     assert capsys.readouterr().out == ""
 
 
-def test_a_cpu_is_not_advised_what_is_slow_there(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    free(1)
-    resolved(rl(), MODEL, "cpu")
-    shown = capsys.readouterr().out
-    assert shown.endswith("are free on cpu: lower trainer.micro_batch_tokens, or set precision = bf16\n")
-
-
 def run_of(folder: Path, config: RLConfig | SFTConfig, kind: str) -> Path:
     folder.mkdir()
     facts = {"format": "hone-run-1", "id": "r", "kind": kind, "status": "stopped"}
@@ -319,14 +312,6 @@ def test_a_micro_batch_of_sft_holds_the_longest_row(free: Any, capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert printed.startswith("micro_batch_tokens 4,096 and checkpointing layer: 16,384 tokens would take ")
     assert printed.endswith(" of 13.3 GiB\n")
-
-
-def test_where_nothing_fits_it_is_said_with_what_is_not_yet_done(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    free(8)
-    resolved(rl(), KNOWN["qwen2.5-1.5b"], "cuda")
-    warning = capsys.readouterr().out.splitlines()[-1]
-    assert warning.startswith("Warning: a step takes about ") and "8.0 GiB are free on cuda: " in warning
-    assert warning.endswith(": lower trainer.micro_batch_tokens, or set precision = bf16 or model.lora.rank = 16")
 
 
 @pytest.mark.parametrize("kind", [RLConfig, SFTConfig])
