@@ -44,13 +44,16 @@ def imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
                 yield node.module
 
 
-def nodes_of(module: Path) -> Iterator[ast.AST]:
-    """All nodes, but those of a script's `if __name__ == "__main__"`."""
+def nodes_of(module: Path, only_at_import: bool = False) -> Iterator[ast.AST]:
+    """All nodes, but those of a script's `if __name__ == "__main__"`; or those that run when the module is imported."""
     queue: list[ast.AST] = [ast.parse(module.read_text())]
     while queue:
         node = queue.pop()
         yield node
-        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"):
+        test = ast.unparse(node.test) if isinstance(node, ast.If) else ""
+        if test == "__name__ == '__main__'" or (only_at_import and test.endswith("TYPE_CHECKING")):
+            continue
+        if not (only_at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):
             queue += ast.iter_child_nodes(node)
 
 
@@ -80,6 +83,14 @@ def test_tasks_see_the_environment_layer_only() -> None:
         for name in imported(nodes_of(module)):
             if name.startswith("hone."):
                 assert name.split(".")[1] in allowed, f"{module.name} imports {name}"
+
+
+@pytest.mark.parametrize("room", LIGHT_ROOMS)
+def test_rooms_that_need_only_light_libraries_when_imported(room: str) -> None:
+    for module in modules(SOURCE / room):
+        for name in imported(nodes_of(module, only_at_import=True)):
+            top = name.split(".")[0]
+            assert top == "hone" or top in LIGHT or top in sys.stdlib_module_names, f"{module.name} imports {name}"
 
 
 def loaded_after(code: str) -> set[str]:

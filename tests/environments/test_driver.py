@@ -237,3 +237,10 @@ def test_ctrl_c_ends_all_rollouts():
         run(Batches(), waits)
     assert ended == [0]
     until(lambda: _thread._count() <= threads, "the thread of the rollouts has ended")
+
+
+def test_a_thread_that_can_not_start_is_a_lack_of_memory(monkeypatch) -> None:
+    monkeypatch.setattr(driving, "_thread", SimpleNamespace(start_new_thread=lambda *_: None))
+    monkeypatch.setattr(driving, "START_SECONDS", 0.01)
+    with pytest.raises(MemoryError, match="the thread that runs the rollouts did not start"):
+        run(Batches(), two_turns)

@@ -234,6 +234,13 @@ def test_what_is_offloaded_needs_room_on_the_host(
     assert capsys.readouterr().out == ""
 
 
+def test_a_cpu_is_not_advised_what_is_slow_there(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    free(1)
+    resolved(rl(), MODEL, "cpu")
+    shown = capsys.readouterr().out
+    assert shown.endswith("are free on cpu: lower trainer.micro_batch_tokens, or set precision = bf16\n")
+
+
 def run_of(folder: Path, config: RLConfig | SFTConfig, kind: str) -> Path:
     folder.mkdir()
     facts = {"format": "hone-run-1", "id": "r", "kind": kind, "status": "stopped"}

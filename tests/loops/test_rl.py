@@ -171,6 +171,7 @@ def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_com
     assert info["status"] == "failed" and info["failure"] == "ZeroDivisionError: division by zero"
     assert Run(tmp_path / "out").checkpoints.steps() == [2]
     assert exact_files(resumed(tmp_path / "out", settings)) == exact_files(by_command)
+    assert "failure" not in Run(tmp_path / "out").info
 
 
 def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):

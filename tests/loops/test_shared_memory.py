@@ -126,6 +126,13 @@ def test_a_folder_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch:
     assert len(heard) == 1 and heard[0].endswith("(Operation not supported)") and os.listdir(tmp_path) == []
 
 
+def test_without_shared_memory_one_sentence_says_so(tmp_path: Path) -> None:
+    heard: list[str] = []
+    with shared_folder(heard.append, tmp_path / "shm") as folder:
+        assert folder is None
+    assert heard == [f"Weights travel by disk: {tmp_path / 'shm'} can't be used (No such file or directory)"]
+
+
 @pytest.mark.parametrize(
     ("file_system", "memory", "found"),
     [

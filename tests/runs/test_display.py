@@ -60,6 +60,22 @@ def test_plain_shows_a_line_in_two_seconds_and_always_first_last_and_evaluations
     assert lines[-1].startswith("held") and "left" not in lines[-2]
 
 
+def test_plain_says_what_a_long_step_is_busy_with():
+    display, clock, out = plain("rl", 100)
+    display.phase("sample")
+    clock.now += 1.9
+    display.tick()
+    assert out.getvalue() == ""
+    clock.now += 0.2
+    display.tick()
+    display.tick()
+    display.phase("train")
+    clock.now += 5
+    display.tick()
+    display.at_end("done")
+    assert out.getvalue() == "step 1/100: sampling ...\nstep 1/100: training ...\n"
+
+
 def test_words():
     assert [percent(x) for x in (0, 0.004, 0.0994, 0.5, 1)] == ["0 %", "0.4 %", "9.9 %", "50 %", "100 %"]
     assert [thousands(x) for x in (999, 1234, 2_500_000)] == ["999", "1.2k", "2.5M"]
