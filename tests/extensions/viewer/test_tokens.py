@@ -153,6 +153,24 @@ def spans(markup: str) -> list[tuple[str, str, str]]:
     return [(css, title, html.unescape(text)) for css, title, text in re.findall(one, markup)]
 
 
+def test_each_token_has_its_colour_and_what_is_known_of_it(tmp_path: Path, tiny: Vocabulary) -> None:
+    run, one = sampled(tmp_path, "a🙂<b", advantage=-0.5)
+    write_tokens(run.path, 0, [("0-0-0", [0.0, *[0.4] * 4, 2.0, 0.5, 1.0], [0.0] * 8)])
+    tokens = read_tokens(run, one, tiny)
+    every = range(len(tokens.pieces))
+    first, smile, less, *_, end = spans(tokens.painted(every, "logprob"))
+    assert (first[0], smile[0], less[0], end[0]) == ("", "l2", "l1", "l1 sp")
+    assert (smile[2], less[2], end[2]) == ("🙂", "<", "<|im_end|>")
+    ids = " + ".join(map(str, encode("🙂")))
+    assert smile[1] == (
+        f"id {ids}, place {tokens.first + 1}\nprobability 0.607, logprob -0.5\n"
+        "entropy 0.4 nats, gap 0.5 nats, advantage -0.5"
+    )
+    assert [css for css, _, _ in spans(tokens.painted(every, "gap"))[:3]] == ["", "l5", "l4"]
+    assert {css for css, _, _ in spans(tokens.painted(every, "advantage"))} == {"m3", "m3 sp"}
+    assert {css for css, _, _ in spans(tokens.painted(every, "none"))} == {"", "sp"}
+
+
 def test_in_a_very_long_text_tokens_of_one_colour_are_one_element(
     tmp_path: Path, tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
