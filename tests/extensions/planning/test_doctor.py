@@ -131,6 +131,12 @@ def test_gpus(build, gpus, hidden, name, status, words, monkeypatch: pytest.Monk
     assert found.status == status and words in found.text
 
 
+@pytest.mark.parametrize(("value", "status"), [("4096", "warning"), ("many", "warning"), ("1", "ok"), ("", "ok")])
+def test_threads(value: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert examined("threads")["OMP_NUM_THREADS"].status == status
+
+
 def test_packages_that_are_too_old_or_can_not_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "transformers-4.46.0.dist-info"
     info.mkdir()
@@ -197,6 +203,21 @@ def test_no_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "text"),
+    [
+        (-1, "ok", "no limit"),
+        (1024, "ok", "1,024"),
+        (256, "warning", "256: a run with workers and a server needs more"),
+    ],
+)
+def test_open_files(limit: int, status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (limit, -1))
+    assert diagnose(OFFLINE, ["system"])[0] == Finding(
+        "system", "open files", status, text, "ulimit -n 65536" if status == "warning" else ""
+    )
 
 
 def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

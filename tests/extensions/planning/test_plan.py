@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from hone.cli import main
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.config.shared import InitConfig
 from hone.extensions.planning import devices
+from hone.extensions.planning.forecast import forecast
+from hone.model.chat import load_renderer
+from hone.model.presets import tiny_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,6 +48,16 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert usual["total"] < plan["seconds"]["worst"]["total"]
 
 
+def test_a_run_on_a_cluster_is_planned_as_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["plan", "--model.name", "hone/tiny", "--on", "h100", "--cluster"]
+    assert main([*line, "--json"]) == 0
+    note = "mode split: memory and time are planned as of one process on one device"
+    assert note in json.loads(capsys.readouterr().out)["notes"]
+    assert main(line) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Start it: `hone rl` with the same files and flags, without --on."
+
+
 def test_what_a_run_can_not_start_without_is_said_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     """A folder that a run makes, or that nothing is known of; a task; a file: and never that it may be started."""
     recipe = ["@", "examples/reverse_text/tiny.toml", "--model.name"]
@@ -66,3 +82,11 @@ def test_a_prompt_that_does_not_fit_is_what_a_run_refuses(capsys: pytest.Capture
     assert "tokens does not fit into seq_len = 8. Raise seq_len." in capsys.readouterr().out.splitlines()[-1]
     assert main(["plan", *flags, "--json"]) == 1
     assert "does not fit into seq_len = 8" in json.loads(capsys.readouterr().out)["refused"]
+
+
+def test_a_run_of_several_processes_gets_no_estimate_of_its_memory() -> None:
+    config = parse(RLConfig, ["--orchestrator.env.id", "reverse-text", "--trainer.scheduler.warmup-steps", "999"], "rl")
+    about = (config, tiny_config(InitConfig()), load_renderer("hone/tiny"))
+    memory, *notes = forecast(*about)
+    assert memory.startswith("memory: about ") and "GiB free" in memory
+    assert notes and list(forecast(*about, alone=False)) == notes
