@@ -152,13 +152,6 @@ def test_a_reward_of_a_server_is_a_number_within_its_bounds(server: Server, repl
     assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward)
 
 
-def test_rewards_without_bounds_are_within_a_million(server: Server):
-    for reply, fits in ((1e6, True), (-1e6, True), (1.1e6, False)):
-        server.replies = [reply]
-        (score,) = graded(HTTPReward(server.score_url), f"{reply}")
-        assert (score.reward == reply) is fits
-
-
 def test_a_service_gets_its_key_and_no_word_of_it_is_in_a_failure(server: Server, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SCORE_KEY", "sk-very-secret")
     server.echoes_key, server.replies = True, [401]
@@ -180,25 +173,6 @@ def test_the_values_of_a_query_are_sent_and_not_written(server: Server, tmp_path
         detail = graded(one, "four")[0].detail
         assert "completions?…" in detail and "abcdef" not in detail
     assert len(server.bodies) == 1
-
-
-def test_a_run_holds_no_key_though_its_judge_repeats_it(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
-    server.echoes_key, server.replies = True, ["x", "7"]
-    with pytest.raises(UserError, match="nothing to learn from") as error:
-        trained(tmp_path / "run", [judge(server, api_key_env="JUDGE_KEY"), exact], max_steps=1, audit=False)
-    assert "gave no number: 'Incorrect API key provided: Bearer [JUDGE_KEY]'" in str(error.value)
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {"events.jsonl", "run.json", "judgements.jsonl", "step_000000.parquet"} <= {path.name for path in files}
-    written = "".join(path.read_bytes().decode(errors="replace") for path in files) + "".join(capsys.readouterr())
-    assert "[JUDGE_KEY]" in written and "sk-very-secret" not in written and "sk-very-secret" not in str(error.value)
-
-
-def test_a_judge_that_is_down_is_asked_again(server: Server):
-    server.replies = [503, "0.5"]
-    assert graded(judge(server, out_of=1.0), "three")[0].reward == 0.5 and len(server.bodies) == 2
 
 
 def test_a_server_rewards_by_a_number_or_an_object(server: Server):

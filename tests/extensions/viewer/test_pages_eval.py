@@ -10,7 +10,7 @@ import pytest
 import samples_made
 from made_runs import INFO, client, links_of, row, text_of, write_run
 
-from hone.extensions.viewer.evals import paired
+from hone.extensions.viewer.evals import paired, read_eval
 from hone.runs.files import write_json
 from hone.runs.rollouts import write_evaluation
 
@@ -57,6 +57,16 @@ def root(tmp_path: Path) -> Path:
         (folder / "config.toml").write_text('env = "sums"\n')
         (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     return tmp_path / "runs"
+
+
+def test_what_turned_comes_first(root: Path) -> None:
+    from hone.runs import Run
+
+    run = Run(root / "a")
+    pairs, lone = paired(read_eval(run, 0), read_eval(run, 25))
+    assert [(pair.after["example"], pair.change) for pair in pairs] == [
+        (0, "right"), (2, "wrong"), (3, "better"), (6, "same"), (1, "same"), (4, "same"),
+    ] and lone == 2  # fmt: skip
 
 
 def test_the_page_of_two_versions(root: Path) -> None:
