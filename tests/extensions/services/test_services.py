@@ -175,6 +175,20 @@ def test_the_values_of_a_query_are_sent_and_not_written(server: Server, tmp_path
     assert len(server.bodies) == 1
 
 
+def test_a_run_holds_no_key_though_its_judge_repeats_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
+    server.echoes_key, server.replies = True, ["x", "7"]
+    with pytest.raises(UserError, match="nothing to learn from") as error:
+        trained(tmp_path / "run", [judge(server, api_key_env="JUDGE_KEY"), exact], max_steps=1, audit=False)
+    assert "gave no number: 'Incorrect API key provided: Bearer [JUDGE_KEY]'" in str(error.value)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"events.jsonl", "run.json", "judgements.jsonl", "step_000000.parquet"} <= {path.name for path in files}
+    written = "".join(path.read_bytes().decode(errors="replace") for path in files) + "".join(capsys.readouterr())
+    assert "[JUDGE_KEY]" in written and "sk-very-secret" not in written and "sk-very-secret" not in str(error.value)
+
+
 def test_a_server_rewards_by_a_number_or_an_object(server: Server):
     reward = HTTPReward(server.score_url, retries=1)
     server.replies = [0.25, {"reward": 0.75}, 503, 1.0]
