@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import algorithms
-import families
 import gap_depth
 import grading
-import lora
-import numpy as np
 import parser_drift
 import pytest
 import sampling
-import serving
 import torch
-import viewer
 from gpu import measures
 from gpu import run as gpu_run
 from limits import sampling_limits
@@ -70,19 +64,6 @@ def test_sampling(run) -> None:
         )
 
 
-def test_speedups_count_the_fastest_of_the_others_in_each_round() -> None:
-    rounds = [
-        {"hone_bf16": 30.0, "vllm_a": 10.0, "vllm_b": 5.0, "vllm_a_no_logprobs": 20.0},
-        {"hone_bf16": 30.0, "vllm_a": 10.0, "vllm_b": 15.0, "vllm_a_no_logprobs": 30.0},
-        {"hone_bf16": 50.0, "vllm_a": 10.0, "vllm_b": 5.0, "vllm_a_no_logprobs": 40.0},
-    ]
-    assert sampling.speedups(rounds, "hone_bf16", "vllm") == {
-        "hone_bf16_vs_vllm": 3.0,
-        "hone_bf16_vs_vllm_no_logprobs": 1.25,
-    }
-    assert sampling.speedups(rounds, "hone_bf16", "transformers") == {}
-
-
 def test_grading(run) -> None:
     result = run(grading.main, "--quick", "--cases", "math", "startup")
     (row,) = result["math"]["rounds"]
@@ -92,63 +73,11 @@ def test_grading(run) -> None:
     assert result["startup"]["pool"]["round_trip_microseconds"] > 0
 
 
-def test_grading_compares_each_answer_once() -> None:
-    assert len({pair for turn in range(3) for pair in grading.workload(100, turn)}) == 300
-
-
-def test_serving(run) -> None:
-    flags = ("--servers", "hone", "--clients", "4", "--rounds", "1", "--warm", "0.2", "--seconds", "4")
-    figures = run(serving.main, *flags)["medians"]["hone"]
-    assert figures["tokens_per_second"] > 0
-    assert 0 < figures["first_token_ms_p50"] <= figures["first_token_ms_p99"]
-
-
-def test_viewer(run, tmp_path: Path) -> None:
-    result = run(viewer.main, "--run", str(tmp_path / "run"), "--steps", "8", "--completions", "16", "--rounds", "1")
-    workload, seconds = result["workload"], result["seconds"]
-    assert (workload["steps"], workload["completions"]) == (8, 16) and workload["tokens"] > 8 * 16 * 100
-    assert min(workload["bytes"].values()) > 0
-    assert {"first_page", "launch", "run", "curves", "step", "sample"} <= set(seconds)
-    assert all(0 < one["least"] <= one["median"] <= one["most"] for one in seconds.values())
-    assert seconds["first_page"]["most"] < seconds["launch"]["least"]
-    assert result["hits"]["absent"] == 0 < result["hits"]["common"] <= 8 * 16
-    assert 0 < result["peak_memory_bytes"]["start"] <= result["peak_memory_bytes"]["end"]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_run.main(["--out", str(tmp_path / "out")]) == gpu_run.NO_GPU
     assert "torch finds no device cuda here" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_stage_that_is_ended_is_recorded(tmp_path: Path) -> None:
-    """Here before it has begun; the stages on a fake GPU are in tests/device."""
-    args = SimpleNamespace(out=tmp_path / "out", device="cpu", tiny=True)
-    assert gpu_run.Runner(cast(Any, args), tmp_path).run("parity", seconds=0)
-    record = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    assert record["stages"]["parity"]["status"] == "out of time"
-
-
-def test_a_gpu_that_is_lost_on_the_way_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class ExitStatus:
-        """A stage's process; the third finds no GPU."""
-
-        pid, codes = -1, iter([0, 0, gpu_run.NO_GPU])
-
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            self.code = next(self.codes)
-
-        def wait(self, seconds: float | None = None) -> int:
-            return self.code
-
-    monkeypatch.setattr(gpu_run.subprocess, "Popen", ExitStatus)
-    monkeypatch.setattr(gpu_run.Runner, "end_child", lambda self: None)
-    monkeypatch.setattr(gpu_run, "revision", lambda: None)
-    monkeypatch.setattr(gpu_run, "work_folder", lambda: None)
-    assert gpu_run.main(["--out", str(tmp_path), "--stages", "modes", "resume", "quickstart"]) == 1
-    stages = json.loads((tmp_path / "gpu.json").read_text())["stages"]
-    assert stages["resume"]["exit_code"] == gpu_run.NO_GPU and stages["resume"]["status"] == "failed"
 
 
 @pytest.mark.parametrize(("share", "left_out"), [(0.5, 0), (1.0, 6), (1.5, 6)])
@@ -175,12 +104,6 @@ def test_what_matters_most_is_measured_first_and_in_time(
     assert [name for name, stage in stages.items() if stage["status"] == "left out"] == order[len(began) :]
 
 
-def test_what_is_not_installed_is_left_out() -> None:
-    bench = SimpleNamespace(figures={})
-    measures.vllm(cast(Any, bench), "qwen3-0.6b")
-    assert bench.figures == {"left out": "vLLM is not installed"}
-
-
 def test_flops_of_a_train_step_and_bytes_of_a_decode_step() -> None:
     """Two segments of 5 and 3 tokens, of which 4 and 2 carry loss; a batch of 3 rows with 7 tokens each."""
     matrices = LAYERS - 2 * 2 * 10  # without norms
@@ -188,34 +111,6 @@ def test_flops_of_a_train_step_and_bytes_of_a_decode_step() -> None:
     for precision, low, high in (("fp32", 4, 4), ("bf16_linear", 2, 4), ("bf16", 2, 2)):
         step = matrices * low + HEAD * high + 3 * 7 * 2 * 2 * 4 * high
         assert measures.bandwidth_limit(Decoder(TOY, precision), 3, 7, 0.5) == pytest.approx(3 / (step / 0.5e9))
-
-
-def test_the_table_of_gpus() -> None:
-    """A stage without figures leaves its rows; of the engine's variants the fastest one's figure counts."""
-    table = runpy.run_path(str(Path(gpu_run.ROOT) / "scripts" / "gpu_table.py"))
-    variants = {"plain": (100, 0.1), "graphs": (4000, 0.6), "compiled": (0, 0)}
-    batch = {name: {"tokens_per_second": rate, "share_of_limit": share} for name, (rate, share) in variants.items()}
-    batch["compiled"] = {"error": "RuntimeError"}
-    theirs = {"default": {"tokens_per_second": 400}}
-    gap = {"2": {"bf16": {"plain": {"within": True}, "graphs": {"error": "RuntimeError"}}}}
-    stages = {
-        "parity": {"status": "failed", "figures": {"gap": gap}},
-        "sampling qwen3-0.6b": {"figures": {"batches": {"128": batch}}},
-        "transformers qwen3-0.6b": {"figures": {"batches": {"128": theirs}}},
-        "rl qwen3-0.6b": {"figures": {"steps": {"bf16": {"error": "RuntimeError"}}}, "peak_memory_bytes": 3 * 2**30},
-        "resume": {"status": "failed", "figures": {"error": "AssertionError"}},
-    }
-    cells = [line.split(" | ")[-1] for line in table["rows"]([{"gpu": "NVIDIA X", "stages": stages}])]
-    named = dict(zip([row[0] for row in table["ROWS"]], cells[2:], strict=True))
-    found = {name: cell for name, cell in named.items() if cell != "not measured |"}
-    assert found == {
-        "gaps of engine and trainer within their bounds": "1 of 2 |",
-        "sampling, 0.6B, batch 128": "4,000 tokens/s |",
-        "share of the bandwidth limit in sampling, 0.6B, batch 128": "60 % |",
-        "sampling against transformers' `generate`, 0.6B, batch 128": "10.0 × |",
-        "peak memory, RL of 0.6B": "3 GiB |",
-    }
-    assert cells[0] == "NVIDIA X |"
 
 
 @pytest.mark.parametrize(
@@ -237,25 +132,6 @@ def test_limits(precision: str, seconds: float, weight_bytes: int, kv_bytes: int
     assert sampling_limits(untied, precision, 3, 2, 8, rates, 0.5) == found, "embeddings are looked up"
 
 
-def test_the_table_of_algorithms() -> None:
-    """Pooled over seeds, with an interval over examples, which are the same for all seeds; steps are a median."""
-    rising = [0.5] * 5 + [0.95] * 20
-    cells = [
-        {"algorithm": "grpo", "seed": seed, "rewards": rewards, "correct": 0.5, "lr": 3e-4, "seconds_per_step": 0.3}
-        for seed, rewards in enumerate([[1.0, 0.5, 1.0], [0.9, 0.6, 0.7], [1.0, 0.6, 0.9]])
-    ]
-    curves = [rising, [0.1] * 25, [0.5, *rising]]
-    found = algorithms.summary([cell | {"curve": curve} for cell, curve in zip(cells, curves, strict=True)])
-    assert found["steps_to"] == [14, None, 15]  # of ten rewards 9 are 0.95: their mean is 0.905
-    means = np.array([2.9, 1.7, 2.6]) / 3
-    half = 4.302653 * means.std(ddof=1) / 3**0.5
-    assert (found["reward"], found["ci95/high"]) == (pytest.approx(0.8), pytest.approx(0.8 + half, abs=1e-5))
-    start = algorithms.summary(cells) | {"reward": 0.4}
-    rows = algorithms.table({"algorithms": {"after SFT": start, "grpo": found}}).splitlines()[2:]
-    assert rows[0].startswith("| after SFT | 0.400 (") and rows[0].endswith(" | 0.733 | 50 % | — |  |")
-    assert rows[1] == f"| `grpo` | 0.800 ({0.8 - half:.3f} to {0.8 + half:.3f}) | 0.733 | 50 % | 15 | 0.30 |"
-
-
 @pytest.mark.long
 def test_algorithms(tmp_path: Path) -> None:
     """A toy of all runs. What is done is not done again, unless it is another number of steps."""
@@ -271,26 +147,6 @@ def test_algorithms(tmp_path: Path) -> None:
     assert json.loads(out.read_text()) == found
     assert ids == {name: Run(work / f"{name}-0").info["id"] for name in ids}
     assert Run(work / "grpo-0").config["algorithm"] == "grpo" and "algorithm" not in Run(work / "defaults-0").config
-
-
-@pytest.mark.long
-def test_lora(tmp_path: Path) -> None:
-    flags = ["--seeds", "1", "--sft-steps", "2", "--steps", "2", "--examples", "4", "--work", str(tmp_path / "work")]
-    lora.main([*flags, "--out", str(tmp_path / "out.json")])
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert list(found["ways"]) == list(lora.WAYS) and all(len(of["steps_to"]) == 1 for of in found["ways"].values())
-    trained = Run(tmp_path / "work/rank-8,-base-in-4-bits-0").config["model"]["lora"]
-    assert (trained["rank"], trained["base"]) == (8, "4bit")
-    of_bytes = [of["bytes"] for of in found["ways"].values()]
-    assert of_bytes == sorted(of_bytes, reverse=True)
-
-
-@pytest.mark.long
-def test_families(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    families.main(["--families", "mistral", "--max-steps", "2", "--work", str(tmp_path), "--out", str(out)])
-    found = json.loads(out.read_text())["families"]["mistral"]
-    assert found["parameters"] == 493184 and {*found["sft"], *found["rl"]} == {"reward/mean", "correct"}
 
 
 def test_parser_drift(tmp_path: Path) -> None:

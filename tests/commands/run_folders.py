@@ -148,6 +148,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+def exact_files(folder: Path) -> dict[str, bytes]:
+    """What is the same to the byte in runs of the same settings: logs, samples, and the last weights."""
+    last = max((folder / "weights").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    files = [folder / "metrics.jsonl", folder / "hashes.jsonl", *last.glob("*.safetensors"), *last.glob("README.md")]
+    files += [path for kind in ("rollouts", "tokens", "evals") for path in folder.glob(f"{kind}/*")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
 def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     """Modification time, mode and content of everything below a folder, directories included."""
     found = {}

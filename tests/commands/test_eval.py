@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
-import sys
 from pathlib import Path
 
-import pytest
 from readers import nobody_reads
 from run_folders import held
 
@@ -62,36 +59,9 @@ def load_environment():
     assert "all are used (9 asked for)" in capsys.readouterr().err
 
 
-@pytest.fixture
-def umlauts(here: Path) -> str:
-    (here / "environments").mkdir()
-    (here / "environments" / "umlauts.py").write_text(
-        """
-from hone.environments import Rubric, SingleTurnEnv, inline
-
-@inline
-def long(completion):
-    return min(len(completion[-1]["content"]) / 100, 1.0)
-
-def load_environment():
-    return SingleTurnEnv(rubric=Rubric([long]), eval_dataset=[{"question": "Wie spät?", "answer": "früh"}])
-""",
-        encoding="utf-8",
-    )
-    return "umlauts"
-
-
-def test_characters_that_the_terminal_lacks_are_written_with_backslashes(here, umlauts, tiny_model_dir, monkeypatch):
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    assert hone_eval(umlauts, "-m", str(tiny_model_dir), "-n", "1", "-r", "1", "-t", "2", "--output-dir", "süd") == 0
-    assert b"Wie sp\\xe4t?" in written.getvalue() and b"s\\xfcd/results.jsonl" in written.getvalue()
-    assert json.loads((here / "süd" / "results.jsonl").read_text("utf-8"))["answer"] == "früh"
-
-
-def test_results_are_saved_though_nobody_reads_what_is_printed(here, umlauts, tiny_model_dir):
+def test_results_are_saved_though_nobody_reads_what_is_printed(here: Path, tiny_model_dir: Path):
     with nobody_reads(), contextlib.suppress(SystemExit):  # rich's, at its first line
-        hone_eval(umlauts, "-m", str(tiny_model_dir), "-n", "1", "-r", "1", "-t", "2", "--output-dir", "saved")
+        hone_eval("reverse-text", "-m", str(tiny_model_dir), "-n", "1", "-r", "1", "-t", "2", "--output-dir", "saved")
     assert len((here / "saved" / "results.jsonl").read_text("utf-8").splitlines()) == 1
     assert {"run.json", "config.toml", "metadata.json"} < {file.name for file in (here / "saved").iterdir()}
 

@@ -141,17 +141,6 @@ def test_show_names_torchrun_and_the_ranks_of_the_last_resume(hone) -> None:
     assert page(hone("show"))["machine"].endswith("no GPU; 1 thread")
 
 
-def test_attach_to_a_run_that_has_ended_shows_its_last_state(hone) -> None:
-    make_run(Path("outputs/a"), "failed", steps=3)
-    assert hone("attach", "outputs/a").splitlines() == [
-        "outputs/a: failed after 3 of 4 steps",
-        "step 3: reward 0.200, 100 tokens/s, 0.50 s/step",
-        "held out, at step 2: reverse-text reward 0.250",
-        "To start it again from step 0:",
-        "  hone rl @ outputs/a/config.toml --resume",
-    ]
-
-
 @pytest.fixture
 def at_work() -> Path:
     run = make_run(Path("outputs"), "running", steps=3)

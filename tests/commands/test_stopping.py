@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -12,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from present import QUIETLY
+from run_folders import exact_files
 
 from hone.cli import main
 from hone.loops.groups import GroupSampler
 from hone.runs import Run
-from hone.trainer.step import Trainer
 
 
 def line(model: Path, out: Path, *flags: str) -> list[str]:
@@ -38,12 +37,6 @@ def straight(tiny_model_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     assert main(line(tiny_model_dir, folder)) == 0
     return folder
-
-
-def exact_files(folder: Path) -> dict[str, str]:
-    files = [folder / "metrics.jsonl", folder / "hashes.jsonl", *folder.glob("rollouts/*")]
-    files += folder.glob("weights/step_4/*")
-    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def test_a_token_budget_stops_in_time_and_a_larger_one_goes_on(command, straight, tmp_path, capsys):
@@ -106,17 +99,3 @@ def test_a_reader_that_leaves_does_not_end_the_run(command, tmp_path):
     assert process.wait(600) in (0, 141)
     run = Run(tmp_path / "out")
     assert run.info["status"] == "done" and list(run.weights()) == [2]
-
-
-def test_a_failed_run_says_why_until_it_is_resumed(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Trainer, "step", lambda self, batches: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        main(command("--max-steps", "1"))
-    run = Run(tmp_path / "out")
-    assert run.info["status"] == "failed" and run.info["failure"] == "ZeroDivisionError: division by zero"
-    assert run.events()[-1]["cause"] == "ZeroDivisionError: division by zero"
-    assert main(["runs", "show", str(tmp_path / "out")]) == 0
-    assert "failed       ZeroDivisionError: division by zero" in capsys.readouterr().out
-    monkeypatch.undo()
-    assert main(command("--max-steps", "1", "--resume")) == 0
-    assert "failure" not in Run(tmp_path / "out").info and Run(tmp_path / "out").info["status"] == "done"

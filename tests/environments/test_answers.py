@@ -35,20 +35,13 @@ ANSWERS = {
 """What was thought does not count; a tag that the chat template opened does."""
 
 
-@pytest.mark.parametrize(("text", "answer"), [(given, value) for value, texts in ANSWERS.items() for given in texts])
-def test_the_last_well_formed_answer_wins(text: str, answer: str | None):
-    assert PARSER.parse(text) == answer
-    assert PARSER.parse_answer([{"role": "assistant", "content": text}]) == answer
-    assert PARSER.value(text) == answer
-
-
 def test_what_is_said():
     assert visible_text("<think>a</think> b <|im_end|>\n<|endoftext|>\n") == "\n b"
     assert visible_text("a |> b |>") == "a |> b |>"
     assert visible_text("1<think>x</think>2") == "1\n2"
 
 
-REMARKS = {
+REMARKS: dict[str | None, list[str]] = {  # behind an answer in its line: no part of it
     "a": ["ANSWER: a (I checked it)", "ANSWER: a. I hope it is correct.", "ANSWER: a. I checked it",
         "ANSWER: a because it fits", "ANSWER: a - I checked it", "ANSWER: a — 1 of 2",
         "Final answer: The final answer is a. I hope it is correct.", "ANSWER: b. Answer: a", "ANSWER: a<br>",
@@ -58,12 +51,7 @@ REMARKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "answer"), [(given, value) for value, texts in REMARKS.items() for given in texts])
-def test_a_remark_behind_an_answer_in_its_line_is_no_part_of_it(text: str, answer: str | None):
-    assert PARSER.value(text) == answer
-
-
-PROSE = {
+PROSE = {  # without a reader any text is an answer, but prose after a marker replaces none
     "a red house": ["<answer>a red house</answer>", "Answer: a red house"],
     "St. Louis": ["Answer: St. Louis"],
     "a": [
@@ -73,11 +61,6 @@ PROSE = {
     "b": ["ANSWER: a\nANSWER: b"],
     None: ["<answer></answer>", "The answer is a.", "a"],
 }
-
-
-@pytest.mark.parametrize(("text", "answer"), [(given, value) for value, texts in PROSE.items() for given in texts])
-def test_without_a_reader_any_text_is_an_answer_but_prose_after_a_marker_replaces_none(text: str, answer: str | None):
-    assert AnswerParser().parse_answer(text) == AnswerParser().value(text) == answer
 
 
 TAGS = TagParser("t")
@@ -94,10 +77,19 @@ PAIRS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "answer"), [(given, value) for value, texts in PAIRS.items() for given in texts])
-def test_the_last_well_formed_pair_of_a_tag_wins(text: str, answer: str | None):
-    assert TAGS.parse(text) == answer
-    assert TAGS.parse_answer([{"role": "assistant", "content": text}]) == answer
+TABLES = [
+    (PARSER.parse, ANSWERS),
+    (PARSER.value, ANSWERS),
+    (PARSER.value, REMARKS),
+    (AnswerParser().parse_answer, PROSE),
+]
+TABLES += [(AnswerParser().value, PROSE), (TAGS.parse, PAIRS)]
+
+
+@pytest.mark.parametrize(("read", "table"), TABLES)
+def test_the_last_well_formed_answer_is_read_and_no_remark_behind_it(read, table):
+    for answer, texts in table.items():
+        assert {text: read(text) for text in texts} == dict.fromkeys(texts, answer)
 
 
 def test_of_messages_the_last_one_of_the_assistant_is_read():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rollouts_made import one_token
 
-from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser
+from hone.environments import Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
 from hone.rng import stream
 from hone.types import Outcome, Rollout
@@ -138,16 +138,6 @@ def test_a_grader_that_draws_is_decided_by_seed_example_and_sample():
     assert drawn(env.grade_many(reversed(pairs), seed=7)) == drawn(scores)[::-1]
     assert [env.grade(*pair, seed=7).components["noise"] for pair in pairs] == drawn(scores)
     assert env.grade(example, "<t>4</t>").components["noise"] == stream(0, "grader", example.id, "", "noise").random()
-
-
-def test_details_are_for_people():
-    env = make(right, length, weights=[1.0, 0.1])
-    assert grade(env, "<t>5</t>").detail == "expected '4', got '5'; right 0; length 0.8"
-    assert grade(env, "five").detail == "no <t>…</t> pair in 'five'; right 0; length 0.4"
-    parser = Parser()
-    parser.parse = lambda text: 10**5000  # can't be shown
-    env = SingleTurnEnv(rubric=Rubric([lambda completion: 0.5]), parser=parser)
-    assert env.grade(env.example(question="q"), "x").detail == "got a value of type int; <lambda> 0.5"
 
 
 def test_numbers_of_other_kinds_are_taken():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -159,12 +158,6 @@ def test_what_separates_characters_is_not_paid_for():
     scores = env.grade_many([(example, f"<reversed_text>{text}</reversed_text>") for text in answers])
     assert [score.reward for score in scores] == pytest.approx([*answers.values()])
     assert [score.outcome for score in scores] == [Outcome.CORRECT] + [Outcome.WRONG] * 4
-
-
-def test_built_in_tasks_are_those_of_the_checkout():
-    """An editable install once had copies of them, which hid the files that people edit."""
-    folder = Path(__file__).resolve().parents[2] / "environments"
-    assert Path(sys.modules["scramble"].__file__ or "").parent == folder
 
 
 def test_the_answer_of_gsm8k_is_a_solution_or_just_the_number():

@@ -110,7 +110,6 @@ def load_environment(kind: str = "plain", chat: bool = False, **others):
     made = Chat if chat else SingleTurnEnv
     return made(rubric=Rubric(KINDS[kind]), parser=Whole(), dataset=[{"question": "q", "answer": "a"}])
 '''
-HERE = GradingConfig(workers=0)
 
 
 @pytest.fixture(autouse=True)

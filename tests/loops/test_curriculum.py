@@ -140,3 +140,12 @@ def test_a_ledger_of_other_settings_is_refused():
     for other in (make(4, retire_at=0.9), make(5, retire_at=0.75), make(4, order="shuffled", retire_at=0.75)):
         with pytest.raises(UserError, match=r"does not fit orchestrator\.curriculum: draw \d+ of step [01]"):
             other.restore(entries)
+
+
+def test_draws_close_in_order_and_once():
+    ledger = Ledger()
+    ledger.close(Entry(0, 0, "a", "trained", 10))
+    with pytest.raises(AssertionError, match="expected 1"):
+        ledger.close(Entry(0, 0, "a", "trained", 10))
+    with pytest.raises(AssertionError, match="expected 1"):
+        ledger.close(Entry(2, 0, "a", "trained", 10))

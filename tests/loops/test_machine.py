@@ -323,14 +323,6 @@ def test_a_micro_batch_of_sft_holds_the_longest_row(free: Any, capsys: pytest.Ca
     assert printed.endswith(" of 13.3 GiB\n")
 
 
-def test_where_nothing_fits_it_is_said_with_what_is_not_yet_done(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    free(8)
-    resolved(rl(), KNOWN["qwen2.5-1.5b"], "cuda")
-    warning = capsys.readouterr().out.splitlines()[-1]
-    assert warning.startswith("Warning: a step takes about ") and "8.0 GiB are free on cuda: " in warning
-    assert warning.endswith(": lower trainer.micro_batch_tokens, or set precision = bf16 or model.lora.rank = 16")
-
-
 @pytest.mark.parametrize("kind", [RLConfig, SFTConfig])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_machine_decides_every_key_that_says_so_and_no_other(kind: type, device: str, free: Any) -> None:

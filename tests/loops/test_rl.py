@@ -13,6 +13,7 @@ import torch
 from graders import gone
 from present import NO_AUDIT
 from processes import until
+from run_folders import exact_files
 
 from hone.errors import UserError
 from hone.extension import Column
@@ -34,13 +35,6 @@ SETTINGS = {
 }
 
 
-def contents(out: Path) -> dict[str, bytes]:
-    """What must be the same in every run of these settings."""
-    names = ["metrics.jsonl", "hashes.jsonl", *(f"weights/step_4/{n}" for n in ("model.safetensors", "README.md"))]
-    names += [str(path.relative_to(out)) for kind in ("rollouts", "tokens", "evals") for path in out.glob(f"{kind}/*")]
-    return {name: (out / name).read_bytes() for name in sorted(names)}
-
-
 def resumed(out: Path, settings: dict) -> Path:
     with RL(**settings, output_dir=out, resume=True) as rl:
         rl.train()
@@ -55,7 +49,7 @@ def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_co
             steps.append((rl.version, [group.draw for group in groups], rl.update(groups)["reward/mean"]))
     lines = [json.loads(line) for line in (by_command / "metrics.jsonl").read_text().splitlines()]
     assert steps == [(i, [2 * i, 2 * i + 1], lines[i]["reward/mean"]) for i in range(4)]
-    assert contents(tmp_path / "out") == contents(by_command) and len(contents(by_command)) == 4 + 4 + 4 + 3
+    assert exact_files(tmp_path / "out") == exact_files(by_command) and len(exact_files(by_command)) == 4 + 4 + 4 + 3
     assert rl.ending == "done" and Run(tmp_path / "out").info["status"] == "done"
 
 
@@ -69,7 +63,7 @@ def test_settings_that_decide_nothing_change_no_byte(settings, by_command, tmp_p
     assert {about(name).decides for name in others} == {"nothing"}
     with RL(**settings, **others, output_dir=tmp_path / "out") as rl:
         rl.train()
-    assert contents(tmp_path / "out") == contents(by_command)
+    assert exact_files(tmp_path / "out") == exact_files(by_command)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -79,7 +73,7 @@ def test_a_program_that_has_switched_gradients_off_trains_all_the_same(mode, set
             while not rl.done:
                 rl.step()
         assert not torch.is_grad_enabled(), "the program's own mode is as it was"
-    assert contents(tmp_path / "out") == contents(by_command)
+    assert exact_files(tmp_path / "out") == exact_files(by_command)
 
 
 def test_a_reward_function_that_switches_gradients_off_changes_nothing(settings, tmp_path):
@@ -132,7 +126,7 @@ def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_p
             if out == "while":
                 fail_while_grading(rl)
             rl.train()
-    assert contents(Path("while")) == contents(Path("after"))
+    assert exact_files(Path("while")) == exact_files(Path("after"))
     assert len({row["reward"] for step in range(4) for row in Run("while").rollouts(step).to_pylist()}) > 16
 
 
@@ -176,7 +170,8 @@ def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_com
     info = Run(tmp_path / "out").info
     assert info["status"] == "failed" and info["failure"] == "ZeroDivisionError: division by zero"
     assert Run(tmp_path / "out").checkpoints.steps() == [2]
-    assert contents(resumed(tmp_path / "out", settings)) == contents(by_command)
+    assert exact_files(resumed(tmp_path / "out", settings)) == exact_files(by_command)
+    assert "failure" not in Run(tmp_path / "out").info
 
 
 def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
@@ -188,7 +183,7 @@ def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_comma
                 signal.raise_signal(signal.SIGINT)
     assert Run(tmp_path / "out").info["status"] == "stopped" and rl.ending == "stopped" and rl.exit_code == 130
     assert Run(tmp_path / "out").checkpoints.steps() == [rl.version] == [2]
-    assert contents(resumed(tmp_path / "out", settings)) == contents(by_command)
+    assert exact_files(resumed(tmp_path / "out", settings)) == exact_files(by_command)
 
 
 def test_threads_and_kernels_are_set_and_put_back(settings, tmp_path):
@@ -222,7 +217,7 @@ def test_observers_see_the_run_and_change_nothing(settings, by_command, tmp_path
     with RL(**settings, output_dir=tmp_path / "out", observers=[Watch()]) as rl:
         rl.train()
     assert seen == [("check", False), ("start", 0), *[("step", step) for step in range(5)], ("end", "done")]
-    assert contents(tmp_path / "out") == contents(by_command)
+    assert exact_files(tmp_path / "out") == exact_files(by_command)
 
 
 def test_two_columns_of_one_section_are_both_computed(settings, tmp_path, monkeypatch):

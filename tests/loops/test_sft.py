@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
+
+from run_folders import exact_files
 
 from hone.loops.sft import SFT
 from hone.runs import Run
@@ -21,18 +22,13 @@ SETTINGS = {
 }
 
 
-def contents(out: Path) -> dict[str, bytes]:
-    names = ("metrics.jsonl", "hashes.jsonl", "weights/step_4/model.safetensors", "weights/step_4/README.md")
-    return {name: (out / name).read_bytes() for name in names}
-
-
 def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_command, tmp_path):
     losses = []
     with SFT(**settings, output_dir=tmp_path / "out") as sft:
         while not sft.done:
             losses.append(sft.step()["loss"])
     assert losses == Run(by_command).metrics().column("loss").to_pylist()[:4] and sft.ending == "done"
-    assert contents(tmp_path / "out") == contents(by_command)
+    assert exact_files(tmp_path / "out") == exact_files(by_command)
 
 
 def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
@@ -44,7 +40,7 @@ def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_comma
     assert Run(tmp_path / "out").checkpoints.steps() == [2] and sft.exit_code == 130
     with SFT(**settings, output_dir=tmp_path / "out", resume=True) as sft:
         sft.train()
-    assert contents(tmp_path / "out") == contents(by_command)
+    assert exact_files(tmp_path / "out") == exact_files(by_command)
 
 
 def test_it_stops_at_the_version_whose_validation_loss_is_at_the_target(settings, by_command, tmp_path):

@@ -85,11 +85,3 @@ def test_what_is_far_beyond_ends_the_run(make):
         assert halt.value.metrics["canary/verdict"] == 2.0
         with pytest.raises(Halt, match="disagree at version 4 by 1e-07"):
             watch.trained(4, {"logprob_gap/mean": 1e-7, "logprob_gap/max": 1e-6})
-
-
-def test_a_stop_is_a_warning_if_the_user_says_so(make):
-    published, watch, out, writer = make(stop=1e-12, action="warn")
-    with writer:
-        assert published(0)["canary/verdict"] == published(1)["canary/verdict"] == 2.0
-        watch.trained(1, {"logprob_gap/mean": float("nan"), "logprob_gap/max": float("nan")})
-    assert out.getvalue().count("Warning: ") == 2

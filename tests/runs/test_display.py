@@ -83,12 +83,6 @@ def test_words():
     assert [duration(x) for x in (7, 754, 3723)] == ["0:07", "12:34", "1:02:03"]
 
 
-def test_a_step_says_what_else_teaches():
-    progress = Progress("rl", 10)
-    progress.update(0, {"kl": 0.01, "teacher/kl": 0.5, "groups/drawn": 12, "groups/trained": 8}, {})
-    assert progress.summary() == ["8 of 12 groups trained", "KL to reference 0.010", "KL to teacher 0.500"]
-
-
 def lines_of(progress: Progress, width: int, notice: str = "") -> list[str]:
     out = io.StringIO()
     Console(file=out, width=width, force_terminal=False).print(panel(progress, width, notice))

@@ -1,7 +1,6 @@
 """Facts about a run, and what importing the room costs."""
 
 import subprocess
-import sys
 
 from hone.runs import provenance
 
@@ -20,13 +19,3 @@ def test_git_revision_and_dirty_flag(tmp_path, monkeypatch):
     assert provenance.git() == found
     (tmp_path / "a").write_text("2")
     assert provenance.git() == found | {"dirty": True}
-
-
-def test_importing_the_room_is_cheap():
-    code = (
-        "import sys, hone.runs, hone.runs.writer, hone.runs.signals\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'pyarrow', 'wandb', 'matplotlib', 'scipy', 'rich'}\n"
-        "heavy |= {'hone.client', 'hone.serving', 'hone.pages'}\nprint(heavy & sys.modules.keys())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

@@ -252,13 +252,6 @@ def test_settings_that_decide_no_number_may_change(run_dir, capsys):
     assert "Changed" not in capsys.readouterr().out and Run(run_dir).info["exact"] is True
 
 
-def test_a_run_that_an_older_hone_pushed_to_the_hub_is_resumed_exactly(run_dir):
-    with open(run_dir / "config.toml", "a") as file:
-        file.write('[push_to_hub]\nrepo = "me/model"\nprivate = true\nstrategy = "end"\n')
-    with start(run_dir, resume=ResumeConfig()) as run:
-        assert run.start_step == 6 and run.info["exact"] is True and run.info["drift"] == []
-
-
 def test_drift_is_undone_by_a_resume_from_before_it(run_dir):
     """With the settings that the run had then, though config.toml has others since."""
     other = SOURCES | {"data": "f" * 16}

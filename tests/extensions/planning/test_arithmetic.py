@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from hone import hardware
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.extensions.planning.arithmetic import Steps, retained_checkpoints
+from hone.errors import UserError
+from hone.extensions.planning.arithmetic import Lengths, Steps, retained_checkpoints
+from hone.extensions.planning.devices import DEVICES, device_named, this_device
+from hone.extensions.planning.time import times
+from hone.hardware import ram
+from hone.inference.memory import kv_bytes_per_token
+from hone.model.shape import KNOWN
 
 ROOT = Path(__file__).parents[3]
 
@@ -72,3 +79,76 @@ def test_rows_of_sft() -> None:
 def test_checkpoints_written_and_kept(flags: str, written: int, retained: int) -> None:
     config = rl(f"--max-steps 100 {flags}")
     assert (Steps.of(config).checkpoints, retained_checkpoints(config)) == (written, retained)
+
+
+SHAPE = KNOWN["qwen3-0.6b"]
+H100 = DEVICES["h100"]
+
+
+def sft(*flags: str) -> SFTConfig:
+    return parse(SFTConfig, ["--data.path", "x.jsonl", "--max-steps", "10", *flags], "sft")
+
+
+def test_a_step_on_an_h100() -> None:
+    """Eight prompts of 128 tokens with 16 completions of 1,024, sampled at once: each token reads all weights."""
+    flags = ["--orchestrator.env.id", "reverse-text", "--seq-len", "2048", "--inference.kv-gib", "40"]
+    planned = times(parse(RLConfig, flags, "rl"), SHAPE, H100, Lengths(128, 1024, 128, 1024))
+    weights = 28 * SHAPE.layer_matrices * 2 + SHAPE.embedding * 4
+    cached = 128 * (8 / 128 * 128 + 512) * kv_bytes_per_token(SHAPE, "bf16_linear", "cuda")
+    decode = (weights + cached) / (H100.bandwidth * 0.5) + 28 * 300e-6
+    plain = times(
+        parse(RLConfig, [*flags, "--no-inference.cuda-graphs"], "rl"), SHAPE, H100, Lengths(128, 1024, 128, 1024)
+    )
+    prefill = 8 * 128 * 2 * SHAPE.matrices / (989e12 * 0.25)
+    assert plain.sample == pytest.approx(prefill + 1024 * decode)
+    # With graphs nothing waits for a launch, and each completion reads a prompt of its own.
+    cached = 128 * (128 + 512) * kv_bytes_per_token(SHAPE, "bf16_linear", "cuda")
+    assert planned.sample == pytest.approx(prefill + 1024 * (weights + cached) / (H100.bandwidth * 0.5))
+    assert planned.step == pytest.approx(planned.sample + planned.grade + planned.train + planned.other)
+    assert planned.total == planned.start + 100 * planned.step
+
+
+def test_a_validation_is_a_forward_pass_of_what_is_held_out() -> None:
+    planned = times(sft("--no-data.pack", "--val.interval", "5"), SHAPE, H100, pool=640)
+    assert planned.evaluations == 3
+    assert planned.evaluate == pytest.approx(planned.train / 3 * 32 / 16)  # 5 % of 640, a step has 16
+
+
+def test_the_price_is_that_of_the_flag_the_budget_or_the_table() -> None:
+    assert times(sft(), SHAPE, H100).usd_per_hour == H100.usd_per_hour
+    own = sft("--budget.hours", "9", "--budget.usd-per-hour", "12")
+    assert times(own, SHAPE, H100).usd_per_hour == 12
+    assert times(own, SHAPE, H100, usd_per_hour=20).usd_per_hour == 20
+
+
+NAMES = {"h100": "h100", "RTX 4090": "rtx4090", "rtx-4090": "rtx4090", "24gb": "rtx4090", "48GB": "l40s"}
+NAMES |= {"80": "h100", "141": "h200", "a100-80gb": "a100", "a100-40": "a100-40"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_devices_are_found_by_name_and_by_memory(name: str) -> None:
+    assert device_named(name) == DEVICES[NAMES[name]]
+
+
+def test_an_unknown_device_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no device is known as 'h1000': did you mean h100\?"):
+        device_named("h1000")
+
+
+def test_this_machine_has_memory_and_speed() -> None:
+    device = this_device("cpu")
+    assert device.kind == "cpu" and device.free is not None and 0 < device.free <= device.memory * 1.1
+    assert min(device.flops.values()) > 1e8 and device.bandwidth > 1e8
+    assert this_device("cpu", measured=False).flops == {}
+
+
+def test_a_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    monkeypatch.setattr(hardware, "resident_bytes", lambda: 0)
+    (tmp_path / "memory.current").write_text(f"{100 * 2**20}\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert ram()[0] > 300 * 2**20
+    (tmp_path / "memory.max").write_text(f"{300 * 2**20}\n")
+    assert ram() == (300 * 2**20, 200 * 2**20)
+    (tmp_path / "memory.stat").write_text(f"file {90 * 2**20}\ninactive_file {60 * 2**20}\n")
+    assert ram() == (300 * 2**20, 260 * 2**20), "files in the cache make room when it is wanted"

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import tomllib
 import venv
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pytest
 from hone.cli import main
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
 from hone.config.shared import DEFAULT_PRECISION
 from hone.extensions.planning import doctor
+from hone.extensions.planning.config import DoctorConfig
 from hone.extensions.planning.doctor import Finding, Subject, diagnose, lines, verdict
 from hone.extensions.sandbox import sandbox
 from hone.extensions.sandbox.bubblewrap import refusal
@@ -35,6 +38,46 @@ def examined(area: str, subject: Subject = OFFLINE) -> dict[str, Finding]:
 
 def rl(*flags: object) -> Subject:
     return Subject(True, parse(RLConfig, [*map(str, flags)], "rl"))
+
+
+def run_doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
+    code = main(["doctor", "--offline", *flags])
+    return code, capsys.readouterr().out
+
+
+def test_a_page_that_ends_with_a_verdict(here: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4096")
+    code, printed = run_doctor(capsys)
+    lines = printed.splitlines()
+    areas = [line for line in lines[:-1] if line and not line.startswith(" ")]
+    assert areas[:6] == ["python", "packages", "device", "threads", "memory", "disk"]
+    assert areas[6:] == ["system", "ports", "sandbox", "hub", "wandb"]
+    assert any(line.startswith("  warning  OMP_NUM_THREADS ") for line in lines)
+    assert code == 0 and lines[-1].startswith("Ready, with ") and list(here.iterdir()) == []
+
+
+def test_a_run_that_can_not_work(here: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (here / "a.toml").write_text(
+        '[model]\nname = "outputs/none/weights/step_3"\n[wandb]\nproject = "p"\n'
+        '[orchestrator.env]\nid = "no-such-task"\n'
+    )
+    for name, value in (("WANDB_MODE", "online"), ("WANDB_API_KEY", ""), ("NETRC", str(here / "none"))):
+        monkeypatch.setenv(name, value)
+    code, printed = run_doctor(capsys, "--json", "@", "a.toml")
+    found = {(one["area"], one["name"]): one for one in json.loads(printed)["findings"]}
+    assert found["run", "model"]["text"].startswith("there is no model folder outputs/none/weights/step_3")
+    assert "no environment 'no-such-task'" in found["run", "task"]["text"]
+    assert found["wandb", "login"]["status"] == "error" and "wandb login" in found["wandb", "login"]["fix"]
+    assert code == 1 and "3 errors" in json.loads(printed)["verdict"]
+
+
+def test_which_run_a_command_line_means() -> None:
+    assert type(parse(DoctorConfig, ["--offline"], "hone doctor")) is DoctorConfig
+    for name, kind in (("tiny", RLConfig), ("tiny_sft", SFTConfig)):
+        file = ROOT / "examples" / "reverse_text" / f"{name}.toml"
+        config = parse(DoctorConfig, ["@", str(file), "--offline"], "hone doctor")
+        assert isinstance(config, kind) and config.run is not None
+        assert config.offline and config.run.max_steps == tomllib.loads(file.read_text())["max_steps"]
 
 
 def test_verdict_and_lines() -> None:

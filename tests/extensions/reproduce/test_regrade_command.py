@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from refusals import fails
 from run_folders import make_run
 
 from hone.cli import main
+from hone.config.parse import parse
 from hone.environments.task_files import source_digest
+from hone.extensions.reproduce.config import DiffConfig, RegradeConfig
+from hone.extensions.reproduce.regrade import Pair, Recorded, sort_by_typical_length
 from hone.runs.rollouts import write_rollouts
+from hone.types import Example, Outcome, Rollout, Score
 
 TASK = '''
 from hone.environments import Parser, Rubric, SingleTurnEnv
@@ -210,3 +215,41 @@ def test_what_is_no_run_of_rl_is_refused(folder, sft_run, capsys):
     fails(capsys, main(["regrade", str(sft_run)]), "is a run of `hone sft`, which records no rollouts")
     empty = record(folder / "empty", [])
     fails(capsys, main(["regrade", str(empty)]), "has no rollouts yet: there is nothing to grade")
+
+
+def recorded(outcome: Outcome = Outcome.CORRECT, reward: float = 1.0) -> Recorded:
+    score = Score(reward, {"right": float(outcome is Outcome.CORRECT)}, {"right": 1.0}, outcome)
+    return Recorded(0, Example([{"role": "user", "content": "?"}]), Rollout("0-0-0", [], "stop"), "", 1, score)
+
+
+def test_typical_are_those_of_usual_length() -> None:
+    pairs = [Pair(replace(recorded(), text="a" * length), recorded().score) for length in (1, 9, 4, 90, 5)]
+    assert [len(pair.recorded.text) for pair in sort_by_typical_length(pairs)] == [5, 4, 1, 9, 90]
+
+
+def test_what_came_out_the_same() -> None:
+    def pair(old: Recorded, new: Recorded) -> Pair:
+        return Pair(old, new.score)
+
+    right, wrong, failed = recorded(), recorded(Outcome.WRONG, 0.1), recorded(Outcome.GRADER_ERROR, float("nan"))
+    assert pair(right, right).same and pair(failed, recorded(Outcome.GRADER_TIMEOUT, float("nan"))).same
+    assert not pair(right, recorded(reward=1.0 + 2**-52)).same and not pair(right, failed).same
+    assert pair(right, wrong).disagree and not pair(right, failed).disagree and not pair(right, right).disagree
+
+
+@pytest.mark.parametrize(
+    ("cls", "line", "key", "value"),
+    [
+        (RegradeConfig, "--env gsm8k --env.args.mode sparse", "env.args", {"mode": "sparse"}),
+        (RegradeConfig, "@ env.toml --env.args.mode sparse", "env.id", "gsm8k"),
+        (RegradeConfig, "--json --steps 0:2", "as_json.file", None),
+        (RegradeConfig, "outputs/a --json a.json", "as_json.file", Path("a.json")),
+        (DiffConfig, "one two", "b", "two"),
+    ],
+)
+def test_a_line_sets_a_key(cls: type, line: str, key: str, value: object, here: Path) -> None:
+    (here / "env.toml").write_text('env = "gsm8k"\n')
+    config = parse(cls, line.split(), "prog")
+    for name in key.split("."):
+        config = getattr(config, name)
+    assert config == value

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,20 +84,6 @@ def serving(model: Decoder | None = None, port: int = 0, folder: str = "hone/tin
         yield Served(service, renderer, listener.getsockname()[1], stop)
     finally:
         stop()
-
-
-@contextmanager
-def commanded(argv: list[str], folder: Path) -> Iterator[None]:
-    """`hone` at work with these words in a folder, in a process of its own, once it serves."""
-    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
-    command, env = [sys.executable, "-m", "hone.cli", *argv], {**os.environ, "PYTHONPATH": path}
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=env) as server:
-        try:
-            assert server.stdout is not None
-            assert any(line.startswith("stop ") for line in server.stdout), "it did not start"
-            yield
-        finally:
-            server.terminate()
 
 
 class InThread:

@@ -116,14 +116,6 @@ def test_prompts_are_scored_and_repeated(served: Served, temperature: float) -> 
         assert choice.model_extra["token_ids"] == without.model_extra["token_ids"]
 
 
-def test_a_prompt_is_scored_without_sampling(served: Served) -> None:
-    steps = served.service.steps
-    (choice,) = complete(served, max_tokens=0, echo=True, logprobs=0).choices
-    assert choice.logprobs.token_logprobs[1:] == pytest.approx(ENGINE.score([ids_of("Hello")])[0], abs=1e-5)
-    assert (choice.text, choice.model_extra["token_ids"], choice.finish_reason) == ("Hello", [], "length")
-    assert served.service.steps == steps and "prompt_logprobs" not in choice.model_extra
-
-
 def test_a_prompts_likeliest_tokens_as_evaluation_harnesses_ask_for_them(served: Served) -> None:
     """They take a continuation for the greedy one where each of its logprobs is the largest of `top_logprobs`."""
     ids, own = ids_of("Hello"), {"prompt_logprobs": 3}

@@ -53,14 +53,6 @@ def test_a_rollouts_key_gives_its_tokens_and_streaming_gives_the_same(served: Se
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_stop_id_ends_a_sample_and_is_its_last_token(served: Served) -> None:
-    free = ask(served, PATH, body(seed=1))[1]["choices"][0]["token_ids"]
-    stop = free[3]
-    choice = ask(served, PATH, body(seed=1, stop_token_ids=[stop]))[1]["choices"][0]
-    assert choice["token_ids"] == free[: free.index(stop) + 1] and choice["finish_reason"] == "stop"
-    assert choice["logprobs"] is None
-
-
 def test_without_max_tokens_a_sample_fills_the_context(served: Served) -> None:
     ids = (PROMPT * CONTEXT)[: CONTEXT - 2]
     status, answer = ask(served, PATH, {"token_ids": ids, "sampling_params": {"ignore_eos": True}})

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from adding import CALL, SAID, SCHEMA
 from real_server import Served, serving
@@ -127,8 +126,3 @@ def test_text_that_may_begin_a_call_waits_until_it_is_clear(text: str, shown: st
     assert "".join([*shown_parts, last[0]]) == shown
     assert (len(last[1]), last[2]) == (called, "tool_calls" if called else "stop")
     assert not any("<tool_call>" in part for part in shown_parts) and "".join(shown_parts)[:1] == text[0]
-
-
-def test_without_tools_nothing_is_read(calling: Served) -> None:
-    (choice,) = ask(calling, tools=openai.NOT_GIVEN).choices
-    assert choice.message.tool_calls is None and choice.finish_reason in ("stop", "length")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from real_server import Served, commanded, serving
+from real_server import Served, serving
 from recorded import Bench
 from refusals import fails
 from states import lines, steps
@@ -19,10 +15,8 @@ from states import lines, steps
 from hone.cli import main
 from hone.extensions.services.teacher import Teacher
 from hone.model.hf import load_model
-from hone.processes import free_port
 from hone.runs import Run
 
-ROOT = Path(__file__).resolve().parents[3]
 STEPS = 16
 
 
@@ -87,22 +81,6 @@ def test_it_is_replayed_and_verified_without_the_teacher(taught: Path, bench: Be
     assert "verdict       equal" in capsys.readouterr().out
 
 
-def test_a_teacher_with_another_tokenizer_is_refused_before_anything_is_written(
-    bench: Bench, teacher, monkeypatch, capsys
-):
-    other = shutil.copytree(bench.folder / "model", bench.folder / "other")
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
-    first, second = (tokenizer["model"]["vocab"][c] for c in "ab")
-    tokenizer["model"]["vocab"] |= {"a": second, "b": first}
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    monkeypatch.chdir(bench.folder)
-    argv = ["rl", "--model.name", "other", "--output-dir", "refused", "--orchestrator.env.id", "parity", "--no-audit"]
-    capsys.readouterr()
-    code = main([*argv, "--seq-len", "48", "--orchestrator.sampling.max-tokens", "10", *flags(teacher)])
-    fails(capsys, code, "serves hone/tiny, which has another tokenizer than the policy, so it can't score")
-    assert not (bench.folder / "refused").exists()
-
-
 def test_a_teacher_that_goes_away_costs_no_finished_step(bench: Bench, guesser: Path, monkeypatch, capsys):
     ask, asked = Teacher.__call__, list[int]()
     with serving(load_model(guesser, precision="fp32")) as served:
@@ -127,20 +105,3 @@ def test_a_teacher_that_goes_away_costs_no_finished_step(bench: Bench, guesser: 
         assert main([*again, "--max-steps", "5", "--teacher.coef", "2"]) == 2, "its weight does"
     assert "teacher.coef (1.0, now 2.0)" in capsys.readouterr().err
     assert Run(out).info["status"] == "done" and steps(out / "metrics.jsonl") == [0, 1, 2, 3, 4]
-
-
-def test_the_commands_of_the_page_run(tmp_path: Path, tiny_model_dir: Path, monkeypatch, capsys):
-    page = (ROOT / "docs/training.md").read_text().split("\n## Learn from a teacher\n")[1].split("\n## ")[0]
-    (block,) = re.findall(r"^```bash\n(.*?)\n```", page, re.MULTILINE | re.DOTALL)
-    serve, train = map(shlex.split, block.splitlines())
-    shutil.copytree(tiny_model_dir, tmp_path / "outputs/tiny-rl/weights/step_150")
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    port = str(free_port())
-    with commanded([word.replace("8001", port) for word in serve], tmp_path):
-        monkeypatch.chdir(tmp_path)
-        few = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir), "--precision", "fp32"]
-        few += ["--orchestrator.eval", "None", "--orchestrator.batch-size", "16"]
-        assert main([*(word.replace("8001", port) for word in train), *few]) == 0
-    assert "Weights: outputs/taught/weights/step_1" in capsys.readouterr().out
-    first = lines(tmp_path / "outputs/taught/metrics.jsonl")[0]
-    assert first["teacher/kl"] == pytest.approx(0, abs=0.01), "it is its own teacher"

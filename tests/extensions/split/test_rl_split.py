@@ -19,7 +19,6 @@ from split_runs import (
     alive,
     consumed_once,
     draws,
-    free_ports,
     hone,
     records,
     small_run,
@@ -68,23 +67,6 @@ def test_when_the_server_is_killed_the_run_goes_on_from_what_it_saved_then(begin
     assert (run.out / "logs" / "inference.log").read_text().count("Serving ") == 2
 
 
-def test_one_of_two_servers_that_is_killed_is_replaced_and_the_other_does_its_work(begin, small):
-    run = begin(*small, "--inference.replicas", "2", "--inference.port", str(free_ports(2)))
-    run.hold()
-    run.at_step(3)
-    pid = run.pids("inference")[1]
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: sum(log.read_text().count("Serving ") for log in (run.out / "logs").glob("inference-*.log")) == 3)
-    run.let_go()
-    assert run.ended() == 0, run.output
-    assert "is lost" in run.output and "is back, and has version" in run.output
-    assert re.search(rf"The inference server \d \(pid {pid}\) was ended by SIGKILL: starting it again", run.output)
-    consumed_once(run.out)
-    events = [event for event in records(run.out / "events.jsonl") if event["kind"] in ("server", "restart")]
-    assert [event.get("change") for event in events] == ["lost", "back"], "and trainer and orchestrator went on"
-    assert list((run.out / "superseded").glob("*")) == []
-
-
 def shared_folder_of(run: Run) -> Path:
     """The folder in memory that the launcher has named to the server."""
     (pid,) = run.pids("inference")
@@ -114,24 +96,6 @@ def test_weights_pass_through_memory_that_the_next_run_frees_if_this_one_is_kill
     assert again.ended() == 0, again.output
     consumed_once(again.out)
     assert not memory_of_again.exists()
-
-
-def test_a_rank_that_is_killed_takes_the_run_back_to_the_last_checkpoint(begin, small):
-    run = begin(*small, "--trainer.ranks", 2)
-    run.hold()
-    run.at_step(3)
-    first, second = run.pids("trainer")
-    os.kill(second, signal.SIGKILL)
-    run.let_go()
-    assert run.ended() == 0, run.output
-    cause = (
-        f"The trainer's rank 1 (pid {second}) was ended by SIGKILL: starting trainer and orchestrator again from the"
-    )
-    assert cause in run.output
-    consumed_once(run.out)
-    (event,) = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
-    assert (event["role"], event["rank"]) == ("trainer", 1)
-    assert not alive(f"/proc/{first}")
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -198,28 +162,6 @@ def sections(folder: Path, warm_model: Path, port: int) -> list[str]:
     client = f'[client]\nbase_url = "http://localhost:{port}/v1"\n'
     (folder / "orch.toml").write_text(f"{shared}{batch}{model}[sampling]\nmax_tokens = 16\n{client}")
     return ["--trainer", "@", "train.toml", "--orchestrator", "@", "orch.toml", "--no-audit"]
-
-
-def test_two_files_use_the_server_that_is_up_and_say_how_to_start_one(begin, warm_model, tmp_path):
-    port = free_port()
-    argv = sections(tmp_path, warm_model, port)
-    missing = begin(*argv)
-    assert missing.ended() == 2
-    assert "start one with `inference --model.name" in missing.output and f"localhost:{port}" in missing.output
-    start = f"inference --model.name {warm_model} --output-dir out --port {port} --precision fp32"
-    server = Command(start.split(), tmp_path)
-    try:
-        server.says("Serving")
-        run = begin(*argv)
-        assert run.ended() == 0, run.output
-        assert (
-            f"the server that is up at http://localhost:{port}/v1" in run.output and "inference.log" not in run.output
-        )
-        assert server.process.poll() is None, "it is not the run's to end"
-        consumed_once(run.out)
-    finally:
-        server.signal(signal.SIGTERM)
-        assert server.ended() == 0
 
 
 def test_roles_that_are_started_alone_in_any_order(warm_model, tmp_path):

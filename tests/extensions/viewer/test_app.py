@@ -15,7 +15,7 @@ from run_folders import make_run
 
 from hone.errors import UserError
 from hone.extensions.viewer.catalog import Catalog
-from hone.extensions.viewer.site import json_block, with_code
+from hone.extensions.viewer.site import json_block
 
 
 @pytest.fixture
@@ -74,10 +74,6 @@ def test_only_hones_scripts_run(root) -> None:
 def test_json_in_a_page_ends_no_element() -> None:
     text = json_block({"a": "</script><script>alert(1)</script>\u2028"})
     assert "<" not in text and json.loads(text) == {"a": "</script><script>alert(1)</script>\u2028"}
-
-
-def test_code_in_a_sentence_is_set_as_code_and_nothing_else() -> None:
-    assert with_code("see `hone eval <b>` and a ` alone") == "see <code>hone eval &lt;b&gt;</code> and a ` alone"
 
 
 def test_halves_of_characters_end_no_page(root) -> None:

@@ -7,13 +7,10 @@ import re
 from html import unescape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from made_runs import client
 from run_folders import held, make_run, write_lines
-
-from hone.extensions.viewer.site import ASSETS
 
 HOSTILE = """it's "<script>alert(1)</script>" & co"""
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
@@ -163,21 +160,6 @@ def test_a_run_at_work_is_shown_with_its_progress(tmp_path: Path) -> None:
         assert 'data-live="1"' in text and '<progress max="1" value="0.2308">' in text
 
 
-def test_names_of_runs_are_shown_and_never_obeyed(tmp_path: Path) -> None:
-    name = HOSTILE.replace("/", "-")
-    run = rl_run(tmp_path / name)
-    (run / "config.toml").write_text("max_steps = 3\n")  # the fixture's has its folder in it
-    for address in ("/", f"/run/{quote(name)}/", f"/curves/?runs={quote(name)}"):
-        response = client(tmp_path).get(address)
-        assert response.status_code == 200, (address, response.text[-900:])
-        assert "<script>alert" not in response.text and "alert(1)" in response.text
-
-
-def test_a_folder_without_runs_says_what_would_fill_it(tmp_path: Path) -> None:
-    assert "No run yet" in client(tmp_path).get("/").text
-    assert "No run yet" in client(tmp_path).get("/curves/").text
-
-
 # The overview.
 
 
@@ -275,17 +257,6 @@ def test_an_sft_run(tmp_path: Path) -> None:
     assert not any(chart["opens"] for chart in charts.values()) and "A click on a point" not in text, (
         "it has no samples"
     )
-
-
-def test_areas_that_lie_on_each_other_have_colors_of_their_own(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", steps=1)
-    phases = ("sample", "grade", "train", "publish", "evaluate", "validate", "checkpoint", "export", "record")
-    write_lines(run / "timings.jsonl", [clock(0, **{f"time/{name}": 0.1 for name in phases})])
-    charts = {chart["id"]: chart for chart in charts_of(client(tmp_path).get("/run/a/").text)["charts"]}
-    names = [line["color"] for line in charts["timings"]["lines"]]
-    for theme in re.findall(r"\{\s*color-scheme: .*?\}", (ASSETS / "hone.css").read_text(), re.DOTALL):
-        colors = dict(re.findall(r"--(\w+): (#\w+)", theme))
-        assert len({colors[name] for name in names}) == len(phases)
 
 
 def test_in_mode_split_phases_of_other_processes_are_no_part_of_a_step(tmp_path: Path) -> None:

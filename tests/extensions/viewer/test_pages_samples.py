@@ -174,12 +174,6 @@ def test_a_long_completion_is_folded_and_can_be_unfolded(tmp_path: Path) -> None
     assert len(ask.get("/run/a/step/0/").text) < 20_000
 
 
-def test_without_a_tokenizer_the_text_is_there(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs" / "a", {0: [row("some text")]}, with_tokenizer=False)
-    page = client(tmp_path / "runs").get("/run/a/sample/0/0/").text
-    assert '<pre class="said">some text</pre>' in page and "there is no tokenizer" in page and "<span title" not in page
-
-
 def spelled(parts: list[tuple[str, bool]]) -> tuple[list[list[int]], list[bool], list[int]]:
     """Ids of each text, and of all in a row, with a mask of those that were sampled."""
     ids = [encode(text) for text, _ in parts]
@@ -222,18 +216,6 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
     assert "its turns are not those that were sampled" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
 
 
-def test_pages_while_a_run_is_rolled_back(root: Path) -> None:
-    ask = client(root)
-    assert ask.get(f"{RUN}/search/?q=answer").status_code == 200
-    (root / "odd 'n' <i>" / "rollouts" / "step_000000.parquet").unlink()
-    assert ask.get(f"{RUN}/sample/0/0/").status_code == 404 and ask.get(f"{RUN}/step/0/").status_code == 404
-    (root / "odd 'n' <i>" / "rollouts" / "step_000002.parquet").write_bytes(b"PAR1")
-    broken = ask.get(f"{RUN}/step/2/")
-    assert broken.status_code == 400 and "is damaged" in broken.text
-    page = ask.get(f"{RUN}/search/?q=alert").text
-    assert "step_000002.parquet is left out" in html.unescape(page) and 'data-hits="3"' in page
-
-
 def test_search_shows_what_it_found_where(root: Path) -> None:
     ask = client(root)
     page = ask.get(f"{RUN}/search/?q=%22%3Canswer%3E4%22").text
@@ -257,13 +239,6 @@ def test_a_prompt_leads_to_its_completions_at_all_steps(root: Path) -> None:
     page = ask.get(found).text
     assert 'data-hits="10"' in page and page.index("step 0 / 1") < page.index("step 2 / 0") < page.index("step 9 / 6")
     assert 'name="example" value="e0"' in page and 'data-hits="0"' in ask.get(f"{RUN}/search/?example=%ED%A0%80").text
-
-
-def test_a_run_without_completions_says_what_would_fill_the_pages(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs" / "a", {})
-    ask = client(tmp_path / "runs")
-    assert "No completions yet" in ask.get("/run/a/search/").text
-    assert "an RL run has them" in ask.get("/run/a/step/0/").text
 
 
 def test_a_component_that_is_no_number_breaks_no_page(tmp_path: Path) -> None:

@@ -56,12 +56,6 @@ def test_a_log_that_grows_or_is_rolled_back_is_read_again(tmp_path: Path) -> Non
     assert read_series(tmp_path).column("reward/mean").tolist() == [0.0, 0.9]
 
 
-def test_what_no_log_has_yet_is_empty(tmp_path: Path) -> None:
-    assert read_series(tmp_path).names == [] and to_json(read_series(tmp_path), ["loss"])["series"] == {
-        "loss": {"y": []}
-    }
-
-
 def test_tokens_and_hours_are_those_that_a_step_began_with(tmp_path: Path) -> None:
     last = {"step": 3, "eval/t/reward/mean": 0.5}
     found = axes(series_of(tmp_path, [line(0), line(1), line(2), last], [clock(0), clock(1), clock(2)]))

@@ -104,11 +104,6 @@ def test_results_have_pages_and_a_count(tmp_path: Path) -> None:
     assert store.search(Query(q="number", page=9)).rows == []
 
 
-def test_what_was_found_is_told(store: Store) -> None:
-    assert store.search(Query(q="WAIT", sort="oldest")).found == ["Wait", "wait", "wait"]
-    assert set(store.search(Query()).found) == {""}
-
-
 @pytest.mark.parametrize("damage", ["empty", "foreign", "torn", "garbled"])
 def test_a_damaged_file_is_left_out_and_named(store: Store, damage: str) -> None:
     path = store.run.path / "rollouts" / "step_000003.parquet"
@@ -188,3 +183,26 @@ def test_the_database_can_not_be_made_to_write_or_load_anything() -> None:
     output = dict(zip(*columns.values(), strict=True))
     assert output["temp_directory"] == "" and output["autoinstall_known_extensions"] == "false"
     assert output["lock_configuration"] == "true" and "MiB" in output["memory_limit"]
+
+
+def test_an_address_is_read_as_a_query() -> None:
+    given = {"q": 'a "b c"', "reward_min": "0.5", "first": "3", "page": "2", "outcome": "", "other": "x"}
+    assert Query.from_address(given) == Query(q='a "b c"', reward_min=0.5, first=3, page=2)
+    assert not Query(q="a", sort="oldest").filtered and Query(first=0).filtered
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ({"outcome": "good"}, "outcome cannot be 'good': it is one of grader_error"),
+        ({"reward_min": "much"}, "reward_min is 'much', which is no number"),
+        ({"first": "1.5"}, "first is '1.5', which is no whole number"),
+        ({"length_max": "1" * 30}, "give a number"),
+        ({"page": "0"}, "no page 0"),
+        ({"q": "x" * 1001}, "1,001 characters"),
+        ({"sort": "1; DROP TABLE x"}, "sort cannot be"),
+    ],
+)
+def test_what_cannot_be_asked_costs_a_sentence(text: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Query.from_address(text)

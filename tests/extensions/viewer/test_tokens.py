@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from hone.errors import UserError
 from hone.extensions.viewer import vocabulary
 from hone.extensions.viewer.store import Store
-from hone.extensions.viewer.tokens import QUANTITIES, read_tokens
+from hone.extensions.viewer.tokens import read_tokens
 from hone.extensions.viewer.vocabulary import Vocabulary
 from hone.runs import Run
 
@@ -178,9 +178,3 @@ def test_in_a_very_long_text_tokens_of_one_colour_are_one_element(
     run, one = sampled(tmp_path, "ab<c")
     tokens = read_tokens(run, one, tiny)
     assert spans(tokens.painted(range(5), "none")) == [("", "", "ab<c"), ("sp", "", "<|im_end|>")]
-
-
-def test_a_legend_has_the_ranges_of_its_levels() -> None:
-    assert QUANTITIES["logprob"].legend()[:2] == [("", "below 0.1"), ("l1", "0.1 to 0.5")]
-    gap = QUANTITIES["gap"].legend()
-    assert gap[0] == ("m5", "−0.5 and more") and gap[5] == ("", "below 0.001 either way") and gap[6][0] == "l1"
