@@ -19,9 +19,7 @@ import numpy as np
 import parser_drift
 import pytest
 import sampling
-import serving
 import torch
-import viewer
 from gpu import measures
 from gpu import run as gpu_run
 from limits import sampling_limits
@@ -44,7 +42,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         out = tmp_path / "results" / "out.json"
         main([*flags, "--out", str(out)])
         result = json.loads(out.read_text())
-        assert capsys.readouterr().out.endswith(json.dumps(result, indent=2) + "\n")
+        assert capsys.readouterr().out.endswith(out.read_text())
         return result
 
     return of
@@ -56,14 +54,15 @@ def test_sampling(run) -> None:
     tiny, large, group = result["tiny"], result["large_1"], result["group"]
     assert set(tiny["tokens_per_second"]) == {"hone_fp32", "hone_bf16_linear", "transformers_float32"}
     assert set(large["tokens_per_second"]) == {"hone_bf16", "transformers_bfloat16"}
-    (row,) = tiny["rounds"]
-    assert tiny["tokens_per_second"] == row and min(row.values()) > 0
-    assert tiny["speedup"] == {"hone_fp32_vs_transformers_float32": row["hone_fp32"] / row["transformers_float32"]}
+    row = tiny["tokens_per_second"]
+    assert tiny["rounds"] == 1 and min(row.values()) > 0
+    ratio = pytest.approx(row["hone_fp32"] / row["transformers_float32"], rel=1e-5)
+    assert tiny["speedup"] == {"hone_fp32_vs_transformers_float32": ratio}
     for case, precisions in ((tiny, {"fp32", "bf16_linear"}), (large, {"bf16"})):
         assert set(case["limits_tokens_per_second"]) == precisions
     for precision in ("fp32", "bf16_linear"):
         seconds = group[precision]["seconds"]
-        assert group[precision]["cheaper"] == seconds["separate"] / seconds["shared"]
+        assert group[precision]["cheaper"] == pytest.approx(seconds["separate"] / seconds["shared"], rel=1e-5)
         limits = group[precision]["limits_seconds"]
         assert (
             0 < limits["shared"]["arithmetic"] < limits["separate"]["arithmetic"] and limits["shared"]["bandwidth"] > 0
@@ -85,34 +84,15 @@ def test_speedups_count_the_fastest_of_the_others_in_each_round() -> None:
 
 def test_grading(run) -> None:
     result = run(grading.main, "--quick", "--cases", "math", "startup")
-    (row,) = result["math"]["rounds"]
-    assert result["math"]["answers_per_second"] == row and min(row.values()) > 0
-    assert result["math"]["one_worker_vs_plain"] == row["pool_one"] / row["plain_one"]
-    assert result["math"]["speedup_vs_plain"] == row["pool_all"] / row["plain_all"]
+    row = result["math"]["answers_per_second"]
+    assert result["math"]["rounds"] == 1 and min(row.values()) > 0
+    assert result["math"]["one_worker_vs_plain"] == pytest.approx(row["pool_one"] / row["plain_one"], rel=1e-5)
+    assert result["math"]["speedup_vs_plain"] == pytest.approx(row["pool_all"] / row["plain_all"], rel=1e-5)
     assert result["startup"]["pool"]["round_trip_microseconds"] > 0
 
 
 def test_grading_compares_each_answer_once() -> None:
     assert len({pair for turn in range(3) for pair in grading.workload(100, turn)}) == 300
-
-
-def test_serving(run) -> None:
-    flags = ("--servers", "hone", "--clients", "4", "--rounds", "1", "--warm", "0.2", "--seconds", "4")
-    figures = run(serving.main, *flags)["medians"]["hone"]
-    assert figures["tokens_per_second"] > 0
-    assert 0 < figures["first_token_ms_p50"] <= figures["first_token_ms_p99"]
-
-
-def test_viewer(run, tmp_path: Path) -> None:
-    result = run(viewer.main, "--run", str(tmp_path / "run"), "--steps", "8", "--completions", "16", "--rounds", "1")
-    workload, seconds = result["workload"], result["seconds"]
-    assert (workload["steps"], workload["completions"]) == (8, 16) and workload["tokens"] > 8 * 16 * 100
-    assert min(workload["bytes"].values()) > 0
-    assert {"first_page", "launch", "run", "curves", "step", "sample"} <= set(seconds)
-    assert all(0 < one["least"] <= one["median"] <= one["most"] for one in seconds.values())
-    assert seconds["first_page"]["most"] < seconds["launch"]["least"]
-    assert result["hits"]["absent"] == 0 < result["hits"]["common"] <= 8 * 16
-    assert 0 < result["peak_memory_bytes"]["start"] <= result["peak_memory_bytes"]["end"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
