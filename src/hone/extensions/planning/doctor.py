@@ -321,9 +321,7 @@ def check_wandb(subject: Subject) -> Iterator[Row]:
     mode = (wanted and wanted.mode) or os.environ.get("WANDB_MODE", "online")
     netrc = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     bad, asks = ("error", "the run asks for it") if wanted else ("ok", "only --wandb needs it")
-    if installed_version("wandb") is None:
-        yield "login", bad, f"wandb is not installed; {asks}", install_command("wandb")
-    elif mode in ("offline", "disabled", "dryrun"):
+    if mode in ("offline", "disabled", "dryrun"):
         yield judge("login", f"not needed: mode {mode}")
     elif os.environ.get("WANDB_API_KEY") or "wandb" in _text(netrc):
         yield judge("login", "a key is there")
