@@ -187,7 +187,7 @@ def run_apart(program: str) -> tuple[str, str]:
 def check_device(subject: Subject) -> Iterator[Row]:
     out, problem = run_apart(TORCH)
     if problem:
-        yield judge("torch", "can't be imported", problem, install_command("torch>=2.11"), "error")
+        yield judge("torch", "can't be imported", problem, install_command("torch>=2.11,<2.15"), "error")
         return
     version, build, gpus = json.loads(out.splitlines()[-1])
     yield judge("torch", f"{version}, a build for {f'CUDA {build}' if build else 'CPUs'}")
@@ -204,7 +204,7 @@ def check_device(subject: Subject) -> Iterator[Row]:
     else:
         problem = f"this torch (CUDA {build}) can't use it" if build else "this torch is a build for CPUs"
         fix = "nvidia-smi   # does the driver answer, and is it new enough? In a container: docker run --gpus all"
-        fix = fix if build else install_command("--force-reinstall", "torch>=2.11")
+        fix = fix if build else install_command("--force-reinstall", "torch>=2.11,<2.15")
         yield judge("GPU", "there is one", problem, fix, "error")
 
 
