@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install wheel quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-triton test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
+.PHONY: help install wheel quickstart smollm2 dev test test-all test-ci test-most test-suites test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-triton test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -18,7 +18,8 @@ help:
 	@echo "make smollm2      the same with a pretrained model of 135M parameters: half an hour on two cores"
 	@echo "make test         run the tests; they and what follows bring tools that hone itself does not need"
 	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart and an extension there"
-	@echo "make test-all     all of these suites, and check and docs: hours; .ci/run takes a fixed part of it (EVERY=32)"
+	@echo "make test-all     all of these suites, and check and docs: hours"
+	@echo "make test-ci      what .ci/run runs: check, test, docs, and a fixed part of the other suites"
 	@echo "make test-audit   audit the built-in tasks, and a zoo of broken rewards"
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
 	@echo "make test-split   runs of several processes: roles, ranks, and what kills them"
@@ -76,18 +77,24 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
 
-# All but four suites in one run, so that they are collected once and no core waits at the end of each. EVERY=16 leaves
-# the long contracts one case in sixteen, always the same ones; after MINUTES no test begins, and the summary says how many
-# were left out: the suites of SUITES in tests/conftest.py come last.
-MINUTES := 600
-test-all: test-most test-browser test-smollm2 test-triton test-apart test-cluster check docs
+# A failure of the core or of a contract shows first.
+test-all: test test-most test-browser test-smollm2 test-triton test-apart test-cluster check docs
 
-test-most: dev verifiers-env verifiers-v0-env
+test-most: verifiers-v0-env test-suites
+
+# Of the long contracts one case in 32, of other suites the files of IN_CI in tests/conftest.py; not real vLLM, SmolLM2,
+# Triton's interpreter, a cluster and verifiers v0.
+test-ci: check test
+	@$(MAKE) --no-print-directory test-suites EVERY=32 PART=ci
+	@$(MAKE) --no-print-directory test-browser test-wheel docs
+
+# These suites run together, so that they are collected once and no core waits at the end of each.
+PART := all
+test-suites: dev verifiers-env
 	@command -v bwrap >/dev/null || { echo "error: the tests of the sandbox need bubblewrap" >&2; exit 2; }
 	@$(PIP) --quiet --editable ".[dev,bench,reasoning-gym]"
-	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) HONE_UNTIL=$$(( $$(date +%s) + 60 * $(MINUTES) )) \
-		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not wheel and not vllm and not smollm2 and not browser and not cluster and not triton" \
-		-rs --durations=40
+	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) HONE_PART=$(PART) $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+		-m "split or device or adapters or sandbox or audit or trl or deletable or long" -rs --durations=40
 
 # Each has an environment of its own, and one process that works: together they use two cores.
 test-apart: dev

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,6 +57,9 @@ OUTGROWN = (80, ["falling_reward", "unparsable"])
 """Counting-aloud: from step 80 on words have eight letters, and who counts along gives the answer too late."""
 LAST = 10
 """Steps at a run's end that say whether it is healthy."""
+NOT_READ = ("eval/", "canary/", "staleness/", "reward/std", "groups/f", "lr", "loss", "logprob_gap/", "dropped")
+NOT_READ += ("ratio_clamped", "optimizer/", "tokens/")
+"""Beginnings of metrics that no rule reads; they are not recorded."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -173,8 +176,7 @@ def metrics_of(name: str, run: Path) -> list[dict[str, Any]]:
     """The run's steps, each with the name of the run, and the first with the weights of the reward's components."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rows = [
-        {"run": name}
-        | {key: value for key, value in line.items() if not key.startswith(("eval/", "canary/", "staleness/"))}
+        {"run": name} | {key: value for key, value in line.items() if not key.startswith(NOT_READ)}
         for line in lines
         if "reward/mean" in line or "groups/trained" in line
     ]
@@ -186,7 +188,7 @@ def save(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes rows, floats with four digits."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: [_rounded(row.get(name)) for row in rows] for name in names}
-    pq.write_table(pa.table(columns), path, compression="zstd")
+    pq.write_table(pa.table(columns), path, compression="zstd", compression_level=22, use_dictionary=cast(Any, ["run"]))
 
 
 def _rounded(value: Any) -> Any:

@@ -165,7 +165,7 @@ def measure_math(count: int, rounds: int, workers: int) -> dict[str, Any]:
         "answers_per_second": figures,
         "one_worker_vs_plain": median(row["pool_one"] / row["plain_one"] for row in rows),
         "speedup_vs_plain": median(row["pool_all"] / row["plain_all"] for row in rows),
-        "rounds": rows,
+        "rounds": len(rows),
     }
     if "pebble_all" in sides:
         result["pool_vs_pebble"] = median(row["pool_all"] / row["pebble_all"] for row in rows)

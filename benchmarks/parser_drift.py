@@ -63,8 +63,13 @@ def drift(seed: int, folder: Path, max_steps: int | None = None) -> dict[str, An
         finding["name"] for check in audit["checks"] for finding in check["findings"] if finding["verdict"] == "fail"
     ]
     regrade = json.loads(scores.read_text())
-    kept = ("completions", "failed", "check", "verdict")
-    found = {"curve": curve(rl), "regrade": {name: regrade[name] for name in kept}}
+    verdict = regrade["verdict"]
+    for steps in ("from", "to"):
+        verdict[steps] = {name: verdict[steps][name] for name in ("first", "last", "recorded", "regraded")}
+    found = {
+        "curve": curve(rl),
+        "regrade": {name: regrade[name] for name in ("completions", "failed", "check", "verdict")},
+    }
     return {"seed": seed, "cpu_seconds": seconds, "audit": fails} | found
 
 

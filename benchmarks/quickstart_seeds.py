@@ -43,7 +43,7 @@ def main() -> None:
         summary = json.loads((ROOT / folder / "summary.json").read_text())
         for row in summary["rows"]:
             row["weights"] = Path(row["weights"]).name
-            row["samples"] = row["samples"] if args.model != "tiny" else []  # those of the tiny model are in the README
+            row.pop("samples", None)
         runs.append(summary)
     result = {
         "runs": runs,

@@ -105,7 +105,7 @@ def measure_sampling(folder: Path, args: argparse.Namespace, threads: int, rates
         "tokens_per_second": {name: median(row[name] for row in rounds) for name in sides},
         "faster": {peer: faster(rounds, peer, least=False) for peer in ("transformers", "vllm")},
         "limits_tokens_per_second": limits,
-        "rounds": rounds,
+        "rounds": len(rounds),
     }
 
 
@@ -116,14 +116,15 @@ def measure_rl(folder: Path, args: argparse.Namespace, threads: int, rates: dict
     first = next(iter(steps.values()))
     prompt = len(first.settings.renderer.prompt_ids([{"role": "user", "content": prompt_texts(0, 1)[0]}]))
     parameters = first.trainer.model.num_parameters
-    rounds, phases = [], []
+    rounds, phases = [], {name: {"sample": [], "train": []} for name in steps}
     for number in range(args.rounds):
         row = {}
         for name, step in steps.items():
             step(0)
             timed = [step(1 + index) for index in range(STEPS)]
             row[name] = median(one["step"] for one in timed)
-            phases.append({"side": name, "sample": timed[-1]["sample"], "train": timed[-1]["train"]})
+            for phase, seconds in phases[name].items():
+                seconds.append(timed[-1][phase])
         for dtype in THEIRS:
             if dtype == args.slower:
                 continue
@@ -139,10 +140,10 @@ def measure_rl(folder: Path, args: argparse.Namespace, threads: int, rates: dict
     return {
         "workload": {**asdict(sizes), "prompt_tokens": prompt},
         "seconds": {name: median(row[name] for row in rounds if name in row) for name in rounds[0]},
-        "hone_phases": phases,
+        "hone_phases": {n: {p: median(v) for p, v in by_phase.items()} for n, by_phase in phases.items()},
         "faster": {"trl": faster(rounds, "trl")},
         "limit_seconds": {n: limit_seconds(parameters, trained, sampled, r) for n, r in rates["gflops"].items()},
-        "rounds": rounds,
+        "rounds": len(rounds),
     }
 
 
@@ -171,7 +172,7 @@ def measure_sft(folder: Path, args: argparse.Namespace, threads: int, rates: dic
         "seconds": {name: median(row[name] for row in rounds) for name in sides},
         "faster": {"transformers": faster(rounds, "transformers")},
         "limit_seconds": limits,
-        "rounds": rounds,
+        "rounds": len(rounds),
     }
 
 

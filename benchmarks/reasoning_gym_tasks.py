@@ -4,8 +4,7 @@
 
 Of each task the first rows are made and scored as the adapter does it: whether its own answer, read from `<answer>`
 tags, gets full marks; whether a second process makes the same rows and gives the same scores; what a list of senseless
-answers is worth, and how often scoring one fails; the seconds for a row. No answer is evaluated: tasks that would do so
-are left out.
+answers is worth, and how often scoring one fails. No answer is evaluated: tasks that would do so are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from recording import show
@@ -51,9 +49,7 @@ def observed(task: str, rows: int) -> dict[str, Any]:
     """The rows of a task, and the scores (None: scoring failed) of their answers and of the senseless ones."""
     answer, parser = start(task, {"seed": 0}), AnswerParser(str)
     answer(["check"])
-    started = perf_counter()
     entries = [answer(["entry", i]) for i in range(rows)]
-    seconds = (perf_counter() - started) / rows
 
     def score(index: int, text: str) -> float | None:
         try:
@@ -66,7 +62,6 @@ def observed(task: str, rows: int) -> dict[str, Any]:
         "entries": entries,
         "own": [score(i, text) for i, text in read.items() if text is not None],
         "senseless": [[score(i, text) for i in range(ASKED_OF)] for text in SENSELESS],
-        "seconds": seconds,
     }
 
 
@@ -76,14 +71,13 @@ def summary(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return {
         "answers": len(first["own"]),
         "right": sum(map(full, first["own"])),
-        "repeatable": repr(first | {"seconds": 0}) == repr(second | {"seconds": 0}),
+        "repeatable": repr(first) == repr(second),
         "senseless_right": [
             text
             for text, values in zip(SENSELESS, first["senseless"], strict=True)
             if all(map(full, values)) and any(text != right for _, right in first["entries"][:ASKED_OF])
         ],
         "senseless_failed": round(senseless.count(None) / len(senseless), 3),
-        "seconds_per_row": round(first["seconds"], 4),
     }
 
 

@@ -95,7 +95,7 @@ def measured(name: str, counts: list[int], number: int) -> list[dict[str, Any]]:
                     "workload": {"model": name, "groups": groups, "group": GROUP, "new_tokens": tokens},
                     "tokens_per_second": {count: median(row[count] for row in rounds) for count in counts},
                     "ratio": {count: median(row[count] / row[counts[0]] for row in rounds) for count in counts},
-                    "rounds": rounds,
+                    "rounds": len(rounds),
                 }
             )
     return found

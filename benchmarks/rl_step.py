@@ -278,7 +278,7 @@ def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:
         "profile": {name: profile_step(hone[name]) for name in ("fp32", "bf16_linear")},
         "arithmetic_limit_seconds": {n: limit_seconds(parameters, trained, sampled, r) for n, r in rates.items()},
         "gemm_gflops": rates,
-        "rounds": rounds,
+        "rounds": len(rounds),
         "versions": {"torch": torch.__version__, "trl": trl_version(), "python": platform.python_version()},
     }
     if trl_version():

@@ -243,7 +243,7 @@ def measure(
         "limits_tokens_per_second": {p: sampling_limits(config, p, *shape, gflops, gigabytes) for p in precisions},
         "gemm_gflops": gflops,
         "read_gigabytes_per_second": gigabytes,
-        "rounds": rounds,
+        "rounds": len(rounds),
         "vllm": vllm_version,
     }
 

@@ -1,4 +1,4 @@
-"""A large run of RL that nobody trained, written by hone's own writers, to look at: see viewer.py.
+"""A large run of RL that nobody trained, written by hone's own writers: what the browser tests look at.
 
     .venv/bin/python benchmarks/viewer_run.py outputs/viewer-run --steps 1000 --completions 512
 

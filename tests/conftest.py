@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,12 +21,15 @@ import pytest
 from recorded import Bench
 
 LONG_FILES = ("test_docs.py", "test_invariant.py")
-"""Begun with, so that no worker is left with one of them when the others are done."""
-SUITES = ("split", "device", "adapters", "sandbox", "audit", "long")
-"""Marks of what comes last where several suites run together."""
-UNTIL = float(os.environ.get("HONE_UNTIL", "inf"))
-"""Seconds since the epoch after which no test begins: CI has a limit, and machines of very different speed."""
-
+"""Run after the contracts and before all others, so that no worker ends with one of them."""
+IN_CI = {
+    "split": {"test_launch.py", "test_rl_split.py", "test_sft_ranks.py"},
+    "device": {"test_counts.py", "test_decoding.py", "test_fake_cuda.py", "test_head.py", "test_updates.py"},
+    "adapters": {"test_reasoning_gym.py", "test_verifiers.py"},
+    "sandbox": {"test_escapes.py", "test_sandbox.py"},
+    "audit": {"test_preflight.py", "test_reward.py"},
+}
+"""Files of each suite that run with HONE_PART=ci; `make test-all` runs all. Of the long contracts see HONE_EVERY."""
 
 WHOLE = {
     "commands/test_trust.py": "every command that opens a run",
@@ -44,24 +46,20 @@ if not any((Path(__file__).parents[1] / "src/hone/extensions").glob("*/extension
     collect_ignore = [*WHOLE]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from hone.extension import extensions
 
     for item in items:
         if gone := {name for mark in item.iter_markers("needs") for name in mark.args} - extensions().keys():
             item.add_marker(pytest.mark.skip(reason=f"needs the extension {min(gone)}"))
 
-    def order(item: pytest.Item) -> int:
-        suite = next((number for number, mark in enumerate(SUITES, 1) if item.get_closest_marker(mark)), 0)
-        return suite or (LONG_FILES.index(item.path.name) - len(LONG_FILES) if item.path.name in LONG_FILES else 0)
+    def left_out(item: pytest.Item) -> bool:
+        return any(item.get_closest_marker(mark) and item.path.name not in files for mark, files in IN_CI.items())
 
-    items.sort(key=order)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if time.time() > UNTIL:
-        pytest.skip("no time is left for it (HONE_UNTIL)")
+    if os.environ.get("HONE_PART") == "ci":
+        config.hook.pytest_deselected(items=[item for item in items if left_out(item)])
+        items[:] = [item for item in items if not left_out(item)]
+    items.sort(key=lambda item: 0 if item.path.parent.name == "contracts" else 1 + (item.path.name not in LONG_FILES))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -67,14 +67,15 @@ class Function(NamedTuple):
 class Watch(NamedTuple):
     """An observer of runs: a function of the config and `by_program` (True from `hone.rl`) returns it, or None.
 
-    Runs call observers in the order of `place`, and at the end in reverse: the core's display has 0, the first lines
-    30, and handing over to the background 70. `always`: after the observers that a program chose itself, too.
+    Runs call observers in the order of `place` (display 0, first lines 30, handing over to the background 70), at the
+    end in reverse. `always`: also beside a program's observers. `early`: checks the config before any process starts.
     """
 
     place: int
     function: str
     module: str
     always: bool = False
+    early: bool = False
 
 
 class Key(NamedTuple):
@@ -193,7 +194,6 @@ class Machines(Protocol):
 
     def join(self) -> None:
         """Connect the orchestrator to its launcher's machines."""
-        ...
 
     def carrier(self, servers: Sequence[str], memory: Path | None) -> Callable[[int, Path], None]:
         """Return a function that copies a folder of weights to the machine of a server, given by its number."""

@@ -8,7 +8,7 @@ from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
-from hone.extension import gathered, lacking
+from hone.extension import gathered, lacking, load
 from hone.hardware import visible_gpus
 from hone.runs.display import say
 from hone.runs.outputs import with_own_folder
@@ -21,8 +21,10 @@ SECONDS = 10.0
 def run(config: RLConfig) -> int:
     """Train in the mode of the config; return the exit code: 0, or 130/143 for a signal (the run is saved then)."""
     chosen, config = config.mode, with_mode(with_own_folder(config, f"rl-{config.task_name}"))
-    alone = chosen is None and config.mode == "colocated"
-    if alone and config.display != "none" and (count := _gpus(config)) > 1:
+    for one in gathered("OBSERVERS", {}).values():
+        if observer := one.early and load(one.module, one.function)(config, False):
+            observer.check_config(config)
+    if chosen is None and config.mode == "colocated" and config.display != "none" and (count := _gpus(config)) > 1:
         others = f"--mode split samples on one and trains on {count - 1}, --inference.replicas N samples on N"
         if count > 2 and not _can_have_ranks(config):
             others = f"--inference.replicas {count - 1} samples on {count - 1} and trains on the last"

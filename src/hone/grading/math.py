@@ -215,7 +215,7 @@ def _worker() -> Worker:
 
 def _check_installed() -> None:
     if importlib.util.find_spec("math_verify") is None:
-        raise UserError("this task compares answers by math-verify, which is not installed: pip install math-verify")
+        raise UserError("this task needs math-verify, which is not installed: pip install 'math-verify>=0.9,<0.10'")
 
 
 if inside():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hone.commands import rl
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
@@ -143,7 +144,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
 def test_a_prediction_that_cannot_be_read_is_refused_before_a_role_starts(tmp_path, monkeypatch):
     monkeypatch.setattr("hone.extensions.split.launcher.Launch", None)
     with pytest.raises(UserError, match=r'^--predict "loss@2 < " can.t be read'):
-        run_split(config(f"--output-dir {tmp_path} --predict 'loss@2 < '"))
+        rl.run(config(f"--output-dir {tmp_path} --predict 'loss@2 < '"))
 
 
 def test_the_launcher_loads_nothing_heavy():

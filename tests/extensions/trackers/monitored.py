@@ -24,7 +24,7 @@ def config(folder: Path, wandb: Any = None, trackio: Any = None, **settings: Any
 
 def start(config: RLConfig, command: list[str] | None = None) -> RunWriter:
     monitors = Monitors(config)
-    monitors.check(None)
+    monitors.check_config(config)
     observers = [make_display("plain", Progress("rl", config.max_steps)), monitors]
     return RunWriter.start(config, "rl", command or [], observers=observers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,9 +13,8 @@ from monitored import config, failures, raise_alarm, start, steps
 from processes import until
 from tracker_files import WandbFile
 
+from hone.cli import call
 from hone.config.shared import ResumeConfig
-from hone.errors import UserError
-from hone.extensions.trackers import monitors
 from hone.runs import Run
 
 OFFLINE = {"mode": "offline"}
@@ -79,11 +79,15 @@ def test_the_steps_of_a_resume_go_to_the_same_wandb_run_and_where_they_belong(tm
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_missing_package_is_told_before_any_work(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(monitors.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=rf"pip install '?{name}"):
-        start(config(tmp_path / "run", **{name: {"project": "P"}}))
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("command", ["sft", "rl", "rl --mode split"])
+def test_a_missing_package_is_told_before_any_process_starts(tmp_path, monkeypatch, capfd, command, name):
+    find, words = importlib.util.find_spec, command.split()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda one, *rest: None if one == name else find(one, *rest))
+    monkeypatch.setattr("hone.processes.Process.__init__", None)  # the class of all processes that hone starts
+    task = "--data.env.id" if words[0] == "sft" else "--orchestrator.env.id"
+    flags = ["--model.name", "hone/tiny", task, "reverse-text", "--output-dir", str(tmp_path / "run")]
+    assert call(words[0], [*words[1:], *flags, f"--{name}.project", "P"], f"hone {words[0]}") == 2
+    assert f"needs the package {name}" in capfd.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_a_missing_login_is_told_once_and_delays_nothing(tmp_path, monkeypatch, capsys):

@@ -25,6 +25,6 @@ KEYS = {
 }
 OBSERVERS = {
     "alarms": Watch(0, "watch.observer", __name__, always=True),
-    "predictions": Watch(65, "predictions.observer", __name__, always=True),
+    "predictions": Watch(65, "predictions.observer", __name__, always=True, early=True),
 }
 RECORDS = {"predictions": Record("predicted", "predictions", __name__)}

@@ -187,7 +187,7 @@ def run_apart(program: str) -> tuple[str, str]:
 def check_device(subject: Subject) -> Iterator[Row]:
     out, problem = run_apart(TORCH)
     if problem:
-        yield judge("torch", "can't be imported", problem, install_command("torch>=2.11"), "error")
+        yield judge("torch", "can't be imported", problem, install_command("torch>=2.11,<2.15"), "error")
         return
     version, build, gpus = json.loads(out.splitlines()[-1])
     yield judge("torch", f"{version}, a build for {f'CUDA {build}' if build else 'CPUs'}")
@@ -204,7 +204,7 @@ def check_device(subject: Subject) -> Iterator[Row]:
     else:
         problem = f"this torch (CUDA {build}) can't use it" if build else "this torch is a build for CPUs"
         fix = "nvidia-smi   # does the driver answer, and is it new enough? In a container: docker run --gpus all"
-        fix = fix if build else install_command("--force-reinstall", "torch>=2.11")
+        fix = fix if build else install_command("--force-reinstall", "torch>=2.11,<2.15")
         yield judge("GPU", "there is one", problem, fix, "error")
 
 
@@ -321,9 +321,7 @@ def check_wandb(subject: Subject) -> Iterator[Row]:
     mode = (wanted and wanted.mode) or os.environ.get("WANDB_MODE", "online")
     netrc = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     bad, asks = ("error", "the run asks for it") if wanted else ("ok", "only --wandb needs it")
-    if installed_version("wandb") is None:
-        yield "login", bad, f"wandb is not installed; {asks}", install_command("wandb")
-    elif mode in ("offline", "disabled", "dryrun"):
+    if mode in ("offline", "disabled", "dryrun"):
         yield judge("login", f"not needed: mode {mode}")
     elif os.environ.get("WANDB_API_KEY") or "wandb" in _text(netrc):
         yield judge("login", "a key is there")

@@ -28,7 +28,6 @@ from hone.loops.memory import with_precision
 from hone.loops.shared_memory import PRESERVED, VARIABLE, scratch_folder, shared_folder
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say
-from hone.runs.observer import checked_observers
 from hone.runs.outputs import Lock, holder
 from hone.runs.provenance import resume_command
 from hone.runs.settings import run_toml
@@ -42,8 +41,6 @@ def run_split(config: RLConfig) -> int:
     The roles read the resolved config from files of the launcher, so a restarted one reads the same. Raises UserError
     if one can't be started, or dies in a way that the run does not survive.
     """
-    for observer in checked_observers([], config):
-        observer.check_config(config)
     folder, inference = config.output_dir, config.inference
     if holder(folder) is not None:
         raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")

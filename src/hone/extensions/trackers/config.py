@@ -23,7 +23,7 @@ class TrackerConfig(BaseConfig):
 
 
 class WandbConfig(TrackerConfig):
-    """Weights & Biases (pip install wandb). Any of these flags turns it on."""
+    """Weights & Biases. Any of these flags turns it on."""
 
     project: Annotated[str | None, Meta("watching", -1)] = None
     """W&B project; by default what WANDB_PROJECT says, else `hone`."""

@@ -8,4 +8,4 @@ KEYS = {
         "TrackioConfig", None, "Trackio; off unless given.", __name__, {"common": None, "decides": "nothing"}
     ),
 }
-OBSERVERS = {"trackers": Watch(10, "monitors.observer", __name__)}
+OBSERVERS = {"trackers": Watch(10, "monitors.observer", __name__, early=True)}

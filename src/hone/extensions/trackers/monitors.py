@@ -42,18 +42,15 @@ class Monitors(Observer):
 
     def __init__(self, config: Any) -> None:
         self._config = config
+        self._names = [name for name in INSTALL if getattr(config, name) is not None]
         self._processes: dict[str, Process] = {}
 
-    def check(self, training: Any) -> None:
-        if training is not None:
-            self._config = training.config  # with the task that a program gave
-        for name in self._asked_for():
-            spec = importlib.util.find_spec(name)
-            if spec is None or spec.origin is None:  # without an origin it is a folder of that name: wandb leaves one
+    def check_config(self, config: Any, env: Any = None) -> None:
+        for name in self._names:
+            if (
+                getattr(importlib.util.find_spec(name), "origin", None) is None
+            ):  # without an origin it is a folder of that name: wandb leaves one
                 raise UserError(f"--{name} needs the package {name}, which is not installed: {INSTALL[name]}")
-
-    def _asked_for(self) -> list[str]:
-        return [name for name in INSTALL if getattr(self._config, name) is not None]
 
     def before_start(self, run: RunWriter) -> None:
         self.run = run
@@ -62,17 +59,15 @@ class Monitors(Observer):
         if (wandb := self._config.wandb) is not None:
             before = info.get("wandb") or {}
             project = wandb.project or before.get("project") or os.environ.get("WANDB_PROJECT") or "hone"
-            facts["wandb"] = {
-                "project": project,
-                "entity": wandb.entity or before.get("entity") or os.environ.get("WANDB_ENTITY"),
-            }
+            entity = wandb.entity or before.get("entity") or os.environ.get("WANDB_ENTITY")
+            facts["wandb"] = {"project": project, "entity": entity}
             # A sweep (`wandb agent`) has made the W&B run already, and names it there.
             facts["wandb_id"] = info.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or info["id"]
         if (trackio := self._config.trackio) is not None:
             name = trackio.name or (info.get("trackio") or {}).get("name") or info["id"]
             facts["trackio"] = {"project": trackio.project, "name": name}
         run.note(**facts)
-        for name in self._asked_for():
+        for name in self._names:
             with open(run.folder / PROCESS_LOGS / f"{name}.log", "ab") as log:
                 process = Process(
                     # -P: the current directory stays off the path.
