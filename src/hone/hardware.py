@@ -24,7 +24,7 @@ CACHE_SHARE = 16
 """Bytes of that cache for each logit that a GPU holds at once, if this is more than a CPU's: each chunk of logits reads
 and writes the whole gradient of the head's weight."""
 MARGIN = 0.05
-"""Share of a device's memory that is left free: blocks of many sizes don't fill it, and a plan is not exact."""
+"""Share of a device's memory that stays free: blocks of many sizes don't fill it, and plans are not exact."""
 MAX_PACKED_BYTES = 8 * 2**30
 """The weights of larger models are not packed: it takes as much memory as the weights once more."""
 
@@ -66,8 +66,7 @@ def padded_rows(rows: int) -> int:
     """Round `rows` up so that few different numbers occur: by at most 1/8, to a multiple of 16.
 
     oneDNN compiles a kernel for every shape that it meets, and keeps a thousand of them. With a new number of tokens
-    each step that doubles the time of a product and costs 20 MB a step (measured: [1500, 128] x [128, 768], 1.4 ms with
-    a known shape, 2.7 ms with a new one).
+    each step that doubles the time of a product and costs 20 MB a step.
     """
     granule = max(16, (1 << (rows - 1).bit_length()) // 16)
     return -(-rows // granule) * granule

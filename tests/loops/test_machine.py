@@ -90,10 +90,10 @@ def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
     room = needs(kept, "training") + 5
     free(room / (1 - MARGIN))
     config = resolved(kept, MODEL, "cuda")
-    assert config.inference.kv_gib > 20 and 0.85 * room < needs(config, "sampling") <= room
+    assert config.inference.kv_gib > 20 and 0.95 * room < needs(config, "sampling") <= room
     of_turns = resolved(kept, MODEL, "cuda", turns=8)
     parts = memory(of_turns, MODEL, "cuda", *longest(of_turns, 8), turns=8).of("sampling")
-    assert 0.85 * room * GIB < sum(parts.values()) <= room * GIB
+    assert 0.95 * room * GIB < sum(parts.values()) <= room * GIB
     assert parts["prefix cache"] == pytest.approx(of_turns.inference.kv_gib * GIB / 4, rel=1e-3), "a turn's prompts"
     assert "prefix cache" not in memory(of_turns, MODEL, "cuda", *longest(of_turns)).parts
     assert capsys.readouterr().out == ""
@@ -105,7 +105,7 @@ def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
     assert lean.inference.kv_gib == pytest.approx(ONE / GIB, abs=2**-10)
     first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning"))
     assert first.startswith("Warning: a step takes about ") and "12.0 GiB are free on cuda: lower trainer." in first
-    assert second.endswith("trainer.optim.offload = true or model.lora.rank = 16")
+    assert second.endswith("or model.lora.rank = 16")
     resolved(rl(APART, "--trainer.optim.type", "muon"), MODEL, "cuda")
     assert capsys.readouterr().out.endswith("or set precision = bf16\n")
 

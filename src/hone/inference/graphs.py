@@ -11,8 +11,7 @@ before the host knows the token. It launches two graphs: the model's, and that o
 sampled in different ways, or for the first time in this way, or with their likeliest tokens, are sampled behind the
 step. Updates of weights must be on the stream of the steps.
 
-On a CPU the very same step runs without being recorded. Recording and replay are tested on a fake GPU, which repeats
-recorded operations on the recorded memory; they have not been run on a real one, and nothing here has been measured.
+On a CPU the very same step runs without being recorded. Recording and replay are tested on a fake GPU alone.
 
 Shapes: B rows, K key/value heads, G query heads that share one, Dh head size, V vocabulary, N prompt tokens.
 """

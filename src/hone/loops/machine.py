@@ -116,7 +116,7 @@ def resolve(config: Config, machine: Machine) -> Config:
         if saving and config.display != "none" and ranks.first:
             say(saving)
     if config.display != "none" and ranks.first:
-        _warn(config, model, device, room, sum(memory(config, model, kind, *work).of("training").values()), ranks.alone)
+        _warn(config, model, device, room, sum(memory(config, model, kind, *work).of("training").values()))
     return config
 
 
@@ -142,15 +142,13 @@ def _as_begun(config: Config, file: Path) -> Config:
     return config
 
 
-def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int, alone: bool) -> None:
+def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int) -> None:
     section, on_gpu = "trainer." if isinstance(config, RLConfig) else "", torch.device(device).type == "cuda"
     optim, lora = trainer_of(config).optim, config.model.lora
     host, free = host_bytes(model, optim, lora) if on_gpu else 0, ram()[1]
     if step > room:
         ways = ["precision = bf16"] if config.precision != "bf16" or not on_gpu else []
         if on_gpu and optim.type == "adamw" and lora is None:
-            lean = optim.offload or optim.state == "8bit" or not alone
-            ways += [] if lean else [f"{section}optim.state = 8bit", f"{section}optim.offload = true"]
             ways.append("model.lora.rank = 16")
         leaner = f"lower {section or 'data.'}micro_batch_tokens"
         leaner += f", or set {' or '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))}" if ways else ""

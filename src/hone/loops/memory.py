@@ -16,7 +16,6 @@ from hone.hardware import HEAD_CACHE_BYTES, MARGIN, ram, takes_products_in_fp32
 from hone.inference.memory import (
     GIB,
     KV_GIB,
-    PREFIX_SHARE,
     kv_bytes_per_token,
     packed_bytes,
     rows_asked_for,
@@ -148,11 +147,9 @@ def fitted(
     """Return the config with its open settings chosen for `room` bytes on the device; and on a GPU a sentence on
     settings that save memory, "" for none. `here`: on this machine. The other arguments are as in `memory`.
 
-    - A train step gets the first settings of `_choices` with which it fits, else the last ones: with graphs beside the
-      KV cache (the config's, else 4 GiB), or beside the server that the run starts, asleep.
-    - Graphs are for a GPU. The KV cache then has its memory while the trainer works, too.
-    - The KV cache has 4 GiB on a CPU. On a GPU it has what the run can use; with graphs, what a train step leaves, or
-      4 GiB if that is more. Then it shrinks until sampling (and with graphs the train step) fits.
+    A train step gets the first settings of `_choices` with which it fits, else the last ones. Beside it stay, with CUDA
+    graphs, a KV cache (the config's, else 4 GiB), and a server that the run starts, asleep. The KV cache has 4 GiB on a
+    CPU. On a GPU it has what the run can use, and shrinks until sampling (with graphs the train step, too) fits.
     """
     room, one, most, tokens = int((1 - MARGIN) * room), 0, 0, prompt + completion
     engine = config if isinstance(config, RLConfig) and config.samples_here else None
@@ -181,12 +178,9 @@ def fitted(
         return config, words
     if device == "cpu":
         return _with_cache(config, int(KV_GIB * GIB)), words
-    size, phases = max(one, most), ("sampling",)
-    if graphs(config):
-        left = int((room - needs(_with_cache(config, one), "training")) / (1 + PREFIX_SHARE * (turns > 1)))
-        size, phases = max(one, min(most, max(left, beside))), (*PHASES,)
+    size, phases = max(one, most), PHASES if graphs(config) else ("sampling",)
     while size > one and any(needs(_with_cache(config, size), phase) > room for phase in phases):
-        size = max(one, size * 9 // 10)
+        size = max(one, size * 49 // 50)
     return _with_cache(config, size), words
 
 

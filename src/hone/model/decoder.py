@@ -74,13 +74,8 @@ class Linear(nn.Module):
 
     def bf16(self, x_bf16: Tensor) -> Tensor:
         """Return the product in bf16 without bias and gradient."""
-        return self.packed.product(x_bf16, self.weight_bf16)
-
-    @property
-    def weight_bf16(self) -> Tensor:
-        """The bf16 copy of the weight: the stored one, or a new one."""
         stored = self.stored_bf16
-        return self.weight.detach().bfloat16() if stored is None else stored
+        return self.packed.product(x_bf16, self.weight.detach().bfloat16() if stored is None else stored)
 
     @property
     def stored_bf16(self) -> Tensor | None:
@@ -205,7 +200,7 @@ class LoraLinear(Linear):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Cast A and B again, in place: a CUDA graph reads them where they are. What is derived from W stays."""
+        """Cast A and B again, in place for CUDA graphs. What is derived from W stays."""
         if self._low is not None:
             for low, new in zip(self._low, self._in_low_precision(self._low[0].dtype), strict=True):
                 low.copy_(new)

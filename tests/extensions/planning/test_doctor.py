@@ -146,7 +146,7 @@ def test_packages_that_are_too_old_or_can_not_be_imported(tmp_path: Path, monkey
     found = examined("packages")
     assert found["required"].text.startswith("1 of ") and found["required"].status == "error"
     fix = found["required"].fix
-    assert "install -c" in fix and str(ROOT / "constraints.txt") in fix and "'transformers>=5.17" in fix
+    assert "install -c" in fix and str(ROOT / "constraints.txt") in fix and ">=5.17" in fix
     assert "numpy.core.multiarray failed" in found["pyarrow"].text
     assert "--force-reinstall --no-deps pyarrow" in found["pyarrow"].fix
 

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hone.config.base import changed
+from hone.config.base import changed, flag
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import LoraConfig
 from hone.environments.loading import configured
 from hone.errors import UserError
-from hone.extensions.planning.arithmetic import Steps, retained_checkpoints
+from hone.extensions.planning.arithmetic import Lengths, Steps, retained_checkpoints
 from hone.extensions.planning.data import Facts, tasks_of
 from hone.extensions.planning.devices import DEVICES, Device
 from hone.inference.memory import GIB, KV_GIB
-from hone.loops.memory import memory
+from hone.loops.memory import Memory, fitted, memory
 from hone.model.config import DecoderConfig
 from hone.model.fetch import is_fetched
 from hone.model.files import TINY, is_hub_id
-from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trainer_of, weight_bytes
+from hone.trainer.memory import checkpoint_bytes, longest, micro_batch_limit, trainer_of, weight_bytes
 
 if TYPE_CHECKING:
     from hone.extensions.planning.report import Plan
@@ -165,56 +165,55 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(next(path for path in (there, *there.parents) if path.exists())).free
 
 
+def resolved(
+    config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, lengths: Lengths, here: bool
+) -> tuple[RLConfig | SFTConfig, str, Memory]:
+    """Return the config as a run resolves it, before it sees the data; what that saves; and the memory it takes."""
+    ranks = config.trainer.ranks if isinstance(config, RLConfig) else 1
+    limits = *longest(config, lengths.turns), lengths.turns, ranks
+    config, saving = fitted(config, shape, device.kind, device.available, *limits, here=here)
+    return config, saving, memory(config, shape, device.kind, *lengths.for_memory(config))
+
+
 def remedies(plan: Plan) -> Iterator[str]:
-    """Yield a line for each setting (or set, if no single one is enough), leanest first; then the smallest card."""
-    config, device, lengths, shape = plan.evaluated, plan.device, plan.lengths, plan.shape
+    """Yield a line for each flag that saves memory, leanest first, then the smallest card."""
+    config, shape = plan.config, plan.shape
     assert shape is not None
 
-    def total(config: RLConfig | SFTConfig, card: Device = device) -> int:
-        return memory(config, shape, card.kind, *lengths.for_memory(config)).total
+    def total(values: dict[str, Any], card: Device = plan.device) -> int:
+        return resolved(changed(config, values), shape, card, plan.lengths, plan.here)[2].total
 
-    rl = isinstance(config, RLConfig)
-    section, prefix = ("trainer", "trainer.") if rl else ("data", "")
-
-    changes: dict[str, Any] = {
-        "--precision bf16": changed(config, {"precision": "bf16"}),
-        f"--{prefix}checkpointing layer": changed(config, {f"{prefix}checkpointing": "layer"}),
+    adamw = trainer_of(config).optim.type == "adamw"
+    section, prefix = ("trainer", "trainer.") if isinstance(config, RLConfig) else ("data", "")
+    ways: dict[str, dict[str, Any]] = {
+        "--precision bf16": {"precision": "bf16"},
+        f"--{prefix}checkpointing layer": {f"{prefix}checkpointing": "layer"},
     }
-    if device.kind == "cuda" and trainer_of(config).optim.type == "adamw":
-        changes[f"--{prefix}optim.state 8bit"] = changed(config, {f"{prefix}optim.state": "8bit"})
-        changes[f"--{prefix}optim.offload"] = changed(config, {f"{prefix}optim.offload": True})
-    if trainer_of(config).optim.type == "adamw" and not config.model.lora:
-        changes["--model.lora.rank 16"] = changed(config, {"model.lora": LoraConfig()})
-    if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":
-        changes["--no-ckpt.background"] = changed(config, {"ckpt.background": False})
+    if plan.device.kind == "cuda" and adamw:
+        ways[f"--{prefix}optim.state 8bit"] = {f"{prefix}optim.state": "8bit", f"{prefix}optim.offload": False}
+        ways[f"--{prefix}optim.offload"] = {f"{prefix}optim.offload": True, f"{prefix}optim.state": "fp32"}
+    if adamw and not config.model.lora:
+        ways["--model.lora.rank 16"] = {"model.lora": LoraConfig()}
+    if config.ckpt is not None and config.ckpt.background and plan.device.kind == "cpu":
+        ways["--no-ckpt.background"] = {"ckpt.background": False}
     # A number is halved until the run fits, or it is as low as it may be.
-    value, least, fewer = micro_batch_limit(config, device.kind), max(256, lengths.longest), config
-    while value > least and total(fewer) > plan.room:
-        value = max(least, value // 2)
-        fewer = changed(config, {f"{section}.micro_batch_tokens": value})
-    changes[f"--{section}.micro-batch-tokens {value}"] = fewer
-    if rl:
+    tokens = micro_batch_limit(plan.evaluated, plan.device.kind)
+    numbers: dict[str, Any] = {f"{section}.micro_batch_tokens": (tokens, max(256, plan.lengths.longest))}
+    if isinstance(config, RLConfig):
         if config.trainer.loss.kl_coef > 0:
-            changes["--trainer.loss.kl-coef 0 (no reference model)"] = changed(config, {"trainer.loss.kl_coef": 0.0})
-        cache, fewer = float(config.inference.kv_gib or KV_GIB), config
-        while cache > 0.25 and total(fewer) > plan.room:
-            cache = max(0.25, cache / 2)
-            fewer = changed(config, {"inference.kv_gib": cache})
-        changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = fewer
-    if min(map(total, changes.values())) > plan.room:
-        values: dict[str, Any] = {"precision": "bf16", f"{prefix}checkpointing": "layer"}
-        flags = f"--precision bf16 --{prefix}checkpointing layer"
-        if f"--{prefix}optim.offload" in changes and trainer_of(config).optim.state == "fp32":
-            values[f"{prefix}optim.offload"], flags = True, f"{flags} --{prefix}optim.offload"
-        if total(one := changed(config, values)) <= plan.room:
-            changes[flags] = one
-    for size, flag in sorted((total(one), flag) for flag, one in changes.items()):
-        if size < 0.98 * total(config):
+            ways["--trainer.loss.kl-coef 0 (no reference model)"] = {"trainer.loss.kl_coef": 0.0}
+        numbers["inference.kv_gib"] = (float(config.inference.kv_gib or KV_GIB), 0.25)
+    for name, (value, least) in numbers.items():
+        while value > least and total({name: value}) > plan.room:
+            value = max(least, type(least)(value / 2))
+        ways[f"{flag((name,))} {value:g}"] = {name: value}
+    for size, words in sorted((total(values), words) for words, values in ways.items()):
+        if size < 0.98 * total({}):
             fits = "fits" if size <= plan.room else f"still {(size - plan.room) / GIB:.1f} GiB too much"
-            yield f"{flag}: {size / GIB:.1f} GiB, {fits}"
-    if larger := [card for card in DEVICES.values() if total(config, card) <= card.room]:
+            yield f"{words}: {size / GIB:.1f} GiB, {fits}"
+    if larger := [card for card in DEVICES.values() if total({}, card) <= card.room]:
         card = min(larger, key=lambda card: (card.memory, card.usd_per_hour or 0))
-        yield f"a card of {card.memory / GIB:.0f} GiB, such as the {card.name}: fits as it is"
+        yield f"a card of {card.memory / GIB:.0f} GiB, such as the {card.name}: fits"
 
 
 def missing(config: RLConfig | SFTConfig) -> dict[str, str]:

@@ -43,7 +43,7 @@ class Device:
 
     @property
     def room(self) -> int:
-        """Bytes for a run: on a GPU some stay free, as a run chooses its settings by."""
+        """Bytes for a run, which leaves some of a GPU free."""
         return int((1 - MARGIN) * self.available) if self.kind == "cuda" else self.available
 
 
@@ -83,8 +83,7 @@ def device_named(name: str) -> Device:
             return DEVICES[candidate]
     near = get_close_matches(key, DEVICES, n=1, cutoff=0.4) if key and not key.endswith("gb") else []
     hint = f"did you mean {near[0]}? " if near else ""
-    known = f"known are {', '.join(DEVICES)}, cpu, and sizes of memory: {', '.join(SIZES)}"
-    raise UserError(f"no device is known as {name!r}: {hint}{known}")
+    raise UserError(f"no device is known as {name!r}: {hint}known are {', '.join([*DEVICES, *SIZES])} and cpu")
 
 
 def this_device(name: str = "auto", measured: bool = True) -> Device:

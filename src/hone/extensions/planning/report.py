@@ -11,17 +11,17 @@ from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
-from hone.extensions.planning.advice import remedies, surprises
+from hone.extensions.planning.advice import remedies, resolved, surprises
 from hone.extensions.planning.arithmetic import Lengths, Steps, retained_checkpoints
 from hone.extensions.planning.data import Facts
 from hone.extensions.planning.devices import PRICES_OF, Device, size
 from hone.hardware import MARGIN
 from hone.inference.memory import KV_GIB, rows_asked_for, wave
-from hone.loops.memory import PHASES, Memory, fitted, memory, with_precision
+from hone.loops.memory import PHASES, Memory, with_precision
 from hone.model.config import DecoderConfig
 from hone.model.shape import shape_of
 from hone.runs.progress import duration, short_seconds
-from hone.trainer.memory import checkpoint_bytes, host_bytes, longest, trainer_of, weight_bytes
+from hone.trainer.memory import checkpoint_bytes, host_bytes, trainer_of, weight_bytes
 
 if TYPE_CHECKING:
     from hone.extensions.planning.time import Times
@@ -55,7 +55,6 @@ class Plan:
 
     @property
     def room(self) -> int:
-        """Bytes that the device has for the run."""
         return self.device.room
 
     @property
@@ -110,17 +109,13 @@ def plan_of(
         if evals and facts.held_out and evals.num_examples > facts.held_out:
             evaluated = changed(config, {"orchestrator.eval.num_examples": facts.held_out})
         if config.mode == "split":
-            notes.append("mode split: memory and time are those of one device that samples and trains")
+            notes.append("mode split: memory and time are of one device that samples and trains")
     steps = Steps.of(evaluated, facts.pool, facts.turns, facts.tokens)
     lengths = facts.lengths(config)
     needs = usual = worst = None
     saving = ""
     if shape is not None:
-        # A run chooses by the longest sequences that its config allows, before it has seen the data.
-        limits = *longest(config, facts.turns), facts.turns, config.trainer.ranks if isinstance(config, RLConfig) else 1
-        evaluated, saving = fitted(evaluated, shape, device.kind, device.available, *limits, here=here)
-        work = lengths.for_memory(config)
-        needs = memory(evaluated, shape, device.kind, *work)
+        evaluated, saving, needs = resolved(evaluated, shape, device, lengths, here)
         if device.flops:
             from hone.extensions.planning.time import times
 
@@ -145,7 +140,8 @@ def words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield f"{kind} of {config.model.name} ({parameters}{config.precision}) on {task}", []
     yield "Steps", [*plan.steps.words(config), _checkpoint_words(plan)]
     if plan.memory:
-        yield f"Memory, {plan.device.name} ({size(plan.device.memory)})", list(_memory_words(plan, plan.memory))
+        free = f", of which {MARGIN:.0%} stay free" * (plan.device.kind == "cuda")
+        yield f"Memory, {plan.device.name} ({size(plan.device.memory)}{free})", list(_memory_words(plan, plan.memory))
     if plan.usual and plan.worst and plan.fits:
         yield "Time and cost, estimated", list(_time_words(plan, plan.usual, plan.worst))
     rest = {"What would make it fit": plan.remedies, "Surprises": plan.surprises, "Not known": plan.notes}
@@ -181,9 +177,8 @@ def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
         stays = sum(needs.parts.get(name, 0) for name in ("weights", "bf16 casts", "gradients", "optimiser"))
         yield f"{'(a parameter)':<17}{stays / plan.shape.parameters:>6.1f} bytes  weights, gradients and optimiser"
     verdict = f"fits, with {size(plan.room - needs.total)} to spare of" if plan.fits else "does NOT fit into"
-    free = f" {size(plan.room)}, {1 - MARGIN:.0%} of " if plan.device.kind == "cuda" else f" the {size(plan.room)} of "
-    free += "the memory" if plan.device.free is None else "what is free"
-    yield f"{'peak':<17}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict}{free}"
+    room = size(plan.room) + ("" if plan.device.free is None else " that are free")
+    yield f"{'peak':<17}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict} {room}"
     if plan.saving:
         yield f"chosen: {plan.saving}"
     if plan.shape and (host := host_bytes(plan.shape, trainer_of(plan.evaluated).optim, plan.evaluated.model.lora)):

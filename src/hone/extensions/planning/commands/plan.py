@@ -17,7 +17,6 @@ from hone.extensions.planning.config import PlanConfig
 from hone.extensions.planning.data import look_at
 from hone.extensions.planning.devices import device_named, this_device
 from hone.extensions.planning.report import Plan, measured_words, plan_of, words
-from hone.model.config import MAX_HEAD
 
 
 def run(config: PlanConfig) -> int:
@@ -29,7 +28,7 @@ def run(config: PlanConfig) -> int:
     if isinstance(settings, RLConfig):
         settings = with_mode(settings)
     if config.on is None:
-        from hone.loops.machine import device_of  # with torch
+        from hone.loops.machine import device_of
 
         device_of(settings.model.device)
     device = this_device(settings.model.device) if config.on is None else device_named(config.on)
@@ -72,14 +71,11 @@ def run(config: PlanConfig) -> int:
 
 
 def _refused(plan: Plan) -> str:
-    """Return why the run cannot start, apart from memory; "" if it can."""
+    """Return why the run can't start, but for memory; "" if it can."""
     settings, shape, facts = plan.config, plan.shape, plan.facts
     lora, longest = settings.model.lora, max(facts.prompts, default=0)
     if shape and lora and lora.base == "4bit" and any(size % 2 for _, size in shape.linear_shapes):
         return 'It can\'t start: model.lora.base = "4bit" needs rows of even length: take "8bit"'
-    wide = shape and shape.implementation != "hone" and shape.head_dim > MAX_HEAD
-    if wide and plan.device.kind == "cuda" and settings.precision != "fp32":
-        return f"It can't start: attention heads of over {MAX_HEAD} need precision = fp32 on a GPU"
     if not isinstance(settings, RLConfig) or facts.estimated or longest < settings.seq_len:
         return ""
     return (
