@@ -41,8 +41,7 @@ def test_a_slurm_job_that_is_ended_is_queued_again_and_goes_on(tmp_path: Path, s
     with subprocess.Popen([*job, "1000"], cwd=tmp_path, env=slurm, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert any(line.startswith("step  ") for line in first.stdout)
-        (rl,) = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
-        os.kill(int(rl), signal.SIGTERM)
+        first.send_signal(signal.SIGUSR1)
         first.stdout.read()
     assert first.returncode == 0 and "scontrol requeue 7" in (tmp_path / "called").read_text()
     steps = len(Run(tmp_path / "out").metrics())

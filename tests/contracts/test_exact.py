@@ -1,6 +1,6 @@
 """Contracts 1 to 4 for each kind of run. Changing what is compared here is a decision to report, not a fix.
 
-Here a sample of the moments at which a run is killed; `make test-contracts` has them all.
+Here a few of the moments at which a run is killed; `make test-contracts` has many more.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 COMPUTE = {
     "sampling": Call("hone.inference.batch.sample_tokens", 40),
     "sampled": Call("hone.loops.colocated.EnginePolicy.sample", 5, "after"),
-    "grading": Call("hone.environments.rubric.Rubric._no_reward", 40),
+    "grading": Call("hone.loops.groups.grade_groups", 4),
     "packing": Call("hone.loops.steps.trainable", 4),
     "backward": Call("torch.Tensor.backward", 4),
     "gradient there": Call("torch.Tensor.backward", 6, "after"),

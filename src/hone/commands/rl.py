@@ -44,15 +44,15 @@ def run(config: RLConfig) -> int:
     return train_rl(config).exit_code
 
 
-def with_mode(config: RLConfig) -> RLConfig:
+def with_mode(config: RLConfig, here: bool = True) -> RLConfig:
     """Choose the mode: one process, unless the config names a mode, several ranks or several servers.
 
-    In mode split, every GPU that no server takes has a rank by default, if the run can have several.
+    In mode split, every GPU `here` that no server takes has a rank by default, if the run can have several.
     """
     several, ranks = config.trainer.ranks > 1 or len(config.server_urls) > 1, config.trainer.ranks
     mode = config.mode or ("split" if several else "colocated")
     if mode == "split" and "ranks" not in config.trainer.model_fields_set:
-        gpus = _gpus(config) - config.inference.replicas * config.inference.gpus
+        gpus = here * _gpus(config) - config.inference.replicas * config.inference.gpus
         ranks = gpus if gpus > 1 and _can_have_ranks(config) else 1
     return changed(config, {"mode": mode, "trainer.ranks": ranks})
 

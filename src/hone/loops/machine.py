@@ -19,7 +19,7 @@ from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.hardware import CORES, SHARES_GPU, ram, share_of_cores
 from hone.inference.memory import GIB, KV_GIB
-from hone.loops.memory import fitted, memory, server_bytes, with_precision
+from hone.loops.memory import fitted, needed, server_bytes, with_precision
 from hone.model import fusion
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -75,9 +75,8 @@ class Machine:
 def resolve(config: Config, machine: Machine) -> Config:
     """Return the config as the run has it to its end, with all that the machine decides where it is left open.
 
-    A run that is resumed keeps what it began with, whatever this machine is like. If its config.toml leaves a setting
-    open, a version of hone wrote it that had no such choice: then the setting stays open, which does what that version
-    did. Warns if a train step does not fit. Every process of a run calls this once, at its start.
+    A resumed run keeps what it began with; a setting that its config.toml leaves open, of an older hone, stays open.
+    Warns if a train step does not fit. Every process of a run calls this once, at its start.
     """
     model, device, ranks = machine.model, machine.device, machine.ranks
     if machine.trainer is not None:
@@ -106,9 +105,8 @@ def resolve(config: Config, machine: Machine) -> Config:
     if machine.trainer is not None:
         return config
     room = free_memory(device) // (ranks.local_world if kind == "cpu" else 1)
-    if (
-        isinstance(config, RLConfig) and kind == "cuda" and os.environ.get(SHARES_GPU)
-    ):  # what is free depends on how far the server has come
+    # What is free beside a server depends on how far it has come.
+    if isinstance(config, RLConfig) and kind == "cuda" and os.environ.get(SHARES_GPU):
         room = torch.cuda.mem_get_info(device)[1] - server_bytes(config, model)
     work = (*longest(config, machine.turns), machine.turns, ranks.world)
     if begun is None:
@@ -116,7 +114,7 @@ def resolve(config: Config, machine: Machine) -> Config:
         if saving and config.display != "none" and ranks.first:
             say(saving)
     if config.display != "none" and ranks.first:
-        _warn(config, model, device, room, sum(memory(config, model, kind, *work).of("training").values()))
+        _warn(config, model, device, room, needed("training", config, model, kind, *work))
     return config
 
 
@@ -144,14 +142,12 @@ def _as_begun(config: Config, file: Path) -> Config:
 
 def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int) -> None:
     section, on_gpu = "trainer." if isinstance(config, RLConfig) else "", torch.device(device).type == "cuda"
-    optim, lora = trainer_of(config).optim, config.model.lora
-    host, free = host_bytes(model, optim, lora) if on_gpu else 0, ram()[1]
+    optim, lora, free = trainer_of(config).optim, config.model.lora, ram()[1]
+    host = host_bytes(model, optim, lora) if on_gpu else 0
     if step > room:
         ways = ["precision = bf16"] if config.precision != "bf16" or not on_gpu else []
-        if on_gpu and optim.type == "adamw" and lora is None:
-            ways.append("model.lora.rank = 16")
-        leaner = f"lower {section or 'data.'}micro_batch_tokens"
-        leaner += f", or set {' or '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))}" if ways else ""
+        ways += ["model.lora.rank = 16"] if on_gpu and optim.type == "adamw" and lora is None else []
+        leaner = f"lower {section or 'data.'}micro_batch_tokens" + f", or set {' or '.join(ways)}" * bool(ways)
         text = f"a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: {leaner}"
     elif host > free:
         text = (

@@ -103,6 +103,17 @@ def memory(
     return Memory({name: size for name, size in parts.items() if size})
 
 
+def ways_to_fill(
+    config: Any, model: DecoderConfig, device: str, prompt: int, completion: int, *how: int
+) -> list[Memory]:
+    """Return `memory` for these lengths, and for short prompts: more of as many tokens have loss, fewer are shared."""
+    return [memory(config, model, device, one, prompt + completion - one, *how) for one in {min(1, prompt), prompt}]
+
+
+def needed(phase: str, *work: Any) -> int:
+    return max(sum(way.of(phase).values()) for way in ways_to_fill(*work))
+
+
 def with_precision(config: Config, device: str) -> Config:
     """Return the config with `precision` chosen for the device, if it does not say one."""
     chosen = "precision" not in config.model_fields_set and takes_products_in_fp32(device)
@@ -118,7 +129,7 @@ def versions_in_memory(config: RLConfig) -> int:
 
 
 def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
-    """Return the bytes of these versions; 0 without mode split, or with a server that is up already."""
+    """Return the bytes of weights in shared memory; 0 without mode split, or if the server is up."""
     if config.mode != "split" or config.orchestrator.client.base_url is not None:
         return 0
     return versions_in_memory(config) * weight_bytes(model, config.precision)
@@ -151,18 +162,16 @@ def fitted(
     graphs, a KV cache (the config's, else 4 GiB), and a server that the run starts, asleep. The KV cache has 4 GiB on a
     CPU. On a GPU it has what the run can use, and shrinks until sampling (with graphs the train step, too) fits.
     """
-    room, one, most, tokens = int((1 - MARGIN) * room), 0, 0, prompt + completion
+    room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.samples_here else None
     if engine is not None and device == "cuda":
-        one = kv_bytes_per_token(model, engine.precision, device) * slot_tokens(tokens)
+        one = kv_bytes_per_token(model, engine.precision, device) * slot_tokens(prompt + completion)
         most = one * rows_asked_for(engine)[0]
     given = engine and engine.inference.kv_gib
     beside = int(given * GIB) if given and device == "cuda" else min(most, int(KV_GIB * GIB))
 
     def needs(config: Config, phase: str) -> int:
-        # Of the same tokens, short prompts leave more with loss, and share fewer keys.
-        ways = [memory(config, model, device, one, tokens - one, turns, ranks) for one in {min(1, prompt), prompt}]
-        return max(sum(way.of(phase).values()) for way in ways)
+        return needed(phase, config, model, device, prompt, completion, turns, ranks)
 
     def graphs(config: Any) -> bool:
         return engine is not None and uses_graphs(config, device)
@@ -171,7 +180,7 @@ def fitted(
         phases = ("training",) if engine is not None and given is None else PHASES
         return max(needs(_with_cache(config, beside) if graphs(config) else config, phase) for phase in phases)
 
-    choices = [*_choices(config, model, device, tokens, ranks, here)]
+    choices = [*_choices(config, model, device, prompt + completion, ranks, here)]
     config = next((one for one in choices if taken(one) <= room), choices[-1])
     words = _saving(choices[0], config, taken(choices[0]), room) if device == "cuda" else ""
     if engine is None or given is not None:
@@ -189,9 +198,8 @@ def _choices(
 ) -> Iterator[Config]:
     """Yield the config with its open settings chosen, from the fastest to the leanest.
 
-    A GPU gets smaller micro-batches first, then more checkpointing, then no CUDA graphs: these change nothing but
-    rounding. Then come moments of 8 bits, and an optimiser on the host. The head's cache holds the softmax of all
-    tokens of a micro-batch, or, with the smallest one, `HEAD_CACHE_BYTES`.
+    A GPU gets smaller micro-batches, more checkpointing, no CUDA graphs; then moments of 8 bits, or an optimiser on the
+    host. The head's cache holds the softmax of a micro-batch, or, of the smallest one, `HEAD_CACHE_BYTES`.
     """
     rl, settings = isinstance(config, RLConfig), trainer_of(config)
     section, tokens_key = ("trainer.", "trainer.micro_batch_tokens") if rl else ("", "data.micro_batch_tokens")

@@ -170,7 +170,7 @@ class LoraLinear(Linear):
         if not self.enabled:
             return y
         if x.is_cuda and self._keeps_derived and not torch.is_grad_enabled():
-            if self._low is None or self._low[0].device != x.device:
+            if self._low is None or self._low[1].device != x.device:
                 self._low = self._in_low_precision(x.dtype)
             low_A, low_B = self._low
             return torch.add(y, linear(linear(x, low_A), low_B), alpha=self.scale)

@@ -34,7 +34,7 @@ NUMERICS = 6
    data are text; thoughts and weights of SFT messages; a KL or entropy term trains groups of equal rewards; a KL in the
    reward comes before baseline and scale; reinforce++ normalises over tokens; intervals of shares; the end of schedules
 6  on a CPU: the head from packed weights in training, queries of a shared prompt once; the default precision
-   without products in bf16 is fp32
+   without products in bf16 is fp32; on a GPU: the head's cache, fused kernels, sampling with an adapter
 """
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 

@@ -29,7 +29,7 @@ from hone.grading.pool import START_SECONDS, Closed, ExitStatus, InvalidAnswer, 
 LOOK = 0.1
 """Seconds between checks that an answer is still wanted."""
 END_SECONDS, UNPLACED_SECONDS = 5.0, 1.0
-"""Seconds that an actor has to end its process, even if it was not placed yet; then both are killed."""
+"""Seconds that an actor has to end its process, if it was placed and if it was not; then both are killed."""
 
 
 class Grader:

@@ -20,7 +20,7 @@ from hone.extensions.planning.arithmetic import Lengths, Steps, retained_checkpo
 from hone.extensions.planning.data import Facts, tasks_of
 from hone.extensions.planning.devices import DEVICES, Device
 from hone.inference.memory import GIB, KV_GIB
-from hone.loops.memory import Memory, fitted, memory
+from hone.loops.memory import Memory, fitted, ways_to_fill
 from hone.model.config import DecoderConfig
 from hone.model.fetch import is_fetched
 from hone.model.files import TINY, is_hub_id
@@ -172,7 +172,8 @@ def resolved(
     ranks = config.trainer.ranks if isinstance(config, RLConfig) else 1
     limits = *longest(config, lengths.turns), lengths.turns, ranks
     config, saving = fitted(config, shape, device.kind, device.available, *limits, here=here)
-    return config, saving, memory(config, shape, device.kind, *lengths.for_memory(config))
+    ways = ways_to_fill(config, shape, device.kind, *lengths.for_memory(config), ranks)
+    return config, saving, max(ways, key=lambda way: way.total)
 
 
 def remedies(plan: Plan) -> Iterator[str]:
@@ -183,16 +184,9 @@ def remedies(plan: Plan) -> Iterator[str]:
     def total(values: dict[str, Any], card: Device = plan.device) -> int:
         return resolved(changed(config, values), shape, card, plan.lengths, plan.here)[2].total
 
-    adamw = trainer_of(config).optim.type == "adamw"
-    section, prefix = ("trainer", "trainer.") if isinstance(config, RLConfig) else ("data", "")
-    ways: dict[str, dict[str, Any]] = {
-        "--precision bf16": {"precision": "bf16"},
-        f"--{prefix}checkpointing layer": {f"{prefix}checkpointing": "layer"},
-    }
-    if plan.device.kind == "cuda" and adamw:
-        ways[f"--{prefix}optim.state 8bit"] = {f"{prefix}optim.state": "8bit", f"{prefix}optim.offload": False}
-        ways[f"--{prefix}optim.offload"] = {f"{prefix}optim.offload": True, f"{prefix}optim.state": "fp32"}
-    if adamw and not config.model.lora:
+    section = "trainer" if isinstance(config, RLConfig) else "data"
+    ways: dict[str, dict[str, Any]] = {"--precision bf16": {"precision": "bf16"}}
+    if trainer_of(config).optim.type == "adamw" and not config.model.lora:
         ways["--model.lora.rank 16"] = {"model.lora": LoraConfig()}
     if config.ckpt is not None and config.ckpt.background and plan.device.kind == "cpu":
         ways["--no-ckpt.background"] = {"ckpt.background": False}
@@ -206,7 +200,7 @@ def remedies(plan: Plan) -> Iterator[str]:
     for name, (value, least) in numbers.items():
         while value > least and total({name: value}) > plan.room:
             value = max(least, type(least)(value / 2))
-        ways[f"{flag((name,))} {value:g}"] = {name: value}
+        ways[f"{flag((name,))} {value}"] = {name: value}
     for size, words in sorted((total(values), words) for words, values in ways.items()):
         if size < 0.98 * total({}):
             fits = "fits" if size <= plan.room else f"still {(size - plan.room) / GIB:.1f} GiB too much"

@@ -109,7 +109,7 @@ def plan_of(
         if evals and facts.held_out and evals.num_examples > facts.held_out:
             evaluated = changed(config, {"orchestrator.eval.num_examples": facts.held_out})
         if config.mode == "split":
-            notes.append("mode split: memory and time are of one device that samples and trains")
+            notes.append("mode split: memory is the trainer's alone, time that of one device that samples and trains")
     steps = Steps.of(evaluated, facts.pool, facts.turns, facts.tokens)
     lengths = facts.lengths(config)
     needs = usual = worst = None
@@ -140,7 +140,7 @@ def words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield f"{kind} of {config.model.name} ({parameters}{config.precision}) on {task}", []
     yield "Steps", [*plan.steps.words(config), _checkpoint_words(plan)]
     if plan.memory:
-        free = f", of which {MARGIN:.0%} stay free" * (plan.device.kind == "cuda")
+        free = f", of which {100 * MARGIN:.0f} % stay free" * (plan.device.kind == "cuda")
         yield f"Memory, {plan.device.name} ({size(plan.device.memory)}{free})", list(_memory_words(plan, plan.memory))
     if plan.usual and plan.worst and plan.fits:
         yield "Time and cost, estimated", list(_time_words(plan, plan.usual, plan.worst))

@@ -47,9 +47,8 @@ class Monitors(Observer):
 
     def check_config(self, config: Any, env: Any = None) -> None:
         for name in self._names:
-            if (
-                getattr(importlib.util.find_spec(name), "origin", None) is None
-            ):  # without an origin it is a folder of that name: wandb leaves one
+            # Without an origin it is a folder of that name: wandb leaves one.
+            if getattr(importlib.util.find_spec(name), "origin", None) is None:
                 raise UserError(f"--{name} needs the package {name}, which is not installed: {INSTALL[name]}")
 
     def before_start(self, run: RunWriter) -> None:

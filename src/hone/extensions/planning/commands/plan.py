@@ -26,7 +26,7 @@ def run(config: PlanConfig) -> int:
     settings, found, failed = config.run, None, None
     assert settings is not None
     if isinstance(settings, RLConfig):
-        settings = with_mode(settings)
+        settings = with_mode(settings, config.on is None)
     if config.on is None:
         from hone.loops.machine import device_of
 
