@@ -65,7 +65,7 @@ def quickstart(table: bool) -> str:
     if not table:
         seeds = f"median of {len(record['runs'])} seeds"
         return f"\nRight answers to held-out phrases rise from {shares[0]} to {shares[1]} (at T=1, {seeds}).\n"
-    lines = ["", "| | reward, T=1 | correct, T=1 | correct, greedy | training, one core |", "|---|---|---|---|---|"]
+    lines = ["", "| | reward, T=1 | correct, T=1 | correct, greedy | training so far |", "|---|---|---|---|---|"]
     for (name, of), share in zip(record["medians"].items(), shares, strict=True):
         cells = f"{of['sampled/reward/mean']:.2f} | {share} | {100 * of['greedy/correct']:.0f} %"
         lines.append(f"| {name} | {cells} | {of['train_seconds']:.0f} s |")
