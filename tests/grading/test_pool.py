@@ -267,7 +267,7 @@ def test_one_round_is_open_at_a_time(pool):
     assert pool.ask_all([3], 5.0, 60.0) == [3]
 
 
-def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool):
+def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool, interruptible):
     pool.ask_all(["sleep a little"] * 2, 5.0, 60.0)
     keepers, numbers = pool.pids, [process._number for process in pool._processes if process]
 
