@@ -85,10 +85,10 @@ test-all: test test-most test-browser test-smollm2 test-triton test-apart test-c
 
 test-most: verifiers-v0-env test-suites
 
-# Of the long contracts one case in 32, of other suites the files of IN_CI in tests/conftest.py; not real vLLM, SmolLM2,
+# Of the long contracts one case in 64, of other suites the files of IN_CI in tests/conftest.py; not real vLLM, SmolLM2,
 # Triton's interpreter, a cluster and verifiers v0.
 test-ci: check test
-	@$(MAKE) --no-print-directory test-suites EVERY=32 PART=ci
+	@$(MAKE) --no-print-directory test-suites EVERY=64 PART=ci
 	@$(MAKE) --no-print-directory test-browser test-wheel docs
 
 # These suites run together, so that they are collected once and no core waits at the end of each.
