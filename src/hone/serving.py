@@ -46,7 +46,7 @@ def is_local(listener: socket.socket) -> bool:
 
 
 def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
-    """Return how uvicorn serves `app`: a stop leaves requests `grace` seconds, idle connections `keep_alive`."""
+    """Return uvicorn's config: seconds of `grace` for requests at a stop, and of `keep_alive` for idle connections."""
     return uvicorn.Config(
         app,
         loop="asyncio",  # and not uvloop and httptools where they are installed: Trackio brings them

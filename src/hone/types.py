@@ -227,7 +227,7 @@ class Rollout:
     that answers in text (see `usage`). All have the advantage of the sample, unless a program rewards each call.
     `token_ids`, `sampled_mask`, `logprobs`, `versions`, `turns`, `prompt_tokens`, `completion_tokens` and `sampled_ids`
     are of the first segment only. `messages` include the completion, and `stop_reason` is the end of its last turn.
-    `completion_ids` are the sampled tokens if nothing else is known.
+    `completion_ids` are the sampled tokens if there are no segments.
 
     In a task of several turns, `state` (JSON) is the environment's, and `failure` is the outcome and detail with which
     the environment broke off. Two flags mean that another try may end otherwise: `late` if a tool was ended at its

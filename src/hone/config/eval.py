@@ -1,4 +1,4 @@
-"""`hone eval ENV -m PATH`, `hone eval ENV -m MODEL -b URL`: the flags of vf-eval."""
+"""Config of `hone eval`. The flags are those of verifiers' `vf-eval`."""
 
 from __future__ import annotations
 

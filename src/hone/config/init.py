@@ -46,7 +46,7 @@ class FetchModelConfig(BaseConfig):
     name: str | None = None
     """`smollm2-135m` (SmolLM2-135M-Instruct, Apache-2.0); also the first word of the command line."""
     out: Path | None = None
-    """New folder to write; also the second word, or with `--from` the first."""
+    """New folder; also the second word of the command line, or with `--from` the first."""
     from_: Path | None = Field(default=None, validation_alias=AliasChoices("from_", "from"))
     """A GGUF file of a Llama or Qwen, instead of a name."""
 

@@ -251,9 +251,7 @@ class InferenceConfig(EngineConfig):
                 "ones: leave out one of them"
             )
         if self.port + self.replicas > 2**16:
-            raise UserError(
-                f"inference.replicas = {self.replicas} have ports from {self.port} on: lower inference.port"
-            )
+            raise UserError(f"inference.replicas = {self.replicas} needs ports over 65535: lower inference.port")
 
 
 SAMPLED_BY = "completions are sampled by "

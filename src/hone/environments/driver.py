@@ -132,7 +132,7 @@ class Driver:
         """The active rollouts."""
         self._results: dict[int, Any] = {}
         self._told: set[int] = set()
-        """Finished rollouts that `finished` has got."""
+        """Rollouts that `finished` was called with."""
         self._busy = self._checking = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()

@@ -90,7 +90,7 @@ class Parser:
         return text.strip() or None
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
-        """Return the text of the answer in a completion: of a list of messages, in the last one of the assistant."""
+        """Return the text of the answer in a completion; of messages, only the assistant's last one is read."""
         return self.parse(completion_text(completion))
 
     def value(self, completion: str | Sequence[Message]) -> Any:

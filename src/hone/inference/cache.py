@@ -26,8 +26,8 @@ from torch import Tensor
 from hone.model.device import upload
 
 BLOCK = 32
-"""Decoded tokens lie in blocks of this many columns, each dense in memory: read row by row from one tensor with room
-for all columns, attention takes a quarter longer (measured, 128 rows x 128 tokens)."""
+"""Decoded tokens lie in dense blocks of this many columns. With one tensor that has room for all columns, attention
+takes a quarter longer (measured, 128 rows x 128 tokens)."""
 
 
 class GroupLayout:

@@ -87,7 +87,7 @@ class Canary:
         most = min(NEW_TOKENS, max_tokens or NEW_TOKENS)
 
         def order(prompt: tuple[tuple[int, ...], Any]) -> tuple[bool, int]:
-            """Put the longest prompt that isn't long first, for more of it is cached; else the shortest."""
+            """Put prompts up to LONG first, longest first (more is cached), then the rest, shortest first."""
             tokens = len(prompt[0])
             return tokens > LONG, tokens if tokens > LONG else -tokens
 

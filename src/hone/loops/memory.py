@@ -110,15 +110,15 @@ def with_precision(config: Config, device: str) -> Config:
 
 
 def versions_in_memory(config: RLConfig) -> int:
-    """Return how many versions of the weights are in shared memory at a time, where the run starts its server.
+    """Return how many versions of the weights are in shared memory at a time, if the run starts its server.
 
-    The server has one, one is written, rollouts may be behind by some, and a checkpoint may still copy one.
+    The server holds one, one is being written, rollouts may lag by some, and a checkpoint may still copy one.
     """
     return 2 + config.orchestrator.lag + (config.ckpt is not None)
 
 
 def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
-    """Return the bytes of these versions; 0 without mode split, or with a server that is up already."""
+    """Return the bytes of weights in shared memory; 0 without mode split, or if the server is up already."""
     if config.mode != "split" or config.orchestrator.client.base_url is not None:
         return 0
     return versions_in_memory(config) * weight_bytes(model, config.precision)

@@ -117,7 +117,7 @@ def pack(
     share_prompts: bool = False,
     minibatch: int = 0,
 ) -> PackedBatch:
-    """Lay sequences end to end in the order given. They are the whole step unless `num_loss_tokens` counts more."""
+    """Lay sequences end to end in the order given. Give `num_loss_tokens` of the step if it has other sequences."""
     assert sequences, "nothing to pack"
     segments = _segments(prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences])
     lengths_S = np.array([len(segment) for segment in segments])

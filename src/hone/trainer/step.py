@@ -57,10 +57,10 @@ class Trainer:
     """Owns the optimiser of `model` and the step counter (= the policy version: steps so far, skipped ones included).
 
     `reference`, if given, is the model of the KL term; with LoRA it may be `model`, with the adapter off. `temperature`
-    is the sampler's, because the ratio compares the distributions that tokens were drawn from. `weigh` sets the tokens'
-    weights in the loss, by default equal ones. Before each micro-batch of a step's first update, rank 0 calls
-    `interrupt`, and in `evaluate`; an error there is raised on all ranks, with weights, optimiser and counter as before
-    the step. With `record_tokens`, `token_stats` describes the last step's tokens before its first update.
+    is the sampler's, because the ratio compares the distributions that tokens are drawn from. `weigh` sets the tokens'
+    weights in the loss, by default equal ones. Rank 0 calls `interrupt` in `evaluate` and before each micro-batch of a
+    step's first update; its error is raised on all ranks, with weights, optimiser and counter as before the step. With
+    `record_tokens`, `token_stats` describes the last step's tokens before its first update.
 
     On several `ranks`, model and reference are sharded before (`parallel.shard`). All ranks call `step`, `evaluate`,
     `fingerprint` and `load_tensors` together, with equally many micro-batches, and get the same results.

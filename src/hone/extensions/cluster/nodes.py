@@ -167,7 +167,7 @@ class Cluster:
         return self._ray.remote(Host).options(scheduling_strategy=room, name=self._fresh(name), **options).remote()
 
     def _room(self, role: str) -> Any:
-        """Return the place of a role's processes, which stays theirs; Ray finds another where a node is gone."""
+        """Return the placement group of a role, made once; Ray moves the part that was on a lost node."""
         from ray.util.placement_group import placement_group
 
         with self._placing:

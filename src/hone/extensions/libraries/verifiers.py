@@ -70,7 +70,7 @@ class TasksetProcess:
         keys = self._admitted(["load", self.limit])["keys"]
         if self._keys is not None and self._keys != keys:
             raise UserError(
-                f"{self.env_id} has other tasks than when it was loaded first, which would score the wrong answers: "
+                f"{self.env_id} loaded other tasks the second time, so answers would be scored for the wrong task: "
                 "its load() must give the same tasks in the same order each time"
             )
         self._keys = keys

@@ -130,7 +130,7 @@ class Lengths:
 
     @property
     def decoded(self) -> int:
-        """Steps of decoding a batch."""
+        """Decode steps of a batch."""
         return self.reached or self.longest_completion
 
     @property

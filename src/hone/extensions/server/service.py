@@ -294,12 +294,12 @@ class Generation:
         self._arrived: asyncio.Queue[News] = asyncio.Queue()
 
     async def start(self) -> None:
-        """Hand the jobs to the engine. Raises its UserError if it does not take them."""
+        """Hand the jobs to the engine. Raises its UserError if it refuses them."""
         self._tickets = self.service.submit(self.jobs, self._sink, self._whole)
         await asyncio.wrap_future(self._tickets)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Yield what the samples gain, until all have ended. Raises what the engine raised."""
+        """Yield the samples' new tokens until all have ended. Raises the engine's errors."""
         unfinished = len(self.samples)
         while unfinished:
             for index, tokens in (await self._next()).items():

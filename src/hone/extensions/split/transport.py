@@ -386,7 +386,7 @@ class FileTransport:
             raise UserError(f"another run has begun to use {self.path}: give each its own folder with --transport.path")
 
     def _check_hello(self) -> None:
-        """Say hello again if an older run removed it. Raises UserError if another trainer has said it."""
+        """Write our hello again if an older run removed it. Raises UserError if another trainer's is there."""
         if self._hello is None:
             return
         current = self._read(self.path / HELLO, Hello)

@@ -95,7 +95,7 @@ class StudyConfig(BaseConfig):
     sft: Annotated[StageConfig | None, Meta("study")] = None
     """First stage of each cell. Cells with the same settings of it share its runs."""
     rl: Annotated[StageConfig | None, Meta("study")] = None
-    """Second stage of each cell; it begins with the first one's weights, if there is one."""
+    """Second stage of each cell; it starts from the first stage's weights, if there is one."""
     model: Annotated[str | None, Meta("study", 1)] = None
     """Model of the first stage; by default as in its file."""
     grid: Annotated[GridConfig, Meta("study")] = GridConfig()

@@ -116,12 +116,12 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
     """Read the tokens of a completion (a row of `Store.sample`). Raises UserError if its columns don't match."""
     ids, mask, logprobs = (np.asarray(row[name] or ()) for name in ("token_ids", "sampled_mask", "logprobs"))
     if not len(ids) == len(mask) == len(logprobs):
-        raise UserError("tokens are not coloured: the row has not as many logprobs as tokens")
+        raise UserError("tokens are not coloured: the row has another number of logprobs than tokens")
     mask = mask.astype(bool)
     advantage: Any = row.get("advantage") or 0.0
     if (calls := row.get("call_advantages")) is not None:
         if len(calls) != np.count_nonzero(np.diff(mask, prepend=False) & mask):
-            raise UserError("tokens are not coloured: the row has not as many advantages as calls")
+            raise UserError("tokens are not coloured: the row has another number of advantages than calls")
         advantage = token_advantages(calls, mask)
     first = int(mask.argmax()) if mask.any() else len(ids)
     prompt = "".join(piece.text for piece in vocabulary.pieces(ids[:first].tolist()))
@@ -198,7 +198,7 @@ def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[lis
             made.append((turn, _coloured(tokens, runs[turn.policy], each, color)))
         else:
             made.append((turn, plain(turn.text, each)))
-    return made, "" if fits or tokens is None else "tokens are not coloured: its turns are not those that were sampled"
+    return made, "" if fits or tokens is None else "tokens are not coloured: the turns differ from those sampled"
 
 
 def _coloured(tokens: Tokens, which: range, limit: int, color: str) -> Text:

@@ -217,8 +217,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
         return Graders(task, original, missing, original, describe(task.id, task.args), name)
     if unknown := (asked.template or {}).keys() - {"answer", "info"}:
         raise UserError(
-            f"env.template makes {sorted(unknown)[0]!r}, but recorded completions have a prompt: it may make "
-            "answer and info"
+            f"env.template sets {sorted(unknown)[0]!r}, but the recorded prompt stays: it may set only answer and info"
         )
     env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
     template = None if asked.template is None else Template(asked.template, "env.template")
