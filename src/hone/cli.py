@@ -227,7 +227,9 @@ def _print_commands(group: str, listed: dict[str, str]) -> None:
     width = max(map(len, listed)) + 2
     for name, summary in listed.items():
         print(f"  {name:<{width}}{summary}")
-    print(f"\n`hone {group}COMMAND --help` lists a command's keys. `@ FILE.toml` is a config file; flags win over it.")
+    print(
+        f"\n`hone {group}COMMAND --help` lists its keys. Flags win over files (`@ FILE.toml`). Version: hone --version"
+    )
 
 
 if __name__ == "__main__":

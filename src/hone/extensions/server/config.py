@@ -34,11 +34,11 @@ class ServeConfig(EngineConfig):
     weights_root: Path | None = None
     """Folder under which `POST /update_weights` may take new weights; without it, it takes none."""
     transport: TransportConfig = TransportConfig()
-    """Transport of the run to sample for: its weights are taken, unless `weights_root` is set."""
+    """Transport of the run to serve; new weights come from it, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)
     """Seed of requests that bring none, and of the weights of `hone/tiny`."""
     precision: Precision = DEFAULT_PRECISION
-    """As in training; of no effect on vLLM, see `dtype`."""
+    """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`; for vLLM see `dtype`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     max_model_len: int | None = Field(default=None, ge=1)

@@ -70,7 +70,7 @@ class StudyEvalConfig(BaseConfig):
     lenient: bool = False
     """Also read what is not right leniently, as `hone report` does: how much of each difference is format."""
     precision: Precision = DEFAULT_PRECISION
-    """As in training; the same for all cells, whatever they were trained in."""
+    """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`, for all cells."""
     grading: GradingConfig = GradingConfig()
     """Execution of reward functions."""
 
