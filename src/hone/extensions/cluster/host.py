@@ -88,7 +88,7 @@ class Host:
         return self._child.pid
 
     async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:
-        """Wait for lines of the process, its exit code, or the gate of a server that is up; return the three."""
+        """Wait for output of the process, its exit code, or its server's gate; return the three."""
         assert self._child is not None, "`start` comes first"
         while True:
             code = self._child.poll()

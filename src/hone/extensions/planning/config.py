@@ -14,7 +14,7 @@ from hone.config.sft import SFTConfig
 
 
 class _AboutRun(BaseConfig):
-    """A command that takes the files and flags of a run besides its own."""
+    """A command that also takes the files and flags of a run."""
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:

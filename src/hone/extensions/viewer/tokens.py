@@ -116,12 +116,14 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
     """Read the tokens of a completion (a row of `Store.sample`). Raises UserError if its columns don't match."""
     ids, mask, logprobs = (np.asarray(row[name] or ()) for name in ("token_ids", "sampled_mask", "logprobs"))
     if not len(ids) == len(mask) == len(logprobs):
-        raise UserError("tokens are not coloured: the row has another number of logprobs than tokens")
+        raise UserError("tokens are not coloured: the row has another number of logprobs than tokens; restore its file")
     mask = mask.astype(bool)
     advantage: Any = row.get("advantage") or 0.0
     if (calls := row.get("call_advantages")) is not None:
         if len(calls) != np.count_nonzero(np.diff(mask, prepend=False) & mask):
-            raise UserError("tokens are not coloured: the row has another number of advantages than calls")
+            raise UserError(
+                "tokens are not coloured: the row has another number of advantages than calls; restore its file"
+            )
         advantage = token_advantages(calls, mask)
     first = int(mask.argmax()) if mask.any() else len(ids)
     prompt = "".join(piece.text for piece in vocabulary.pieces(ids[:first].tolist()))
