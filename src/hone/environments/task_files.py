@@ -100,7 +100,7 @@ def text_digest(source: bytes, beside: Sequence[Path]) -> str:
 def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
     """Return the files in the folders `beside` that a source imports, directly or not, sorted.
 
-    An installed package precedes a file of the same name. Beside installed tasks, and hone's, there are none.
+    An installed package precedes a file of the same name. Installed tasks, and hone's, have no such files.
     """
     folders = [folder for folder in beside if folder not in _builtin_folders() and "site-packages" not in folder.parts]
     found: set[Path] = set()

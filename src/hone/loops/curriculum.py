@@ -187,6 +187,6 @@ class Curriculum:
 
 def _misfit(entry: Entry) -> UserError:
     return UserError(
-        f"the ledger does not fit orchestrator.curriculum: draw {entry.draw} of step {entry.step} is not the one that "
-        "it would make; set orchestrator.curriculum, max_examples, seed and data back to what the run began with"
+        f"the ledger does not fit orchestrator.curriculum: draw {entry.draw} of step {entry.step} would be "
+        "another one; set orchestrator.curriculum, max_examples, seed and data back to the run's"
     )

@@ -43,7 +43,8 @@ class Server:
         return f"{'hone inference' if self.is_hone else sampler_name(self.backend)} at {self.endpoint.url}"
 
     def scoring(self, prompts: Sequence[Sequence[int] | str], temperature: float = 1.0) -> dict[str, Any]:
-        """Return the body of a request for the logprobs of the prompts' tokens. Only hone's samples no token then."""
+        """Return the body of a request for the logprobs of the prompts' tokens. (Servers other than hone's also sample
+        one.)"""
         body = {"model": self.model, "prompt": [p if isinstance(p, str) else list(p) for p in prompts]}
         body |= {"max_tokens": 0 if self.is_hone else 1, "temperature": temperature}
         return body | {"prompt_logprobs": 0}

@@ -40,7 +40,7 @@ _EXPLAINS = {
         "inversion", "range", "no-signal",
     },
 }  # fmt: skip
-"""Findings that follow from another one, and are left out beside it unless that one is allowed."""
+"""Findings that follow from another one, and are omitted with it unless that is allowed."""
 
 
 def audit_environment(

@@ -21,7 +21,7 @@ from hone.errors import UserError
 
 LIBRARIES, PACKAGES = "/lib", "/packages"
 _LEFT_OUT = ("_tkinter", "readline", "_curses", "_curses_panel", "nis", "_ssl")
-"""Modules for a screen, a terminal or the network, which bring most of the libraries."""
+"""Modules for a screen, a terminal or the network, which need most of the shared libraries."""
 
 # The libraries are found as the loader does it: by loading them. `dlopen` runs no Python code of a module.
 _PROBE = """

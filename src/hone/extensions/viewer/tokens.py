@@ -66,7 +66,7 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a completion from the first sampled one on: pieces of text, and values for each piece or NaN.
+    """The tokens of a completion from the first sampled one on: pieces of text, each with values or NaN.
 
     `prompt` is the text before it, with the template and the tools. If several tokens are one character, their logprobs
     and gaps are added, and the largest entropy counts. `missing` has the reason for each quantity without values.
