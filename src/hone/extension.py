@@ -189,7 +189,7 @@ class Machines(Protocol):
         ...
 
     def nodes(self, config: RLConfig, say: Callable[[str], None]) -> AbstractContextManager[Any]:
-        """Connect a run's launcher to them; entering returns an object whose `child` starts a process there."""
+        """Connect a run's launcher to them; entering returns an object with `child`, which starts a process there."""
         ...
 
     def join(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 ZERO_VARIANCE = 1e-6
-"""A group whose rewards differ by at most this (max - min) carries no signal (std would hide rounding)."""
+"""A group with max - min of its rewards up to this carries no signal (std would hide rounding)."""
 
 
 def has_signal(rewards_G: np.ndarray) -> bool:

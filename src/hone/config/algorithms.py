@@ -94,8 +94,8 @@ class CorrectionConfig(BaseConfig):
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
     """With ρ, a token's probability in the trainer over the sampler's: weight min(ρ, `cap`) of a token or completion
-    (truncated importance sampling); ρ within `low` and `high`, else 0 (IcePop); or 0 for completions whose geometric
-    mean of ρ lies outside."""
+    (truncated importance sampling); ρ within `low` and `high`, else 0 (IcePop); or 0 for completions with a geometric
+    mean of ρ outside."""
     cap: float = Field(default=2.0, gt=0)
     """Largest weight of a token."""
     low: float | None = Field(default=None, ge=0)
@@ -131,8 +131,8 @@ class AdvantageConfig(BaseConfig):
     std_eps: float = Field(default=1e-4, ge=0)
     """Added to the standard deviation."""
     components: Literal["sum", "normalize"] = "sum"
-    """How to join several reward components: their sum; or normalise each in its group, sum, and normalise over the
-    step (GDPO), instead of `baseline` and `scale`."""
+    """Combine several reward components: their sum; or normalise each in its group, sum, and normalise over the step
+    (GDPO), instead of `baseline` and `scale`."""
 
     @property
     def divides_by_mean(self) -> bool:

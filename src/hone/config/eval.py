@@ -1,4 +1,4 @@
-"""Config of `hone eval`. The flags are those of verifiers' `vf-eval`."""
+"""Config of `hone eval`, with the flags of verifiers' `vf-eval`."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class InferenceConfig(EngineConfig):
 SAMPLED_BY = "completions are sampled by "
 SCORED_BY = "tokens are scored by "
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
-"""First words of causes of inexactness with which a run can still be retrained from its records."""
+"""First words of causes of inexactness that still allow to retrain a run from its records."""
 
 
 class GapConfig(BaseConfig):
@@ -348,7 +348,7 @@ class RLConfig(RunConfig):
             )
 
     def check_kl_in_reward(self) -> None:
-        """Raise UserError if advantages don't come from one reward, from which the KL is subtracted."""
+        """Raise UserError if advantages don't come from one reward (less the KL)."""
         advantage = self.orchestrator.advantage
         if not self.trainer.loss.kl_in_reward:
             return
@@ -381,7 +381,7 @@ class RLConfig(RunConfig):
 
     @property
     def sampled_by(self) -> str | None:
-        """The sampler in words, if its tokens may differ from those of the engine in one process."""
+        """The sampler in words, if the engine in one process could sample other tokens."""
         if urls := self.orchestrator.client.urls:
             return f"the server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
         if self.inference.backend != "hone":

@@ -300,7 +300,7 @@ def _examples(split: Sequence[Example], indices: Sequence[int]) -> Iterator[tupl
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:
-    """Return the error for a row in which the first column of `names` that it has is invalid, or none is there."""
+    """Return the error for a row without the columns `names`, or with an invalid first one."""
     for name in names:
         if name in row:
             return UserError(f"{where}: {name!r} must be non-empty text, not {brief(row[name])}")

@@ -36,7 +36,7 @@ CLEANUP_SECONDS = 5.0
 TAIL = 4096
 """Number of last characters of a failure to store."""
 BLOCKED_AFTER_SECONDS = 600.0
-"""Seconds after which an event loop that doesn't run counts as blocked."""
+"""An event loop that doesn't run for so many seconds counts as blocked."""
 Tools = list[dict[str, Any]] | None
 
 
@@ -132,7 +132,7 @@ class Driver:
         """The active rollouts."""
         self._results: dict[int, Any] = {}
         self._told: set[int] = set()
-        """Rollouts that `finished` was called with."""
+        """Rollouts passed to `finished`."""
         self._busy = self._checking = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()

@@ -73,7 +73,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Origin:
-    """How an environment was loaded, with the digests of its task files (`task_files.sources`)."""
+    """Origin of an environment, with the digests of its task files (`task_files.sources`)."""
 
     env_id: str
     kwargs: dict[str, Any]
@@ -141,7 +141,7 @@ class Environment:
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._choices: dict[str, list[Callable[[Split], Sequence[int]]]] = {}
         self.left_out = ""
-        """What a pass-rate profile left out of the training examples, in words."""
+        """Training examples that a pass-rate profile left out, in words."""
         self._rows: dict[str, Rows] = {}
         self._template: Template | None = None
         self.limits = Limits()

@@ -54,8 +54,8 @@ _CLOSING_SECONDS = 10.0
 _END_SECONDS = 10.0
 """Seconds for the keeper to end its processes, before it is killed."""
 _MOST_STARVED = 10
-"""Most extra time by the clock for waits for a core, in multiples of a question's limit: code may start so many
-processes that each waits nearly all the time."""
+"""Most extra time by the clock for waits for a core, in multiples of a question's limit: with many processes each may
+wait nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
 """Retries of a question after its process, or its keeper, was killed from outside. An earlier question's code may have
 killed the keeper."""

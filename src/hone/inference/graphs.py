@@ -1,7 +1,7 @@
 """Decoding with CUDA graphs: a step's kernels are recorded once for each shape, and launched together from then on.
 
-A graph is bound to the addresses and shapes that it was recorded with. So sequences are in slots of a `SlotState`,
-whose tensors don't move (a group's prompt is stored once per row). A step covers a power of two of slots and of tokens;
+A graph is bound to the addresses and shapes that it was recorded with. So sequences are in slots of a `SlotState` with
+tensors that don't move (a group's prompt is stored once per row). A step covers a power of two of slots and of tokens;
 unused ones are computed and discarded. Before its first step all shapes that a batch may reach are recorded, on one
 stream and with one memory pool, so that they share intermediate results; final ones are written to the state. Weights
 are updated in place, their bf16 copies too (`Linear.refresh`), so a graph reads the new ones.

@@ -59,7 +59,7 @@ class Writes(Protocol):
 
 
 class Child(Process):
-    """A role's process, killed when the launcher is gone: by Linux, or elsewhere by itself.
+    """A role's process, killed when the launcher is gone: by Linux; elsewhere it ends on its own.
 
     `rank` is None where there is only one. With `echo` its lines also go to this process's own streams.
     """

@@ -41,7 +41,7 @@ from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment,
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
-If a program rewards its calls, it is called again for the calls: `[P, C]`, padded with NaN.
+If a program rewards its calls, it runs again for the calls: `[P, C]`, padded with NaN.
 """
 
 

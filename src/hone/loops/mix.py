@@ -23,8 +23,8 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 def shares(config: RLConfig, step: int) -> dict[str, int]:
     """Return the number of groups of each task in the batch of a step: by its weight, up to rounding.
 
-    Systematic sampling: the groups are evenly spaced points in [0, 1), of which each task has a part. The points move
-    by the golden ratio each step, so that rounding evens out.
+    Systematic sampling: the groups are evenly spaced points in [0, 1), and each task has a part of the range. The
+    points move by the golden ratio each step, so that rounding evens out.
     """
     orch, names = config.orchestrator, list(config.tasks())
     groups = orch.batch_size // orch.rollouts_per_example

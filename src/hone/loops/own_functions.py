@@ -1,7 +1,7 @@
 """The user's losses and advantages: `MODULE:FUNCTION` in a config, or a program's function.
 
-A program's function is written into the run with what it uses, as `algorithm.py`, so that the run can be resumed and
-verified without the program. If that is impossible, only the program can resume it.
+A program's function is written into the run with its dependencies, as `algorithm.py`, so that the run can be resumed
+and verified without the program. If that is impossible, only the program can resume it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     policy = ServerPolicy([connect_to_server(endpoint, ...)], renderer, eos_ids, spool)
     policy.load(0)
 
-A server gets a request for each group. hone's gets the key of each completion, so its tokens are those of an engine in
-this process, up to the rounding of differently shaped products. Another server gets a seed for the first (the key's
-upper 31 bits), and counts on from it for the others of the group.
+A server gets a request for each group. hone's gets the key of each completion, so its tokens equal an engine's in this
+process, up to the rounding of differently shaped products. Another server gets a seed for the first (the key's upper 31
+bits), and counts on from it for the others of the group.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from hone.types import Group
 class Tasks:
     """The tasks of a run by name: to `train` on, with `curricula` that draw the examples, and for `evaluation`.
 
-    `renderer` writes the prompts. `advantages` is a program's function in place of the algorithm's, or None.
+    `renderer` writes the prompts. `advantages` is a program's function instead of the algorithm's, or None.
     """
 
     train: Mapping[str, Environment]

@@ -290,7 +290,7 @@ _STORED = {
     *(f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")),
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
 }
-"""Operations whose results "selective" stores; others are cheap to recompute."""
+"""Operations with results that "selective" stores; others are cheap to recompute."""
 
 
 @cache

@@ -42,7 +42,7 @@ _PLAIN = {
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
 _CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
-"""Prefixes of `init_lora_weights` for which PEFT subtracts the first B A from the base, or quantises it."""
+"""Prefixes of `init_lora_weights` that make PEFT subtract the first B A from the base, or quantise it."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:

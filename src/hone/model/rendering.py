@@ -175,7 +175,7 @@ def for_template(message: Message, form: Format | None) -> Message:
 
 
 def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opened: str) -> list[Message]:
-    """Return the conversation with a marker in place of each text of the model, after a thought if it had one.
+    """Return the conversation with a marker instead of each text of the model, after a thought if it had one.
 
     Sampled text is never rendered again: it must not affect how the template writes what follows.
     """

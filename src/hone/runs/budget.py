@@ -35,7 +35,7 @@ class Spent:
     phases: Mapping[str, float] = field(default_factory=dict)
 
     def usd_at(self, price: float) -> float:
-        """Return US dollars, at `price` per hour if none was recorded."""
+        """Return US dollars, at `price` per hour if no price was recorded."""
         return self.seconds / 3600 * price if self.usd is None else self.usd
 
 

@@ -85,7 +85,7 @@ class Checkpoints:
         return f"complete checkpoints: {', '.join(map(str, steps))} (--resume.step {steps[-1]})"
 
     def surplus(self, best: int | None = None) -> list[int]:
-        """Return complete checkpoints to delete, ascending; `best` is kept."""
+        """Return complete checkpoints to delete, ascending, except `best`."""
         old = self.steps()[: -self.keep_last] if self.keep_last else []
         return [step for step in old if step != best and (not self.keep_interval or step % self.keep_interval)]
 

@@ -55,7 +55,7 @@ class Run(RunView):
         return moved(table, table.get("output_dir", ""), self.path)
 
     def locate(self, name: str) -> str:
-        """Return a path of the config: a relative one starts at the folder in which the run was started."""
+        """Return a path of the config: a relative one starts at the run's working directory."""
         here, written = self.path.resolve(), Path(self.config.get("output_dir", ""))
         if written.is_absolute() or Path(name).exists() or here.parts[-len(written.parts) :] != written.parts:
             return name

@@ -41,9 +41,9 @@ class Snapshot:
 class Saver:
     """Saves versions of the policy: weights to use, checkpoints to resume from, each with its weights.
 
-    `export(folder, step, parameters)` writes weights; `snapshot` is told if they become a checkpoint. Unless
+    `export(folder, step, parameters)` writes weights; `snapshot` gets True if they become a checkpoint. Unless
     `ckpt.background` is off, the loop waits only while the tensors are copied. An alarm may ask for a checkpoint, and
-    for a pause after it. With `planned`, only a version for which `wants_checkpoint` returned True becomes one.
+    for a pause after it. With `planned`, only a version with a true `wants_checkpoint` becomes one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Tensors of which each rank wrote its rows: `FOLDER/trainer/`, by `torch.distributed.checkpoint`.
+"""Tensors that several ranks wrote, each its rows: `FOLDER/trainer/`, by `torch.distributed.checkpoint`.
 
 Its index is a pickle, which could run code of the checkpoint's author. Here it can only make the records of an index.
 """

@@ -10,7 +10,7 @@ from hone.hardware import resident_bytes
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 GROWTH = 256 * 2**20
-"""Bytes by which a process grows before it returns freed memory."""
+"""Growth of a process, in bytes, before it returns freed memory."""
 
 
 def tune(alone: bool) -> None:

@@ -181,9 +181,9 @@ def deal(
     """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens, and return this rank's.
 
     All ranks pass all sequences of the step. `max_tokens` None: by `device`. `num_loss_tokens` counts all ranks. A
-    longer sequence is a micro-batch of its own. Sequences that share a prompt, which counts once, stay together if they
-    fit. No micro-batch mixes `minibatches`. Each rank gets the same number of micro-batches, as few as `max_tokens`
-    allows and of about equal size; if there are too few sequences, some have no loss.
+    longer sequence is a micro-batch alone. Sequences that share a prompt, which counts once, stay together if they fit.
+    No micro-batch mixes `minibatches`. Each rank gets the same number of micro-batches, as few as `max_tokens` allows
+    and of about equal size; if there are too few sequences, some have no loss.
     """
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)

@@ -26,7 +26,7 @@ from hone.types import PackedBatch
 
 
 class Dismissed(BaseException):
-    """Ends the other ranks with rank 0's exit code. They may get it in place of any answer of rank 0."""
+    """Ends the other ranks with rank 0's exit code. They may get it instead of any answer of rank 0."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchUse:
-    """How often a batch is used. `keeps_old`: the old policy is the trainer before the first update, not the sampler.
+    """Use of a step's batch. `keeps_old`: the old policy is the trainer before the first update, not the sampler.
 
     The reference becomes the policy every `reference_interval` steps.
     """

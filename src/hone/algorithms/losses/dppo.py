@@ -1,4 +1,4 @@
-"""prime-rl's loss: masks tokens whose probability has changed too much, by difference, not by ratio."""
+"""prime-rl's loss: masks tokens with too large a change of probability, by difference, not by ratio."""
 
 from __future__ import annotations
 

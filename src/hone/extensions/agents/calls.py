@@ -41,7 +41,7 @@ class ModelCalls:
         self.api_key = f"hone-{model.sample_id}-{secrets.token_hex(16)}"  # no other program can guess it
         self.sampled = self.refused = 0
         self.limit = ""
-        """The limit for which a call was refused, in words."""
+        """The limit that a refused call exceeded, in words."""
         self.closed = False
         self.entering = asyncio.Lock()
         """Held until a call has started: calls start one after another, in their order."""

@@ -1,4 +1,4 @@
-"""Tasks whose rollouts a program makes: it calls the model any number of times, and gives the reward.
+"""Tasks with rollouts of a program: it calls the model any number of times, and gives the reward.
 
     async def agent(client: AsyncOpenAI, example: Example) -> float | dict[str, float]: ...
 

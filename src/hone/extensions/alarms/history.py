@@ -13,7 +13,7 @@ from typing import Any
 
 NOTHING = math.nan
 SIGMAS = 5.0
-"""Standard errors by which two windows must differ: so many, because extremes of thousands of windows are compared."""
+"""Least difference of two windows in standard errors: extremes of thousands of windows are compared."""
 RECENT = 10
 """Windows of steps to estimate the scatter: ten steps sometimes scatter too little."""
 

@@ -85,7 +85,7 @@ def _say(text: str) -> Message:
 
 
 def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield texts that replace the reference's last message; fewer with tools, which would be called each time."""
+    """Yield texts that replace the reference's last message; fewer with tools, which each text would call."""
     s = statement_of(subject)
     answers = [
         ("no answer", "", STYLES),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 SIZE = 5_000
-"""Rows of one data set. Row 5,000 is the first of the next one, whose seed is higher by 5,000: in most tasks the same
+"""Rows of one data set. Row 5,000 is the first of the next one, with a seed higher by 5,000: in most tasks the same
 row, since they make row i from seed + i. Some tasks make all rows with the data set."""
 
 

@@ -154,7 +154,7 @@ class Verifiers(Tasks):
 
 
 class Episodes(AgentEnv, Tasks):
-    """Tasks whose rollouts verifiers makes and rewards, in one separate process, started at the first."""
+    """Tasks with rollouts that verifiers makes and rewards, in one separate process, started at the first."""
 
     def __init__(self, served: TasksetProcess, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
         super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)

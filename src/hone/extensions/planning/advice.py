@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 LONG = 2 * 3600
 """Seconds of a run that should have checkpoints."""
 CUT = 0.02
-"""Share of reference answers beyond the limit from which a note is given."""
+"""Least share of reference answers beyond the limit for a note."""
 KEPT_GIB = 4
-"""Worst-case size of the ids that sampling a step stores, from which a note is given."""
+"""Least worst-case size of the ids that sampling a step stores for a note."""
 CUSTOMARY = {
     ("RL", "large"): (2e-7, 1e-5, "1e-6"),
     ("RL", "small"): (5e-7, 1e-4, "1e-6 to 1e-5"),

@@ -183,8 +183,8 @@ class Verdict:
 
 
 def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
-    """Choose the windows to compare: that of the highest reward and the last; if they are about equal, the first and
-    the last."""
+    """Choose the windows to compare: the best rewarded and the last; if they are about equal, the first and the
+    last."""
     best, last = max(windows, key=lambda w: w.recorded), windows[-1]
     return (best, last) if best.recorded - last.recorded > noise(best, last, Z_BEST) else (windows[0], last)
 

@@ -61,7 +61,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
 
 
 class Memory:
-    """Recorder, log and saver of a loop, in place of a run directory: stores the last step."""
+    """Recorder, log and saver of a loop, instead of a run directory: stores the last step."""
 
     seconds_so_far, stopping = 1.0, False
 

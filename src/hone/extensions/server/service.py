@@ -32,7 +32,7 @@ News = list[tuple[int, "list[Token] | Exception"]]
 Sink = Callable[[News], None]
 """Takes the news of one request after a step, on the engine's thread."""
 FAILING_AFTER = 3
-"""Failed steps in a row without a sampled token from which on the server reports failure."""
+"""Failed steps in a row, without a sampled token, until the server reports failure."""
 
 
 @dataclass

@@ -4,8 +4,8 @@
 
 - Their lines go into a log for each role; the orchestrator's are shown as well.
 - If a role dies, trainer and orchestrator are started again from the last checkpoint. If it was the only server, the
-  orchestrator saves first, and the server starts again too. Of several servers, only the dead ones start again. After
-  `restarts` of these the run ends.
+  orchestrator saves first, and the server starts again too. If there are several servers, only dead ones start again.
+  After `restarts` of these the run ends.
 - Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, so do all others, in every case.
 
 Standard library only: it must not fail.

@@ -79,7 +79,7 @@ class RemoteTrainer(Updates):
         self.max_steps, self.holds, self.alive = max_steps, holds, alive
         self.version = self._put = session.start
         self.retained: int | None = None
-        """The saved version, whose weights must stay for now."""
+        """The saved version: its weights must stay for now."""
         self.published: Published | None = None
         """The source of `version`."""
         self._released = session.start - 1

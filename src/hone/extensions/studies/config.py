@@ -76,7 +76,7 @@ class StudyEvalConfig(BaseConfig):
 
 
 class StudyBudgetConfig(BaseConfig):
-    """Limit after which no run is started."""
+    """Limit for starting further runs."""
 
     bare = "hours"
 
@@ -113,7 +113,7 @@ class StudyConfig(BaseConfig):
     threads: Annotated[int, Meta("machine")] = Field(default=1, ge=1)
     """CPU threads of each run."""
     budget: StudyBudgetConfig | None = None
-    """Limit after which no run is started."""
+    """Limit for starting further runs."""
     output_dir: Annotated[Path, Meta("study", 1)] = Path("outputs/study")
     """Folder of the runs and the results: study.html, study.md, results.csv, figures."""
 
