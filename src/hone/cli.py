@@ -80,8 +80,8 @@ vf_eval = partial(script, "eval", "vf-eval")
 def call(name: str, argv: list[str], prog: str) -> int:
     """Run one command. Returns its exit code; 2 after one sentence on what a user can fix; 130 for Ctrl-C.
 
-    A process that joined other ranks exits here without the interpreter's shutdown: after an error that would wait for
-    the other ranks, else it may abort over a thread of gloo or of a checkpoint.
+    A process that joined other ranks exits here without the interpreter's shutdown, which after an error would wait for
+    the other ranks, and otherwise may abort because of a thread of gloo or of a checkpoint.
     """
     ranked = name in ("sft", "trainer") and int(os.environ.get("WORLD_SIZE") or 1) > 1
     try:
@@ -136,7 +136,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
 
 def prepare_process() -> None:
-    """Set variables that libraries read when imported, and how this process prints. Variables of the user stay."""
+    """Set variables that libraries read when imported (unless the user did), and how this process prints."""
     write_backslashes()
     # How long libgomp's threads spin while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.
@@ -175,7 +175,7 @@ def _is_among_ranks() -> bool:
 @safe_output()
 @called_from(python=False)
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
-    """Return the exit code of `action`, whatever ends it short of a bug. `quiet`: rank 0 prints what was wrong."""
+    """Return the exit code of `action`; only bugs raise. `quiet`: leave the error message to rank 0."""
     write_backslashes()
     try:
         code = action() or 0
@@ -227,7 +227,9 @@ def _print_commands(group: str, listed: dict[str, str]) -> None:
     width = max(map(len, listed)) + 2
     for name, summary in listed.items():
         print(f"  {name:<{width}}{summary}")
-    print(f"\n`hone {group}COMMAND --help` lists a command's keys. `@ FILE.toml` is a config file; flags win over it.")
+    print(
+        f"\n`hone {group}COMMAND --help` lists its keys. Flags win over files (`@ FILE.toml`). Version: hone --version"
+    )
 
 
 if __name__ == "__main__":

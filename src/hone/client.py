@@ -3,8 +3,8 @@
     async with Client(Endpoint("http://localhost:8000/v1"), MIB) as client:
         answer = await client.request("GET", "http://localhost:8000/v1/models")
 
-It tries again after a lost connection, a timeout, and the statuses 408, 409, 425, 429 and 5xx, but not after 501 or if
-the account has no money. It waits 1, 2, 4, … seconds (at most 60) times a factor in [0.5, 1], or as long as Retry-After
+It retries after a lost connection, a timeout, and the statuses 408, 409, 425, 429 and 5xx except 501, unless the
+account has no money. It waits 1, 2, 4, … seconds (at most 60) times a factor in [0.5, 1], or as long as Retry-After
 says (at most 300) if that is longer.
 """
 
@@ -31,15 +31,15 @@ HONE = "hone"
 CONNECT = 10.0
 """Seconds that a connection may take."""
 LONGEST_WAIT = 60.0
-"""Most seconds between two tries, where the server asks for nothing."""
+"""Most seconds between two tries, unless the server sends Retry-After."""
 LONGEST_RETRY_AFTER = 300.0
-"""Most seconds that a server's Retry-After is obeyed for."""
+"""Longest Retry-After in seconds that is obeyed."""
 _LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's URL, up to and with `/v1`, and how to treat it.
+    """A server's URL, including `/v1`, and how to use it.
 
     `timeout` is in seconds for one answer, `patience` for all tries together. `log`, `section` (of the config) and
     `who` (what it is) go into error messages.
@@ -79,8 +79,8 @@ class ResponseTimeout(Halt):
 class Client:
     """Sends requests to one server, inside one event loop; `async with` closes it.
 
-    An answer may have `largest` bytes. `asks_late_again`: try again after a timeout. `retries` counts the tries after a
-    first one. If `over` is set, it is raised instead of another try.
+    An answer may have `largest` bytes. `asks_late_again`: retry after a timeout. `retries` counts the retries so far.
+    If `over` is set, it is raised instead of a retry.
     """
 
     def __init__(

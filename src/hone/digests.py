@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _SAMPLED = 64
-"""Rows of a data set that are looked at."""
+"""Rows of a data set that are digested."""
 
 
 def of_source(path: Path) -> str:

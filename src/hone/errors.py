@@ -15,7 +15,7 @@ _from_python: ContextVar[bool | None] = ContextVar("from_python", default=None)
 
 
 class UserError(ValueError):
-    """One sentence that says the fault and a remedy."""
+    """One sentence that names the problem and a remedy."""
 
 
 def in_python(text: str) -> str:
@@ -30,13 +30,13 @@ def in_python(text: str) -> str:
 
 
 def for_reader(text: str) -> str:
-    """Return a message with keywords within `called_from` Python, else with flags."""
+    """Return a message with keywords if `called_from` says that a program calls hone, else with flags."""
     return in_python(text) if _from_python.get() else text
 
 
 @contextmanager
 def called_from(python: bool) -> Iterator[None]:
-    """Name keywords in the block's messages if a program calls hone, else flags. The outermost block decides."""
+    """In the block, messages name keywords if a program calls hone, else flags. The outermost block decides."""
     if _from_python.get() is not None:
         yield
         return
@@ -51,7 +51,7 @@ def called_from(python: bool) -> Iterator[None]:
 
 
 class Halt(UserError):
-    """Ends a run; the loop saves its state and `metrics` first. The text has no full stop, because a remedy follows."""
+    """Ends a run; the loop saves its state and `metrics` first. Its text has no full stop: a remedy follows."""
 
     def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(text)

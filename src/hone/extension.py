@@ -35,10 +35,10 @@ GROUP = "hone.extensions"
 
 
 class Command(NamedTuple):
-    """A line of `hone --help`: the config's class below `config` beside the `module`, and the function below `commands`
-    that gets the config and returns the exit code.
+    """A line of `hone --help`. Beside the `module`, `config` has the config's class, and `commands` the function that
+    gets the config and returns the exit code.
 
-    `bare` is a function there that gets the words of the command line if the packages that read a config are missing.
+    `bare` is a function there that gets the command line if packages for reading a config are missing.
     """
 
     summary: str
@@ -67,8 +67,8 @@ class Function(NamedTuple):
 class Watch(NamedTuple):
     """An observer of runs: a function of the config and `by_program` (True from `hone.rl`) returns it, or None.
 
-    Runs call observers in the order of `place` (display 0, first lines 30, handing over to the background 70), at the
-    end in reverse. `always`: also beside a program's observers. `early`: checks the config before any process starts.
+    Runs call observers by `place` (display 0, first lines 30, handing over to the background 70), at the end in
+    reverse. `always`: even if a program gives observers. `early`: checks the config before any process starts.
     """
 
     place: int
@@ -93,14 +93,14 @@ class Key(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Keys of a config with their checks: the config's class inherits this class. In `KEYS` under any name."""
+    """Keys of a config with their checks, as a base class of the config's class. In `KEYS` under any name."""
 
     fields_class: str
     module: str
 
 
 class Record(NamedTuple):
-    """A table that an extension has in run.json, by its key; an event of the kind `event` is written with it.
+    """A table of an extension in run.json, by its key; an event of the kind `event` is written with it.
 
     The module at `path` has two functions of run.json (`info`) and the run's folder: `problem` and `in_words`.
     """
@@ -110,7 +110,7 @@ class Record(NamedTuple):
     module: str
 
     def problem(self, info: Mapping[str, Any], folder: Path) -> str:
-        """Return the evidence that it was edited; "" if there is none."""
+        """Return the evidence that the table was edited; "" if there is none."""
         return load(self.module, f"{self.path}.problem")(info, folder)
 
     def in_words(self, info: Mapping[str, Any], folder: Path) -> list[str]:
@@ -162,7 +162,7 @@ class Column(NamedTuple):
 
 
 class MakePolicy(Protocol):
-    """Makes the policy of an open run; `stack` closes it."""
+    """Make the policy of an open run; `stack` closes it."""
 
     def __call__(
         self, stack: ExitStack, config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
@@ -172,7 +172,7 @@ class MakePolicy(Protocol):
 class Machines(Protocol):
     """The other machines that a config of `hone rl` or `hone eval` names.
 
-    `place` and `process_place` name in words the place of its processes and of one; each machine has `cores`.
+    `place` and `process_place` describe where its processes, or one of them, run; each machine has `cores`.
     """
 
     place: str
@@ -185,11 +185,11 @@ class Machines(Protocol):
         ...
 
     def serve(self, config: EvalConfig) -> AbstractContextManager[EvalConfig]:
-        """Serve the model of an evaluation; entering gives the config of the evaluation by URL."""
+        """Serve the model of an evaluation; entering returns the config of the evaluation by URL."""
         ...
 
     def nodes(self, config: RLConfig, say: Callable[[str], None]) -> AbstractContextManager[Any]:
-        """Connect the launcher of a run to them; `child` of what entering gives starts a process there."""
+        """Connect a run's launcher to them; entering returns an object with `child`, which starts a process there."""
         ...
 
     def join(self) -> None:
@@ -226,7 +226,7 @@ def required(module: ModuleType) -> set[str]:
 
 
 def lacking(table: str, name: str) -> str:
-    """Return why `name` of a table of an extension is not there: another one is missing. "" if no extension adds it."""
+    """Return why an extension's `name` in a table is missing: it needs another extension. "" if none adds it."""
     for extension, module in _found().items():
         if extension not in extensions() and name in getattr(module, table, {}):
             missing = ", ".join(sorted(required(module) - extensions().keys()))

@@ -14,19 +14,19 @@ CORES = "HONE_CORES"
 """Variable that tells a process how many of the machine's cores are for it."""
 
 SHARES_GPU = "HONE_SHARES_GPU"
-"""Variable, 1 or not there, that tells a trainer that the run's server is on its first GPU too."""
+"""Variable: 1 tells a trainer that the run's server uses its first GPU, too."""
 
 MIN_FP32_SIZE = 2**18
-"""Scalars of the smallest fp32 weight that is packed: for smaller ones the plain product is as fast on one thread."""
+"""Size of the smallest fp32 weight to pack: for smaller ones the plain product is as fast on one thread."""
 HEAD_CACHE_BYTES = 512 * 2**20
-"""Default of `head_cache_bytes`: all that a CPU has, and the least that is chosen for a GPU."""
+"""Default of `head_cache_bytes` on a CPU, and the least on a GPU."""
 CACHE_SHARE = 16
-"""Bytes of that cache for each logit that a GPU holds at once, if this is more than a CPU's: each chunk of logits reads
-and writes the whole gradient of the head's weight."""
+"""Bytes of that cache for each logit that a GPU holds at once (at least a CPU's cache): each chunk of logits reads and
+writes the whole gradient of the head's weight."""
 MARGIN = 0.05
 """Share of a device's memory that stays free: blocks of many sizes don't fill it, and plans are not exact."""
 MAX_PACKED_BYTES = 8 * 2**30
-"""The weights of larger models are not packed: it takes as much memory as the weights once more."""
+"""Larger models' weights are not packed: packing doubles their memory."""
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
@@ -97,7 +97,7 @@ def ram() -> tuple[int, int]:
 
 
 def memory_fields(path: Path) -> dict[str, int]:
-    """Read the numbers of a file with a name and a number a line; empty where there is no such file."""
+    """Read a file of lines with a name and a number; empty if there is none."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

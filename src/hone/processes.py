@@ -106,7 +106,7 @@ class Process:
 def wait_all(
     processes: Sequence[Process], seconds: float = math.inf, hurry: Callable[[], bool] = lambda: False
 ) -> None:
-    """Wait until all have ended, at most so long, and not once `hurry()` is true."""
+    """Wait until all have ended, for at most `seconds`, or until `hurry()` is true."""
     until, pause = time.monotonic() + seconds, 0.001
     while not all([process.poll() is not None for process in processes]) and time.monotonic() < until and not hurry():
         time.sleep(pause)
@@ -151,14 +151,14 @@ def _prctl(option: int, value: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Wait until this process has another parent than `parent`, and kill its group then: for systems but Linux."""
+    """Wait until `parent` is no longer this process's parent, then kill its group: for systems other than Linux."""
     while os.getppid() == parent:
         time.sleep(1)
     os.killpg(0, signal.SIGKILL)
 
 
 def supervised(command: Sequence[str], grace: float) -> list[str]:
-    """Return a command line that runs `command` and ends its whole group with this process, even after SIGKILL.
+    """Return a command line that runs `command`, and kills its group when this process ends, even by SIGKILL.
 
     The group also ends after SIGTERM, SIGINT or SIGHUP, and when `command` itself ends. It gets `grace` seconds for
     that. Its temporary files are deleted.

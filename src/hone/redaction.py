@@ -1,4 +1,4 @@
-"""Takes API keys out of everything that hone writes and prints."""
+"""Removes API keys from everything that hone writes and prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 T = TypeVar("T")
 SHORTEST = 6
-"""Characters that a value must have to be taken out: "none" and "EMPTY" are no keys."""
+"""Characters that a value must have to be removed: "none" and "EMPTY" are not keys."""
 _names = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY"}
 
 

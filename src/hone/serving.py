@@ -46,7 +46,7 @@ def is_local(listener: socket.socket) -> bool:
 
 
 def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
-    """Return how uvicorn serves `app`: a stop leaves requests `grace` seconds, idle connections `keep_alive`."""
+    """Return uvicorn's config: seconds of `grace` for requests at a stop, and of `keep_alive` for idle connections."""
     return uvicorn.Config(
         app,
         loop="asyncio",  # and not uvloop and httptools where they are installed: Trackio brings them
@@ -81,7 +81,7 @@ def serve(app: ASGIApp, listener: socket.socket, intro: str, grace: int) -> None
 
 @asynccontextmanager
 async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve on a free port of this machine, on the running loop; give the URL. The application checks who asks."""
+    """Serve on a free port of this machine, on the running loop; yield the URL. The application checks clients."""
     with listen("127.0.0.1", 0) as listener:
         listener.listen()  # whoever comes before the server runs waits
         server = uvicorn.Server(settings(app, grace=1, keep_alive=3600))
@@ -94,7 +94,7 @@ async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
-    """Refuse requests of web pages, by name (DNS rebinding) or by origin, unless other machines can connect anyway.
+    """Refuse requests of web pages, by host name (DNS rebinding) or origin, unless other machines can connect anyway.
 
     A browser sends Origin with every request that can change something; other programs send none.
     """

@@ -1,6 +1,6 @@
-"""Text on a terminal, which must not be steered by text of a file, a model or a server.
+"""Prints text of files, models and servers so that it can't control the terminal.
 
-Commands run in `safe_output`, which prints through `printable`. Status lines and rich tables go below it, to `raw`.
+Commands run in `safe_output`, which prints through `printable`. Status lines and rich tables go to `raw`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _ESCAPES = _Escapes()
 
 
 def printable(text: str) -> str:
-    """Escape whatever can steer a terminal or hide in a line, such as control characters and marks of direction."""
+    """Escape what can control a terminal or hide in a line, such as control characters and direction marks."""
     return text if text.isprintable() else text.translate(_ESCAPES)
 
 
 def hanging(text: str) -> str:
-    """Return `text` with its further lines indented, so that none looks like a line of hone."""
+    """Return `text` with all lines but the first indented, so that none looks like a line of hone."""
     return re.sub(r"\n(?! )", "\n  ", text)
 
 
 class SafeStream:
-    """A text stream that escapes what could steer a terminal; the stream below it, `raw`, does everything else."""
+    """A text stream that escapes what could control a terminal, and delegates to the stream `raw`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.raw = stream

@@ -1,7 +1,7 @@
-"""Decides which code is executed: code that a run names, only if the run is trusted.
+"""Decides which code is executed: code named by a run only if the user trusts the run.
 
 A command that opens a run does its work inside `opened_run`. Every loader of code (task files, functions, tasksets,
-agents, sandboxes that are off) asks here. Outside such a block the user's config names the code.
+agents, sandboxes that are off) asks here. Outside of it, code is named by the user's config.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FLAG = "--trust-local-task"
 
 
 class NotTrusted(UserError):
-    """Code that a run names was not executed; the message says how to allow it."""
+    """Code named by a run was not executed; the message says how to allow it."""
 
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run with the `digests` of its run.json, and files of functions that the user `named`, and that hone `used`."""
+    """A run: `digests` of its run.json, and files of functions that the user `named` or hone `used`."""
 
     folder: Path
     digests: frozenset[str]
@@ -62,7 +62,7 @@ def check_named(what: str) -> None:
 
 
 def module_file(place: str) -> Path:
-    """Return where the file of a function is, if it is here: `rewards:f` and `rewards.py:f` are in rewards.py."""
+    """Return the file of a function, if it is here: `rewards:f` and `rewards.py:f` are in rewards.py."""
     module = place.rpartition(":")[0]
     return Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
 

@@ -1,4 +1,4 @@
-"""The records that flow between hone's rooms. This module imports nothing of hone, and torch only for type checking.
+"""The records that hone's packages exchange. It imports nothing of hone, and torch only for type checking.
 
 Shapes: T tokens of a sequence, G completions of a group, N tokens and S sequences of a packed batch.
 """
@@ -86,7 +86,7 @@ class Ragged:
         return len(self.counts)
 
     def holds(self, values_T: np.ndarray) -> bool:
-        """Return True if each token that has values has its one of `values_T` among them."""
+        """Return True if each token's value in `values_T` is among its values (if it has any)."""
         token = np.repeat(np.arange(len(self.counts)), self.counts)
         return bool(np.isin(np.flatnonzero(self.counts), token[self.values == values_T[token]]).all())
 
@@ -137,7 +137,7 @@ def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
 
 
 def split(columns: Columns, lengths: Sequence[int] | np.ndarray) -> list[dict[str, Column]]:
-    """Return the columns of consecutive parts with these lengths: the reverse of `joined`."""
+    """Split columns into consecutive parts of these lengths: the reverse of `joined`."""
     cuts, parts = np.cumsum(lengths)[:-1], [dict[str, Column]() for _ in lengths]
     for name, one in columns.items():
         pieces: Sequence[Column] = np.split(one.counts if isinstance(one, Ragged) else one, cuts)
@@ -227,7 +227,7 @@ class Rollout:
     that answers in text (see `usage`). All have the advantage of the sample, unless a program rewards each call.
     `token_ids`, `sampled_mask`, `logprobs`, `versions`, `turns`, `prompt_tokens`, `completion_tokens` and `sampled_ids`
     are of the first segment only. `messages` include the completion, and `stop_reason` is the end of its last turn.
-    `completion_ids` are the sampled tokens if nothing else is known.
+    `completion_ids` are the sampled tokens if there are no segments.
 
     In a task of several turns, `state` (JSON) is the environment's, and `failure` is the outcome and detail with which
     the environment broke off. Two flags mean that another try may end otherwise: `late` if a tool was ended at its

@@ -20,11 +20,11 @@ _RETRIED = (408, 409, 425, 429)
 
 
 class TooLarge(Exception):
-    """An answer has more bytes than its client reads, or is compressed, so that its size is unknown."""
+    """An answer is larger than its client allows, or compressed, so that its size is unknown."""
 
 
 def is_local(url: str) -> bool:
-    """Return True if the server of a URL is on this machine: no proxy leads there."""
+    """Return True if the server of a URL is on this machine, where no proxy can reach it."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     if host == "localhost" or host.endswith(".localhost") or host == socket.gethostname().lower():
         return True
@@ -48,7 +48,7 @@ def is_local(url: str) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as it may be shown and written: without a password and the values of its query."""
+    """Return a URL without its password and the values of its query, to show or write it."""
     place, mark, _ = url.partition("#")[0].partition("?")
     return re.sub(r"^(\w+://)?[^/]*@", r"\1", place) + (mark and "?…")
 

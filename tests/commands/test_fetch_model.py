@@ -16,7 +16,7 @@ from hone.model import fetch, files
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["smollm3", "out"], "'smollm3' is not a model that can be fetched by name: take one of smollm2-135m"),
+        (["smollm3", "out"], "'smollm3' can't be fetched by name: take one of smollm2-135m"),
         (["smollm2-135m"], "say `hone fetch-model NAME OUT`"),
         (["smollm2-135m", "out", "--from", "bad.gguf"], "say `hone fetch-model NAME OUT`"),
         (["smollm2-135m", "full"], "full is there already: give a new folder"),

@@ -76,7 +76,7 @@ def test_help_of_a_key_lists_what_its_values_stand_for() -> None:
         (RLConfig, "  --orchestrator.rollouts-per-example INT"),
         (SFTConfig, "  --optim.lr FLOAT                Peak learning rate. [2e-05]"),
         (EvalConfig, "  -n, --num-examples INT          Held-out examples. [5]"),
-        (RunsShowConfig, "usage: prog RUN [@ FILE.toml ...] [--KEY VALUE ...]"),
+        (RunsShowConfig, "usage: prog [RUN] [@ FILE.toml ...] [--KEY VALUE ...]"),
     ],
 )
 def test_types_defaults_short_flags_and_sections(cls: type, line: str) -> None:

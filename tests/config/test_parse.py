@@ -150,7 +150,7 @@ def test_a_mistake_is_one_sentence_with_key_value_source_and_remedy(line: str, m
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--orchestrator.rollouts-per-example 1", ["orchestrator.rollouts_per_example", "group mean", "4 or more"]),
+        ("--orchestrator.rollouts-per-example 1", ["orchestrator.rollouts_per_example", "are 0", "4 or more"]),
         ("--orchestrator.batch-size 100", ["batch_size = 100", "rollouts_per_example = 16", "96 or 112"]),
         ("--orchestrator.sampling.temperature 0", ["sampling.temperature = 0.0", "ratio", "temperature = 1"]),
         ("--seq-len 64 --orchestrator.sampling.max-tokens 64", ["sampling.max_tokens = 64", "raise seq_len"]),

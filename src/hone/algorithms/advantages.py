@@ -116,9 +116,9 @@ def normalized_components(
     """Compute the advantages `[P, G]` float32 from components of the reward that are normalised, then summed.
 
     GDPO (arXiv:2601.05242): each component minus its group's mean, divided by its group's std + std_eps; the weighted
-    sum of those, minus its mean over the step, divided by its std over the step + std_eps. So a component counts by
-    its weight, not by how much it happens to vary. NaN is a component that abstained: it counts 0. If no component
-    varies in a group, its advantages are 0.
+    sum of those, minus its mean over the step, divided by its std over the step + std_eps. So a component counts by its
+    weight, however much it varies. NaN is a component that abstained: it counts 0. If no component varies in a group,
+    its advantages are 0.
     """
     values_PGK = np.where(valid_PG[:, :, None], np.asarray(values_PGK, dtype=np.float64), np.nan)
     sums_PG = np.zeros(valid_PG.shape)
@@ -130,7 +130,7 @@ def normalized_components(
 
 
 def token_advantages(advantages_of_turns: Sequence[float] | np.ndarray, sampled_T: np.ndarray) -> np.ndarray:
-    """Give each sampled token the advantage of its turn, a run of sampled tokens, others 0: `[T]` float32."""
+    """Give each sampled token the advantage of its turn (a run of sampled tokens), others 0: `[T]` float32."""
     turn_T = np.cumsum(np.diff(sampled_T, prepend=False) & sampled_T)  # counted from 1
     return np.append(np.float32(0), np.asarray(advantages_of_turns, np.float32))[turn_T * sampled_T]
 

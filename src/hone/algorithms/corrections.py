@@ -1,4 +1,4 @@
-"""Corrections for a sampler that is not the policy that is trained: weights `[M]` of the tokens' losses.
+"""Corrections for a sampler that differs from the trained policy: weights `[M]` of the tokens' losses.
 
 ρ_t = pi_old(o_t) / mu(o_t), the trainer's probability of a token before the update over the sampler's: where they
 differ (other kernels, older weights, 8 bits), the samples are of another policy. `lengths_S` int64: loss tokens of each

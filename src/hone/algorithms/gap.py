@@ -1,5 +1,5 @@
-"""The gap between sampler and trainer, and its bounds. The ratio of their probabilities weighs every sample, so a wide
-gap makes a wrong gradient.
+"""The gap between sampler and trainer, and its bounds. The ratio of their probabilities weighs every sample, so a large
+gap makes the gradient wrong.
 
 Shapes: M tokens. All differences are of logprobs, in nats, sampler minus trainer.
 """
@@ -42,7 +42,7 @@ class Gap:
 
 
 class Band(NamedTuple):
-    """A gap up to `mean` and `max` is fine; a mean beyond `stop` ends a run. A single token never does."""
+    """A gap up to `mean` and `max` is fine; a mean above `stop` ends a run. A single token never does."""
 
     mean: float
     max: float
@@ -70,7 +70,7 @@ BANDS = {
         36: Band(mean=0.12, max=1.3, stop=0.35),
     },
 }
-"""By backend and by the coarser precision of the two, and by layers: in bf16 each layer rounds.
+"""By backend, lower precision of the two, and layers: in bf16 each layer rounds.
 
 hone: the same model code on both sides. 4 layers are contract 3. At 28 and 36 the bounds have room for SmolLM2-135M
 (30 layers; a largest gap of 0.48 over the 3,000 tokens of a step of RL in bf16_linear; other maxima were widened alike,

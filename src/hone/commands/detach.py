@@ -1,4 +1,4 @@
-"""Processes that outlive, or must not outlive, the process that started them. Imports nothing heavy.
+"""Processes that outlive, or must end with, the process that started them. Imports nothing heavy.
 
 `--detach`: the command starts itself again in another session, which closing the terminal doesn't reach, and shows its
 output until the run directory is open. After that, output goes to `logs/<kind>.out` there. An earlier error becomes the
@@ -25,9 +25,9 @@ from hone.errors import UserError
 from hone.processes import Process, end_with
 
 DETACHED = "HONE_DETACHED"
-"""Marks the process in the background, and hands it the typed command and the pipe to report on."""
+"""Variable of the background process, with the typed command and the pipe to report on."""
 COMMAND, LAUNCHER = "HONE_LAUNCHED", "HONE_LAUNCHER"
-"""Hand a role the command that was typed, as JSON, and the launcher's process id."""
+"""Variables of a role: the typed command, as JSON, and the launcher's process id."""
 
 
 def in_background() -> bool:
@@ -36,7 +36,7 @@ def in_background() -> bool:
 
 
 def start(name: str, argv: list[str]) -> int:
-    """Start command `name` again with `argv`, in the background; return 0 once it is at work, else its exit code."""
+    """Start command `name` again with `argv`, in the background; return 0 once its run is open, else its exit code."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--detach is not for several ranks: start torchrun itself in the background (nohup, tmux, …)")
     received: list[int] = []  # Ctrl-C and SIGTERM are only noted: no child may be left behind, wherever they come
@@ -86,7 +86,7 @@ def start(name: str, argv: list[str]) -> int:
 
 
 def enter() -> None:
-    """Begin in the background: take over the typed command, and ignore hang-ups."""
+    """Set up the background process: read the typed command, and ignore hang-ups."""
     sys.argv = json.loads(os.environ[DETACHED])["command"]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

@@ -67,7 +67,7 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 
 
 def saved(evaluation: Evaluation) -> EvalResult:
-    """Sample, grade and save; show progress, and what Ctrl-C left."""
+    """Sample, grade and save; show progress, also after Ctrl-C."""
     config, env = evaluation.config, evaluation.env
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
     try:

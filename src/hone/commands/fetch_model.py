@@ -21,7 +21,7 @@ def run(config: FetchModelConfig) -> int:
     else:
         if config.name not in KNOWN:
             raise UserError(
-                f"{config.name!r} is not a model that can be fetched by name: take one of {', '.join(KNOWN)}; of any "
+                f"{config.name!r} can't be fetched by name: take one of {', '.join(KNOWN)}; of any "
                 "other give the folder or the hub id as `model.name`"
             )
         fetch(config.name, out)

@@ -12,7 +12,7 @@ from hone.environments.task_files import is_taken
 from hone.errors import UserError
 
 RESERVED = {"environments", "tests", "examples", "outputs", "conftest", "setup"}
-"""Folders that mean something to hone, and modules that pytest and installers run when they find them."""
+"""Folders that hone uses, and modules that pytest and installers run when they find them."""
 REPORT = """{id}: {task} (the task), {test} (its test), {recipes}/ (two recipes)
 next: pytest {test}        # after: pip install pytest
       sft @ {recipes}/tiny_sft.toml

@@ -1,7 +1,7 @@
 """`hone quickstart`: a model from nothing, SFT, RL and an evaluation, on a CPU in minutes; and `hone examples [NAME]`.
 
-It prints and runs commands of hone. After Ctrl-C the same command goes on, and trains nothing twice. With `--controls`,
-two more rows show SFT alone with the same compute, and with perfect demonstrations.
+It prints and runs commands of hone. After Ctrl-C the same command continues where it stopped. With `--controls`, two
+more rows show SFT alone with the same compute, and with perfect demonstrations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hone.runs.view import run_info
 
 @dataclass(frozen=True)
 class Recipe:
-    """Two files below `examples`, and the number of held-out examples for the evaluation."""
+    """Two recipes in `examples`, and the number of held-out examples for the evaluation."""
 
     sft: str
     rl: str
@@ -50,7 +50,7 @@ CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", 
 SAMPLES = 3
 """Samples of each model below the table."""
 SUMMARY = "summary.json"
-"""Written at the end: without it a quickstart goes on."""
+"""Written at the end; if it is missing, a quickstart continues."""
 
 
 def run(config: QuickstartConfig) -> int:
@@ -114,7 +114,7 @@ def run(config: QuickstartConfig) -> int:
 
 
 def train(words: list[str], folder: Path, goes_on: bool) -> float:
-    """Run a command that trains in `folder`, or resume it; return its seconds in all."""
+    """Run or resume a command that trains in `folder`; return its total seconds."""
     begun = run_info(folder) if goes_on else None
     if begun is None or [word for word in begun.get("command", [])[1:] if word != "--resume"] != words:
         return run_command(words)

@@ -1,4 +1,4 @@
-"""`hone rl`: reinforcement learning, in this process or in one for each role. Imports nothing heavy to decide that."""
+"""`hone rl`: reinforcement learning in this process, or in one for each role. Importing it loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hone.runs.outputs import with_own_folder
 from hone.runs.view import SPOOL
 
 SECONDS = 10.0
-"""Seconds for a server's answer before anything is loaded; a slower one is asked again later."""
+"""Seconds to wait for a server before anything is loaded; a slower one is checked later."""
 
 
 def run(config: RLConfig) -> int:
@@ -69,13 +69,13 @@ def _can_have_ranks(config: RLConfig) -> bool:
 
 
 def _gpus(config: RLConfig) -> int:
-    """Count the GPUs that the run may take: 0 if the config names a device or a server."""
+    """Count the GPUs that the run may use; 0 if the config names a device or a server."""
     automatic = config.model.device == "auto" and config.orchestrator.client.base_url is None
     return len(visible_gpus()) if automatic else 0
 
 
 def check_server(config: RLConfig) -> None:
-    """Raise UserError, before anything is loaded, if no server answers, or if it takes no weights of this run."""
+    """Raise UserError, before anything is loaded, if no server answers or accepts this run's weights."""
     from hone.client import Endpoint, api_key
     from hone.loops.reach import connect_to_server
 

@@ -30,9 +30,9 @@ from hone.runs.reader import Run
 from hone.runs.view import OVER
 
 HINTS = 5
-"""Most runs below the list that could go on."""
+"""Most runs to show how to resume, below the list."""
 INDENT = 13
-"""Columns before the text of a page."""
+"""Width of a page's labels."""
 POLL = 0.1
 """Seconds between checks of a run's lock."""
 SLACK = 10.0
@@ -104,7 +104,7 @@ def show(config: configs.RunsShowConfig) -> int:
 
 
 def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the label and the texts of each part; empty texts leave the part out."""
+    """Yield the label and texts of each part; a part without texts is not shown."""
     info, run = one.info, one.files
     yield "id", [f"{info['id']} ({one.kind}{f' on {one.task}' if one.task else ''}, seed {info['seed']})"]
     yield "command", [summary.typed(info["command"], info.get("ranks", 1))]

@@ -40,7 +40,7 @@ class Status:
 
 
 class Ticking:
-    """Shows the status and its age each second while it is entered."""
+    """In its block, shows the status and its age each second."""
 
     def __init__(self, status: Status, words: str) -> None:
         self._status, self._words, self._began, self._over = status, words, time.monotonic(), threading.Event()
@@ -70,7 +70,7 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def print_json(text: str) -> None:
-    """Print JSON. If standard output lacks one of its characters, all beyond ASCII are written as JSON escapes."""
+    """Print JSON, with escapes beyond ASCII if standard output can't encode a character."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

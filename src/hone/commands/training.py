@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hone.loops.sft import SFT
 
 PACE = "as fast as hone's own from 100M parameters on, in up to twice the time below"
-"""Measured on one Zen 3 core with Qwen3's shape: 0.4M parameters train 1.1 to 1.2 and sample 1.5 to 1.9 times as long,
-100M 1.0 and 1.0 to 1.1 times."""
+"""Measured on one Zen 3 core with Qwen3's shape: 0.4M parameters take 1.1 to 1.2 times as long to train and 1.5 to 1.9
+to sample; 100M take 1.0, and 1.0 to 1.1."""
 
 
 def sft(config: SFTConfig) -> int:
@@ -55,7 +55,7 @@ def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> S
 
 
 def train_rl(config: RLConfig, by_program: bool = False, **task: Any) -> RL:
-    """Train in this process with a command's observers. `RL` gets `task`: `dataset`, `reward_funcs`, …"""
+    """Train in this process with a command's observers. `task` goes to `RL`: `dataset`, `reward_funcs`, …"""
     from hone.loops.rl import RL
 
     return train(RL(config, observers=attached(config, "rl", by_program), **task))

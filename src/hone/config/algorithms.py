@@ -1,7 +1,7 @@
 """Loss, off-policy correction and advantages, and the keys of published algorithms (`docs/algorithms.md`).
 
-Defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; each token counts the same; groups
-without a signal count nothing; no KL.
+Defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; each token has the same weight; groups
+of equal rewards have none; no KL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hone.errors import UserError
 
 LossType = Literal["clip", "gspo", "cispo", "sapo", "dppo", "reinforce"]
 CLIPS = {"clip": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (0.0, 5.0), "dppo": (0.2, 0.2)}
-"""`eps_low` and `eps_high` by the type of the loss, where it has them."""
+"""`eps_low` and `eps_high` by the type of the loss, if it has them."""
 
 
 class LossConfig(BaseConfig):
@@ -28,28 +28,28 @@ class LossConfig(BaseConfig):
     function: str | None = None
     """A custom loss, `MODULE:FUNCTION`, instead of `type`."""
     old_policy: Literal["sampler", "trainer"] = "sampler"
-    """The ratio's old policy: the sampler, which corrects for older weights and other kernels; or the trainer before
-    the step's first update, as always with a correction."""
+    """Old policy of the importance ratio: the sampler, which corrects for older weights and other kernels; or the
+    trainer before the step's first update, as always with `correction`."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
-    """The ratio is clipped below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: a fall in probability."""
+    """Clip the ratio below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: largest fall in probability."""
     eps_high: float | None = Field(default=None, ge=0)
-    """The ratio is clipped above at 1 + eps_high (0.28, gspo: 4e-4); cispo: at eps_high (5); dppo: a rise (0.2)."""
+    """Clip the ratio above at 1 + eps_high (0.28; gspo: 4e-4); cispo: at eps_high (5); dppo: largest rise (0.2)."""
     dual_clip: float | None = Field(default=None, gt=1)
     """With a negative advantage, clip the ratio above at this; by default 3 if `max_async_level` > 0, else not."""
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of the squared log ratio in dppo."""
     aggregation: Annotated[Literal["token", "sequence", "prompt", "constant"], Meta("training")] = "token"
-    """Weigh each token, completion or prompt the same in the step's loss; or divide by the longest possible completion
-    (`constant`)."""
+    """Unit of equal weight in the step's loss: each token, completion or prompt; `constant` divides by the longest
+    possible completion."""
     count_filtered: bool = False
-    """Divide also by the tokens, completions or prompts of groups with equal rewards."""
+    """Count groups of equal rewards in the divisor of the loss."""
     kl_coef: Annotated[float, Meta("training")] = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference policy, the initial one; 0: none."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimate of the divergence by a token: log ratio, half its square, or Schulman's k3."""
+    """Estimate of the divergence at a token: log ratio, half its square, or Schulman's k3."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Add the divergence to the loss; or subtract a completion's sum from its reward, before baseline and scale (with
-    the scale `token_std`: the sum from each token on)."""
+    """Add the divergence to the loss; or subtract its sum over a completion from the reward, before baseline and scale
+    (with the scale `token_std`: the sum from each token on)."""
     kl_bias_correction: bool = False
     """Multiply the divergence in the loss by the ratio: the gradient of `k1` and `k3` is then the gradient of
     KL(policy || reference), as with `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""
@@ -60,7 +60,7 @@ class LossConfig(BaseConfig):
 
     @property
     def regularized(self) -> bool:
-        """True if the loss has a term without advantages, or the reward has the KL in it."""
+        """True if the loss has a KL or entropy term, or the reward has the KL in it."""
         return self.kl_coef > 0 or self.entropy_coef > 0
 
     @property
@@ -93,10 +93,11 @@ class CorrectionConfig(BaseConfig):
     bare = "type"
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
-    """Weigh by ρ up to `cap`, of a token or of a completion (truncated importance sampling); by ρ between `low` and
-    `high`, else 0 (IcePop); or leave out completions with a geometric mean of ρ outside of them."""
+    """With ρ, a token's probability in the trainer over the sampler's: weight min(ρ, `cap`) of a token or completion
+    (truncated importance sampling); ρ within `low` and `high`, else 0 (IcePop); or 0 for completions with a geometric
+    mean of ρ outside."""
     cap: float = Field(default=2.0, gt=0)
-    """The most that ρ weighs a token."""
+    """Largest weight of a token."""
     low: float | None = Field(default=None, ge=0)
     """Least ρ (band: 0.5, geometric: 0.99)."""
     high: float | None = Field(default=None, gt=0)
@@ -121,7 +122,7 @@ class AdvantageConfig(BaseConfig):
     function: str | None = None
     """Custom advantages, `MODULE:FUNCTION`, instead of the keys below."""
     baseline: Annotated[Literal["group", "leave_one_out", "batch"], Meta("training")] = "group"
-    """Mean of the prompt's rewards, of the prompt's other rewards (RLOO), or of all rewards of the step."""
+    """Mean of the prompt's rewards, of its other completions' rewards (RLOO), or of the step's rewards."""
     scale: Annotated[Literal["none", "group_std", "batch_std", "token_std", "group_mean"], Meta("training")] = "none"
     """Divide by nothing (Dr. GRPO), the standard deviation of the group (GRPO) or of the step, or the mean (MaxRL);
     `token_std`: minus the mean over the step's tokens, divided by their standard deviation (REINFORCE++)."""
@@ -130,7 +131,7 @@ class AdvantageConfig(BaseConfig):
     std_eps: float = Field(default=1e-4, ge=0)
     """Added to the standard deviation."""
     components: Literal["sum", "normalize"] = "sum"
-    """A reward of several components: their sum; or normalise each in its group, sum, and normalise over the step
+    """Combine several reward components: their sum; or normalise each in its group, sum, and normalise over the step
     (GDPO), instead of `baseline` and `scale`."""
 
     @property
@@ -197,7 +198,7 @@ _DEFAULTS: dict[str, Any] = {
     "trainer.loss.kl_bias_correction": False,
     "trainer.loss.ratio_penalty": 1e-3,
 }
-"""Keys that only some algorithms change, but all set, so that a second algorithm leaves nothing of a first."""
+"""Keys that some algorithms change and all set, so that a second algorithm undoes a first."""
 ALGORITHMS = {name: _DEFAULTS | keys for name, keys in _OWN.items()}
 SUMMARIES = {name: ", ".join(f"{key} = {value}" for key, value in keys.items()) for name, keys in _OWN.items()}
 assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for keys in ALGORITHMS.values()}) == 1

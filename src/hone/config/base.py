@@ -32,7 +32,7 @@ SYNONYMS = {
     "optimizer": "optim",
     "steps": "max_steps",
 }
-"""Other trainers' words for keys of ours."""
+"""Other trainers' names of hone's keys."""
 CLOSE = 0.8
 """Names that are less alike than this are not suggested for each other."""
 
@@ -41,7 +41,7 @@ CLOSE = 0.8
 class Meta:
     """Properties of a field beside its type, default and docstring: `seed: Annotated[int, Meta("run")] = 0`.
 
-    Without it a key is rare, decides the bytes of a run, and a resume refuses to change it.
+    A key without it is not a common one, decides the bytes of a run, and can't change at a resume.
     """
 
     common: str | None = ""
@@ -57,9 +57,9 @@ class Meta:
     from_machine: bool = False
     """The machine decides it if it is None."""
     shared: int = 0
-    """Its place among the top's keys that each role's section takes; 0: no section takes it."""
+    """Its place among the top-level keys that each role's section takes; 0: no section takes it."""
     agreed: Literal["", "always", "tiny"] = ""
-    """Orchestrator and trainer must have it equal: `always`, or only for `hone/tiny`, which is made from the seed."""
+    """Orchestrator and trainer need the same value: `always`, or only for `hone/tiny`, which is made from the seed."""
     listed: bool = True
     """Named in a list of a run's settings, if it is not the default."""
 
@@ -69,7 +69,7 @@ class Meta:
         return self.decides not in ("bytes", "digest")
 
     def within(self, section: Meta) -> Meta:
-        """Return the field's properties inside a section with these."""
+        """Return the field's properties in a section that has these."""
         common = None if section.common is None else self.common
         decides = section.decides if section.decides != "bytes" else self.decides
         return replace(self, common=common, place=self.place or section.place, decides=decides)
@@ -153,12 +153,12 @@ class BaseConfig(pydantic_config.BaseConfig):
     bare: ClassVar[str] = ""
     """Field of a section that a bare value of it sets: with `id`, `--env countdown` is `--env.id countdown`."""
     section: ClassVar[str] = ""
-    """Section of files without one, and of flags that the top does not know."""
+    """Section of keys in files and flags that the top level does not have."""
     is_role: ClassVar[bool] = False
-    """True for a section that takes the shared keys of the top too."""
+    """True for a section that also takes the shared top-level keys."""
     headings: ClassVar[str] = ""
-    """Headings of `--help`, and kinds of common keys under them: `Run: run below; Training` (the kind defaults to the
-    heading). Without headings, it shows all keys."""
+    """Headings of `--help`, and the kinds of common keys under each: `Run: run below; Training` (by default the kind is
+    the heading). Without headings, `--help` shows all keys."""
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """Meaning of each value of a key, for `--help KEY`."""
     partial: ClassVar[bool] = False
@@ -176,7 +176,7 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the part for this command of the config.toml of a run of `hone KIND`, by default all."""
+        """Return the part of a config.toml of `hone KIND` that this command takes, by default all."""
         return table
 
     @classmethod
@@ -308,7 +308,7 @@ def value_of(config: Any, name: str) -> Any:
 
 
 def changed(config: Model, values: Mapping[str, Any]) -> Model:
-    """Return the config with other values of keys by dotted name, which are not validated."""
+    """Return the config with other values by dotted name, without validation."""
     for name, value in values.items():
         section, dot, key = name.partition(".")
         config = config.model_copy(update={section: changed(getattr(config, section), {key: value}) if dot else value})
@@ -321,7 +321,7 @@ def meta_of(field: FieldInfo) -> Meta:
 
 @cache
 def shared_keys(cls: type[BaseModel]) -> list[str]:
-    """Return the top's keys that each role's section takes, in their order."""
+    """Return the top-level keys that each role's section takes, in their order."""
     places = {name: meta_of(field).shared for name, field in cls.model_fields.items()}
     return sorted(filter(places.get, places), key=places.__getitem__)
 

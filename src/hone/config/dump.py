@@ -1,4 +1,4 @@
-"""A resolved config as TOML that `@ file` reads back to an equal config, and comparisons of such a table."""
+"""Writes a resolved config as TOML that `@ file` reads back to an equal config; compares such tables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def non_defaults(
 
 
 def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:
-    """Remove values of a wrong type from `table`, and return their dotted names; other faults and unknown keys stay."""
+    """Remove values of a wrong type from `table` and return their dotted names; other errors stay."""
     try:
         cls.model_validate_json(json.dumps(table, default=str), strict=True)
         return []

@@ -1,4 +1,4 @@
-"""`hone eval ENV -m PATH`, `hone eval ENV -m MODEL -b URL`: the flags of vf-eval."""
+"""Config of `hone eval`, with the flags of verifiers' `vf-eval`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
 NEEDS_SERVER = {"api_key_var", "concurrency", "timeout", "max_retries"}
 NEEDS_PROCESS = {"precision", "threads", "kv_gib", "chat_template", "special_tokens"}
-"""Fields for `base_url` alone, and for a model in this process alone."""
+"""Fields that need `base_url`, and fields that need a model in this process."""
 SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
 """Sampling arguments with separate flags."""
 
@@ -31,20 +31,20 @@ class EvalConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return a training run's task with its arguments, and the sampling of its evaluations if it is of RL."""
+        """Return a training run's task with its arguments; of an RL run also the sampling of evaluations."""
         sampling = sampling_of_run(table) if kind == "rl" else {}
         return task_of_run(kind, table, "template") | sampling
 
     env: str = "reverse-text"
-    """Environment id; also the first word of the command line."""
+    """Task id; also the first word of the command line."""
     env_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("env_args", "a"))
-    """Keyword arguments of the environment, as JSON."""
+    """Keyword arguments of the task, as JSON."""
     template: dict[str, Any] | None = None
-    """Columns for the environment, made from columns of its data set, as in training."""
+    """Columns for the task, made from columns of its data set: `question = "{problem}"`."""
     model: str = Field(default="hone/tiny", validation_alias=AliasChoices("model", "m"))
-    """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it, or its only one."""
+    """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the model's name on the server."""
     base_url: str | None = Field(default=None, validation_alias=AliasChoices("base_url", "b", "api_base_url"))
-    """Server that speaks OpenAI's chat protocol, such as http://localhost:8000/v1; without it the model runs here."""
+    """Server that speaks OpenAI's chat protocol, such as http://localhost:8000/v1. Without it the model runs here."""
     api_key_var: KeyVariable = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))
     """Environment variable that holds the server's API key."""
     num_examples: int = Field(default=5, ge=1, validation_alias=AliasChoices("num_examples", "n"))
@@ -56,36 +56,36 @@ class EvalConfig(BaseConfig):
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
     """Most new tokens per completion; by default 1024, or what a local model's context leaves if that is less."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
-    """Sampling temperature; 0 is greedy, for a model in this process below 1e-5."""
+    """Sampling temperature; 0 is greedy (in this process also less than 1e-5)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
-    """More sampling arguments, as JSON, such as '{"top_k": 20}', which a server gets as they are; null omits one. A
-    model here takes `seq_len`, the most tokens of prompt and completion, unless `max_tokens` is more."""
+    """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them unchanged; null omits one. In this
+    process `seq_len` limits prompt and completion, unless `max_tokens` is more."""
     profile: Path | None = None
     """Measure training examples instead of held-out ones, and write each one's pass rate to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
-    """Save samples and results (`--no-save` to skip)."""
+    """Save samples and results."""
     seed: int = Field(default=0, ge=0)
-    """Seed of sampling; each completion's own derives from it."""
+    """Seed of sampling."""
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds that a server may take for one completion, before it is asked again."""
+    """Seconds before a request for a completion is sent again."""
     max_retries: int = Field(default=6, ge=0)
-    """Tries after a first one, for statuses 429 and 5xx and lost connections; 6 take about a minute."""
+    """Retries after statuses 429 and 5xx and lost connections; 6 take about a minute."""
     output_dir: Path | None = None
     """Folder to save in; by default `outputs/evals/<env>--<model>/<id>`."""
     precision: Precision = DEFAULT_PRECISION
-    """As in training."""
+    """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`."""
     threads: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory for keys and values, in GiB; by default 4, and half of the free memory on a GPU."""
+    """Memory of the KV cache, in GiB; by default 4, on a GPU half of the free memory."""
     grading: GradingConfig = GradingConfig()
     """Execution of reward functions."""
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False
-    """Special tokens of the model in prompts and tool answers are tokens; by default they are encoded as text."""
+    """Read special tokens in prompts and tool answers as such; by default they are encoded as text."""
 
     @field_validator("base_url")
     @classmethod
@@ -123,13 +123,13 @@ class EvalConfig(BaseConfig):
 
     @property
     def seq_len(self) -> int | None:
-        """Most tokens of prompt and completion of a model in this process; None: its context."""
+        """Longest prompt and completion of a model in this process; None: its context."""
         limit = self.sampling_args.get("seq_len")
         return None if limit is None or (self.max_tokens or MAX_TOKENS) > limit else limit
 
 
 def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling of an RL run's evaluations, from its config.toml: the limits are training's unless set."""
+    """Return the sampling of evaluations from an RL run's config.toml; limits default to training's."""
     orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
     training, evaluated = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
     if len(tasks := orch.get("envs", [])) == 1:

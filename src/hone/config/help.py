@@ -30,7 +30,7 @@ INDENT = 34
 
 
 class Row(NamedTuple):
-    """A key: its flag with the type, and its text. For a section they make the heading."""
+    """A key: its flag with the type, and its text. For a section these are the heading."""
 
     path: Path
     left: str
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     is_section: bool = False
     meta: Meta = PLAIN
     order: tuple[tuple[bool, int], ...] = ()
-    """The places of its sections and of itself; a section comes after all keys beside it."""
+    """Sort key: the places of its sections and of itself; sections come after the keys beside them."""
 
 
 def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
@@ -64,13 +64,15 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
             below = [row for row in nested if kinds.intersection((row.meta.common or "").split())]
             below.sort(key=lambda row: row.meta.place)
             rows += [Row((), heading, "", True), *(row._replace(is_section=False) for row in below)]
+
+    words = ((name.upper(), cls.model_fields[name].is_required()) for name in cls.positional.split())
     lines = [
-        f"usage: {prog}{''.join(f' {name.upper()}' for name in cls.positional.split())} [@ FILE.toml ...]"
+        f"usage: {prog}{''.join(f' {word}' if needed else f' [{word}]' for word, needed in words)} [@ FILE.toml ...]"
         f"{' [--SECTION @ FILE.toml ...]' * bool(sections)} [--KEY VALUE ...]",
         "",
-        *textwrap.wrap((cls.__doc__ or "").partition("\n\n")[0], width),
+        *textwrap.wrap(" ".join((cls.__doc__ or "").partition("\n\n")[0].split()), width),
         "",
-        f"Flags win over files,{' a section over the top,' * bool(sections)} and later files over earlier ones.",
+        f"Flags win over files,{' section files over others,' * bool(sections)} and later files over earlier ones.",
         "In a file the same keys are written without the dashes: --a.b-c 1 is `b_c = 1` under `[a]`.",
         "",
         "  -h, --help",
@@ -93,8 +95,8 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
     return "\n".join(lines)
 
 
-def _rows(cls: type[BaseModel], above: Row, default: Any = None) -> Iterator[Row]:
-    """Yield the keys of the section `above`, sections before what they hold."""
+def _rows(cls: type[BaseModel], above: Row, default: Any = None, off: str = "") -> Iterator[Row]:
+    """Yield the keys of the section `above`, sections before what they hold. `off`: ` with SECTION` if that is off."""
     for number, (name, field) in enumerate(cls.model_fields.items()):
         # Users write `json` for the field `as_json`: Python or pydantic has taken the name.
         names = names_of(name, field)
@@ -104,20 +106,23 @@ def _rows(cls: type[BaseModel], above: Row, default: Any = None) -> Iterator[Row
         value = getattr(default, name) if default is not None else field.default
         text = " ".join((field.description or "").split())
         if key.section:
-            text += f" [bare {flag(key.path)}: on with defaults]" if key.optional and value is None else ""
+            within = f" with {dotted(key.path)}" if key.optional and value is None else off
+            if within != off and not any(one.is_required() for one in key.section.model_fields.values()):
+                text += f" [bare {flag(key.path)}: on with defaults]"
             text += f" [{flag(key.path)} {key.bare.upper()}: that {dotted((*key.path, key.bare))}]" if key.bare else ""
             if getattr(key.section, "is_role", False):
                 text += f" Takes these keys of the top as well: {', '.join(shared_keys(cls))}."
             yield (row := Row(key.path, flag(key.path), text, True, key.meta, order))
-            yield from _rows(key.section, row, value)
+            yield from _rows(key.section, row, value, within)
         else:
             shorts = "".join(f"-{alias}, " for alias in names if len(alias) == 1)
             word = f"{flag(key.path)} {_type(key.type)}" if key.type is not bool else f"--[no-]{flag(key.path)[2:]}"
-            yield Row(key.path, shorts + word, f"{text} [{_default(value)}]", False, key.meta, order)
+            text += "" if value is None or "default" in text.lower() else f" [{_default(value)}{off}]"
+            yield Row(key.path, shorts + word, text, False, key.meta, order)
 
 
 def _type(annotation: Any) -> str:
-    """Return how a value is written: INT, {a,b}, JSON."""
+    """Return the form of a value: INT, {a,b}, JSON."""
     if get_origin(annotation) is Literal:
         return "{" + ",".join(map(str, get_args(annotation))) + "}"
     if get_origin(annotation) in (tuple, list):
@@ -129,6 +134,5 @@ def _default(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (tuple, list)):
-        return " ".join(map(str, value))
-    named = "required" if value is PydanticUndefined else "none" if value is None else str(value)
-    return named or "empty"
+        value = " ".join(map(str, value))
+    return "required" if value is PydanticUndefined else str(value) or "empty"

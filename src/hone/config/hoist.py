@@ -1,7 +1,7 @@
 """Keys that stand for others: `reward` and `data` for the task, `algorithm` for many, and keys that sections share.
 
-Shared keys (`model`, `max_steps`, `ckpt`, …) live at the top of the RL config, but each role's file may set them, so
-that it stands alone. Files that disagree are an error. A flag at the top (`--max-steps 5`) overrides them all.
+Shared keys (`model`, `max_steps`, `ckpt`, …) are top-level keys of the RL config, but each role's file may set them, so
+that it can be used alone. Files that disagree are an error. A top-level flag (`--max-steps 5`) overrides them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TASK_KEYS = {
 }
 """Top keys that describe a task without a file, and the arguments of that task."""
 NEEDED = ("reward", "agent", "agent_command", "data")
-"""The keys that make a task; the other keys only add to it."""
+"""A task needs one of these; the other keys only add to it."""
 FUNCTIONS = "functions"
 """Id of the task of reward functions and a data set (hone.environments.functions)."""
 ENV = ("orchestrator", "env")
@@ -63,13 +63,13 @@ def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, An
 
 
 def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
-    """Make one tree. Files for sections choose split mode; without one for inference, a server is already up."""
+    """Merge settings into one tree. Section files choose split mode; without one for inference, a server must be up."""
     tree, files = hoist(settings, cls).tree(), settings.section_files
     if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
         client = tree.setdefault("orchestrator", {}).setdefault("client", {})
         if "inference" in files and client.get("base_url"):
             raise UserError(
-                "--inference @ FILE starts a server, orchestrator.client.base_url names one that is up: leave out one "
+                "--inference @ FILE starts a server, orchestrator.client.base_url names a running one: leave out one "
                 "of them (inference.port is where the run's server listens)"
             )
         if "inference" not in {*files, *(path[0] for path in settings)}:
@@ -78,7 +78,7 @@ def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
-    """Move the sections' shared keys to the top; null in a section says nothing. UserError if two places disagree."""
+    """Move the sections' shared keys to the top level (null means unset). UserError if two places disagree."""
     name_task(settings)
     name_algorithm(settings)
     shared = shared_keys(cls)
@@ -146,7 +146,7 @@ def name_task(settings: Settings) -> None:
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):
             raise UserError(
-                "--reward, --agent and --data say what the task is, and so does --orchestrator.env.id: leave out one"
+                "--reward, --agent and --data set the task, and so does --orchestrator.env.id: leave out one"
             )
         return
     given = {(*ENV, "args", TASK_KEYS[name]): setting for name, setting in given.items() if not setting.is_off}
@@ -172,7 +172,7 @@ def name_task(settings: Settings) -> None:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return the numbers of a flag (as words) or of a file. Raises UserError for anything else."""
+    """Return numbers from a flag (as words) or a file. Raises UserError for anything else."""
     try:
         return [float(one) for one in (value if isinstance(value, list) else [value])]
     except (TypeError, ValueError):

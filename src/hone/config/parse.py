@@ -1,7 +1,7 @@
-"""From a command line to a typed config; whatever is wrong with it becomes one sentence.
+"""Parses a command line into a typed config; any error becomes one sentence.
 
-The line is read here and not by `pydantic_config.cli`, because hoisting has to know which keys were flags, errors have
-to name the file, and that function reads `--trainer @ a @ b` as a root file b.
+It doesn't use `pydantic_config.cli`, because hoisting has to know which keys were flags, errors have to name the file,
+and that function reads `--trainer @ a @ b` as a root file b.
 
     @ a.toml @ b.toml               merged at the top, later files win
     --trainer @ a.toml @ b.toml     merged into the section; an `@` belongs to the flag before it
@@ -12,7 +12,7 @@ to name the file, and that function reads `--trainer @ a @ b` as a root file b.
     --save, --no-save               booleans; `--save false` too
     --env-args '{"n": 3}'           free-form dicts as JSON, or key by key: `--env-args.n 3`
 
-Flags win over files, and a section's own files over what root files say about it, wherever they stand.
+Flags win over files, and a section's files over root files, in any order.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
 
 
 def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None, settings: Mapping[str, Any]) -> Config:
-    """Return the config of a TOML file, or one that was made before, with `settings` on top, by name or dotted name.
+    """Return a config, or the config of a TOML file, with `settings` on top, by name or dotted name.
 
     A section takes a dict, True for its defaults, or the value of its main key; False turns an optional one off.
     """
@@ -85,7 +85,7 @@ def _command(cls: type[BaseConfig]) -> str:
 
 
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
-    """Return a hint: the key that was meant, or the note in `TRL`; `other` if no key is like it."""
+    """Return a hint: the most similar key, or the note in `TRL`; `other` if no key is similar."""
     from hone.config.trl import KEYS, TRL
 
     if why := lacks(_command(cls), unknown):
@@ -271,7 +271,7 @@ class _Reader:
 
 
 def config_of(file: pathlib.Path) -> str:
-    """Return the command that a run's config.toml is for, from its first line; "" for other files."""
+    """Return the command of a run's config.toml, from its first line; "" for other files."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(file, encoding="utf-8") as text:
         first = text.readline().rstrip("\n")
         return first.removeprefix(CONFIG_OF) if first.startswith(CONFIG_OF) else ""

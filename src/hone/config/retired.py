@@ -1,4 +1,4 @@
-"""Keys of older versions, or of missing extensions, in configs: a run's config.toml holds all defaults of its time."""
+"""Keys of older versions or of missing extensions: a run's config.toml holds all defaults of its version."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RETIRED: dict[str, Retired] = {
     "study.x": Retired(("None",), "a study fits no curve any more: leave it out"),
     "regrade.check": Retired((256,), "the run's own task always grades a part again: leave it out"),
 }
-"""By dotted key of a run, or behind another command's name. A section stands for its keys too."""
+"""By dotted key of a run, or COMMAND and key. A section includes its keys."""
 _GONE = "it comes with the extension {} of hone, which is not there: leave it out"
 _ALARMS = "02395552f2895dca9470ffb4793d49665fd319fa7e75e8854df25e22db1e4a2c"
 OF_EXTENSIONS: dict[str, Retired] = {
@@ -70,7 +70,7 @@ def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
 
 
 def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bool:
-    """Return True if a key of a file is retired, with a value that changes nothing; UserError for another value."""
+    """Return True if a key of a file is retired and its value harmless; UserError for another value."""
     old = retired(command, path)
     if old is not None and value not in old.harmless and digest(value) not in old.harmless:
         raise UserError(f"{'.'.join(path)} is {value!r} in {file}: {old.instead}")
@@ -82,7 +82,7 @@ def digest(section: Any) -> str:
 
 
 def lacks(command: str, path: tuple[str, ...]) -> str:
-    """Return a sentence if an extension would add this key, but needs another one that is missing; else ""."""
+    """Return the reason if an extension that adds this key needs another one that is missing; else ""."""
     return next(filter(None, (lacking("KEYS", f"{at}.{path[0].replace('-', '_')}") for at in ("run", command))), "")
 
 

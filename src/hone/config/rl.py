@@ -47,11 +47,11 @@ class TrainerConfig(MemoryConfig):
     updates_per_batch: int = Field(default=1, ge=1)
     """Passes over a step's batch, each with separate updates (PPO's epochs)."""
     minibatches: int = Field(default=1, ge=1)
-    """Parts of a batch, by prompts, with an update for each in a pass."""
+    """Parts of a batch, by prompts; each pass makes an update for each."""
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
     ranks: Annotated[int, Meta("ranks", -2, decides="rounding")] = Field(default=1, ge=1)
-    """Processes that `rl` starts for the trainer, which share model and batch (FSDP2); under torchrun, its number."""
+    """Trainer processes that `rl` starts, which share model and batch (FSDP2); under torchrun, its number."""
     record_tokens: Annotated[bool, Meta(decides="nothing")] = True
     """Keep entropy and trainer logprob of each trained token in tokens/ (about 5 bytes a token)."""
 
@@ -62,42 +62,43 @@ class TrainerConfig(MemoryConfig):
 
 
 class PoolConfig(BaseConfig):
-    """Leaves out prompts that are nearly always or never solved, by a completion with the outcome `correct`."""
+    """Leaves out prompts that are nearly always or never solved (a completion is `correct`)."""
 
     retire_at: float = Field(default=0.9, ge=0, le=1)
     """Retire prompts with this pass rate or more; 0 retires none."""
     park_after: int = Field(default=2, ge=0)
-    """Park a prompt after this many draws in a row without a solved completion; 0 parks none."""
+    """Set a prompt aside (park it) after this many draws in a row without a correct completion; 0 parks none."""
     retry_parked: int = Field(default=4, ge=0)
     """A parked prompt is drawn again this many epochs after its last draw; 0 leaves it out."""
 
 
 class CurriculumConfig(BaseConfig):
-    """Which prompt comes when. Each prompt of the pool comes once per epoch."""
+    """Order of the prompts. Each prompt of the pool comes once per epoch."""
 
     order: Literal["shuffled", "sequential", "difficulty"] = "shuffled"
-    """Shuffled anew for each epoch; as in the data; or first the prompts with a pass rate nearest to 50 %."""
+    """Shuffled in each epoch; as in the data; or first the prompts with a pass rate nearest to 50 %."""
     window: int = Field(default=1, ge=1)
-    """Last draws of a prompt that count in its pass rate."""
+    """Number of a prompt's last draws that count in its pass rate."""
     pool: PoolConfig | None = None
     """Retires and parks prompts."""
 
     @property
     def measures(self) -> bool:
-        """True if draws depend on the results of earlier draws, so that the ledger records solved ones."""
+        """True if draws depend on earlier results, so that the ledger records solved rollouts."""
         return self.pool is not None or self.order == "difficulty"
 
 
 class RefillConfig(BaseConfig):
-    """Draws further prompts in a step until its batch is full of groups that teach something (DAPO's dynamic sampling).
+    """Draws further prompts in a step until its batch is full of groups with different rewards (DAPO's dynamic
+    sampling).
 
-    A group does if its rewards differ. Such groups enter the batch in the order of their draws; others are ignored.
+    They enter the batch in the order of their draws; other groups are ignored.
     """
 
     max_rounds: int = Field(default=10, ge=1)
-    """Most rounds of sampling in a step; then it trains on the groups that it has."""
+    """Most rounds of sampling in a step; then it trains on fewer groups."""
     oversample: float = Field(default=1.0, ge=1, le=100)
-    """A round draws this many times the missing groups; the rest of a full batch is `surplus`."""
+    """A round draws this many times the missing groups; those beyond a full batch are `surplus`."""
 
     def drawn(self, missing: int) -> int:
         return math.ceil(round(missing * self.oversample, 6))
@@ -107,7 +108,7 @@ class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
     interval: Annotated[int, Meta("evaluation")] = Field(default=50, ge=1)
-    """Steps between evaluations, if any key of this section is set; step 0 and the end are evaluated as well."""
+    """Steps between evaluations; the start and the end are evaluated as well. Any key of this section turns it on."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=128, ge=1)
     """Held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
@@ -117,7 +118,7 @@ class OnlineEvalConfig(BaseConfig):
     envs: list[MixedEnvConfig] = []
     """Tasks to evaluate on, instead of the trained ones."""
     overlap: Literal["warn", "drop", "refuse"] = "warn"
-    """If a training prompt is held out too: warn, take it out of training, or don't start."""
+    """If a training prompt is also held out: warn, drop it from training, or don't start."""
 
     @model_validator(mode="after")
     def _check_envs(self) -> OnlineEvalConfig:
@@ -139,15 +140,15 @@ class OrchestratorConfig(BaseConfig):
     max_examples: Annotated[int | None, Meta("rollouts")] = Field(default=None, ge=1)
     """Number of training examples to use, the first ones."""
     curriculum: CurriculumConfig = CurriculumConfig()
-    """Which prompt comes when."""
+    """Order of the prompts."""
     refill: RefillConfig | None = None
     """Draws further prompts until the batch is full of groups with different rewards; off unless given."""
     truncated: Annotated[Literal["keep", "mask", "penalize"], Meta("rollouts", 1)] = "keep"
-    """A completion stopped by length: train on it with its reward, leave it out of the loss only (`mask`), or subtract
-    `overlong_penalty` from its reward.
+    """A completion that reached its length limit: train on it, leave it out of the loss (`mask`), or lower its reward
+    by up to `overlong_penalty`.
     """
     overlong_buffer: int = Field(default=0, ge=0)
-    """With `penalize`: tokens before the length limit over which the penalty grows, linearly (DAPO)."""
+    """With `penalize`: the penalty grows linearly over this many tokens before the limit (DAPO)."""
     overlong_penalty: float = Field(default=1.0, gt=0)
     """With `penalize`: the penalty at the limit."""
     sampling: SamplingConfig = SamplingConfig()
@@ -165,8 +166,8 @@ class OrchestratorConfig(BaseConfig):
     client: ClientConfig = ClientConfig()
     """The server to sample from, if one is already up."""
     max_async_level: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=0)
-    """Most versions that the sampler may lag behind the trainer; 0 is lock-step. By default 1 in mode split on GPUs,
-    without `deterministic` and `inference.batch_invariant`, else 0."""
+    """Most versions that the sampler may lag behind the trainer; 0 waits for each update. By default 1 in mode split on
+    GPUs, without `deterministic` and `inference.batch_invariant`, else 0."""
 
     @property
     def lag(self) -> int:
@@ -191,7 +192,7 @@ class OrchestratorConfig(BaseConfig):
         common = self.sampling
         if other := next((e for e in self.envs if e.sampled(common).temperature != common.temperature), None):
             raise UserError(
-                f"{other.name} has sampling.temperature = {other.sampling.temperature:g}, and the trainer takes the "
+                f"{other.name} has sampling.temperature = {other.sampling.temperature:g}, but the trainer takes the "
                 f"probabilities of all at one: set orchestrator.sampling.temperature in its place"
             )
         return self
@@ -200,7 +201,7 @@ class OrchestratorConfig(BaseConfig):
     def _check(self) -> OrchestratorConfig:
         if self.rollouts_per_example == 1 and not self.advantage.compares_the_batch:
             raise UserError(
-                "1 rollout is its own group mean and teaches nothing: set orchestrator.rollouts_per_example to at "
+                "with 1 rollout per prompt all advantages are 0: set orchestrator.rollouts_per_example to at "
                 'least 2, better 4 or more, or orchestrator.advantage.baseline to "batch"'
             )
         if self.truncated == "penalize" and self.advantage.divides_by_mean:
@@ -233,8 +234,8 @@ class OrchestratorConfig(BaseConfig):
             )
         if not GREEDY_BELOW <= sampling.temperature < math.inf:
             raise UserError(
-                f"sampling.temperature = {sampling.temperature} leaves nothing to learn from, for the importance ratio "
-                "needs a distribution: set temperature = 1 here (eval.sampling.temperature is free)"
+                f"sampling.temperature = {sampling.temperature} gives no importance ratio to train with: "
+                "set temperature = 1 here (eval.sampling.temperature is free)"
             )
         return self
 
@@ -251,28 +252,26 @@ class InferenceConfig(EngineConfig):
                 "ones: leave out one of them"
             )
         if self.port + self.replicas > 2**16:
-            raise UserError(
-                f"inference.replicas = {self.replicas} have ports from {self.port} on: lower inference.port"
-            )
+            raise UserError(f"inference.replicas = {self.replicas} needs ports over 65535: lower inference.port")
 
 
 SAMPLED_BY = "completions are sampled by "
 SCORED_BY = "tokens are scored by "
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
-"""First words of causes of inexactness that still allow to train on a run's records again."""
+"""First words of causes of inexactness that still allow to retrain a run from its records."""
 
 
 class GapConfig(BaseConfig):
-    """Bounds of the gap between sampler and trainer, in nats a token; by default they suit backend and precision."""
+    """Limits of the gap between sampler and trainer, in nats per token; by default they suit backend and precision."""
 
     action: Annotated[Literal["stop", "warn"], Meta(decides="nothing")] = "stop"
     """After a gap beyond `stop`: save and end the run, or warn."""
     mean: float | None = Field(default=None, gt=0)
-    """A larger mean of |sampler's logprob - trainer's| is a warning."""
+    """A mean of |sampler's logprob - trainer's| above this is a warning."""
     max: float | None = Field(default=None, gt=0)
-    """A larger one of a single token is a warning."""
+    """The gap of a single token above this is a warning."""
     stop: float | None = Field(default=None, gt=0)
-    """A larger mean stops the run."""
+    """A mean above this stops the run."""
 
 
 @with_keys("rl")
@@ -293,15 +292,15 @@ class RLConfig(RunConfig):
     data: Annotated[str | None, Meta("task", 1)] = None
     """Examples of a task without a file: a JSONL or Parquet file, a folder of them, or a hub id."""
     eval_data: str | None = None
-    """Held-out examples of such a task; turns evaluation on. By default a tenth of `data` is held out."""
+    """Held-out examples of a task without a file; turns evaluation on. By default a tenth of `data` is held out."""
     reward_weights: list[float] | None = None
-    """Weights of the reward functions, in their order; by default 1."""
+    """Weight of each reward function; by default 1."""
     system_prompt: str | None = None
-    """System prompt of such a task, before every prompt."""
+    """System prompt of a task without a file, before every prompt."""
     reference: str | None = None
     """A right answer for the audit: a template of columns such as `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
     seq_len: Annotated[int, Meta("rollouts", shared=3)] = Field(default=2048, ge=2)
-    """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
+    """Prompt plus completion, in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
     mode: Annotated[Literal["colocated", "split"] | None, Meta("run", 1, decides="rounding")] = None
     """One process, or one for each role on this machine (the default with `--SECTION @ FILE` or with several ranks)."""
     trainer: TrainerConfig = TrainerConfig()
@@ -311,14 +310,14 @@ class RLConfig(RunConfig):
     inference: InferenceConfig = InferenceConfig()
     """The sampler."""
     gap: GapConfig = GapConfig()
-    """Bounds of the gap between sampler and trainer."""
+    """Limits of the gap between sampler and trainer."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
-    """Path of batches, weights and results between processes, if each role has a process."""
+    """Folder for batches, weights and results between processes, if each role has one."""
     restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
     """Most restarts of dead processes in a run in mode split."""
 
     def tasks(self) -> dict[str, RLConfig]:
-        """Return the config of a run on each task alone, by name; the name of a single task is ""."""
+        """Return the config of each task as if it were alone, by name; a single task has the name ""."""
         orch = self.orchestrator
         if not orch.envs and not (orch.eval and orch.eval.envs):
             return {"": self}
@@ -331,7 +330,7 @@ class RLConfig(RunConfig):
         return found
 
     def eval_tasks(self) -> dict[str, RLConfig]:
-        """Return the config of a run on each evaluated task alone, by name; empty without evaluation."""
+        """Return the config of each evaluated task as if it were alone, by name; empty without evaluation."""
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
@@ -341,15 +340,15 @@ class RLConfig(RunConfig):
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
     def refuse_cuts(self, name: str) -> None:
-        """Raise UserError for top_k, top_p or min_p: only hone's server tells the candidates of each token."""
+        """Raise UserError for top_k, top_p or min_p: only hone's server returns the candidates of each token."""
         if any(one.orchestrator.sampling.cuts for one in self.tasks().values()):
             raise UserError(
-                f"orchestrator.sampling has top_k, top_p or min_p, and {name} does not tell which tokens these leave, "
-                "over which training has to renormalise: sample with hone's own engine or server, or leave them out"
+                f"orchestrator.sampling has top_k, top_p or min_p, and {name} does not say which tokens these leave, "
+                "which training needs to renormalise: sample with hone's own engine or server, or leave them out"
             )
 
     def check_kl_in_reward(self) -> None:
-        """Raise UserError if advantages are not made of one reward, which the KL is taken off."""
+        """Raise UserError if advantages don't come from one reward (less the KL)."""
         advantage = self.orchestrator.advantage
         if not self.trainer.loss.kl_in_reward:
             return
@@ -382,7 +381,7 @@ class RLConfig(RunConfig):
 
     @property
     def sampled_by(self) -> str | None:
-        """The sampler in words, if it may give other tokens than the engine in one process would."""
+        """The sampler in words, if the engine in one process could sample other tokens."""
         if urls := self.orchestrator.client.urls:
             return f"the server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
         if self.inference.backend != "hone":
@@ -426,7 +425,7 @@ class RLConfig(RunConfig):
         several["servers in orchestrator.client.base_url"] = len(orch.client.urls)
         for name, count in several.items():
             if count > 1 and self.mode == "colocated":
-                raise UserError(f"mode colocated does without several processes, but {name} = {count}: leave out one")
+                raise UserError(f"mode colocated is one process, but {name} = {count}: leave out one")
         self.inference.check(orch.client.urls)
         trainer.optim.check_ranks(trainer.ranks)
         self.check_lora(trainer.optim)
@@ -435,8 +434,8 @@ class RLConfig(RunConfig):
         if (backend := self.inference.backend) != "hone":
             if orch.client.base_url is not None:
                 raise UserError(
-                    f"inference.backend = {backend} starts a server, orchestrator.client.base_url names one that is "
-                    "up: leave out one of them"
+                    f"inference.backend = {backend} starts a server, orchestrator.client.base_url names a running "
+                    "one: leave out one of them"
                 )
             self.refuse_cuts(sampler_name(backend))
         self.check_kl_in_reward()
@@ -455,7 +454,7 @@ class RLConfig(RunConfig):
 
 
 class RoleConfig(RLConfig):
-    """A part of a run in mode split: files and flags are of its section, and flags also of the top.
+    """A role of a run in mode split: files and flags set keys of its section, flags also top-level keys.
 
     hone trainer @ train.toml --optim.lr 1e-6     as `rl --trainer @ train.toml --trainer.optim.lr 1e-6`
     hone trainer @ outputs/config.toml            a run's own config is taken whole

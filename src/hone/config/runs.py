@@ -19,7 +19,7 @@ class RunsListConfig(BaseConfig):
     root: Path = Path("outputs")
     """The folder; also the first word of the command line."""
     all: bool = False
-    """Evaluations too, and runs that a later one in the same directory has moved to `.previous/`."""
+    """Also evaluations, and runs that a later run moved to `.previous/`."""
     ids: bool = False
     """Show the id of each run."""
 
@@ -28,7 +28,7 @@ class RunsShowConfig(OneRun):
     """Print one page on a run: what ran, its state, its files, and what to do next."""
 
     events: int = Field(default=5, ge=0)
-    """Number of its last events; alarms have separate lines."""
+    """Number of last events to print; alarms have separate lines."""
 
 
 class RunsStopConfig(OneRun):
@@ -64,12 +64,12 @@ class RunsLedgerConfig(OneRun):
     """List the final state of every draw of an RL run. A draw is one example taken in one step."""
 
     state: Literal["trained", "filtered", "failed", "retired", "surplus", "cut"] | None = None
-    """Only draws with this end: trained on, of equal rewards, ungraded, retired by a curriculum, not needed by a
-    refill; `cut`: cut off by the refill of an older run.
+    """Only draws in this state. `filtered`: equal rewards; `failed`: not graded; `retired` by a curriculum; `surplus`:
+    not needed by a refill; `cut` off by the refill of an older run.
     """
     step: int | None = Field(default=None, ge=0)
     """Only the draws of this step."""
     limit: int | None = Field(default=None, ge=0)
-    """Most rows, the last ones (default: 40; all with --jsonl); 0 prints the summary alone."""
+    """Number of last rows (default: 40; all with --jsonl); 0 prints the summary alone."""
     jsonl: bool = False
     """A JSON object per draw and line, without a summary."""

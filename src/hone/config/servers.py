@@ -20,13 +20,13 @@ class AskedConfig(BaseConfig):
     api_key_var: Annotated[KeyVariable, Meta(decides="nothing")] = None
     """Environment variable that holds the server's API key."""
     timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
-    """Seconds to wait for the answer to a request (a whole group), else the run ends; also for a server to come up."""
+    """Seconds to wait for an answer (a whole group), or for a server to start; then the run ends."""
     max_retries: Annotated[int, Meta(decides="nothing")] = Field(default=6, ge=0)
-    """Tries after a first one, when the server is not there or fails; the waits between them double from 1 s."""
+    """Retries if the server is missing or fails; the waits between them double from 1 s."""
 
 
 class ClientConfig(AskedConfig):
-    """An inference server that is already up, as `inference` starts it."""
+    """A running inference server, as `inference` starts it."""
 
     place = "orchestrator.client"
 

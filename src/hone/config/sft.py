@@ -22,15 +22,15 @@ class SFTDataConfig(BaseConfig):
     split: Annotated[str, Meta("data")] = "train"
     """Split of the data set."""
     template: Annotated[dict[str, Any] | None, Meta("data")] = None
-    """These columns (and `tools`) made from others: `prompt = "{question}"`, `completion = "{answer}"`."""
+    """These columns (and `tools`), made from others: `prompt = "{question}"`, `completion = "{answer}"`."""
     env: EnvConfig | None = None
-    """Environment with a `demonstrate` to imitate; fresh demonstrations each step."""
+    """Task with a `demonstrate` to imitate; new demonstrations each step."""
     run: Annotated[str | None, Meta("data")] = None
     """Directory or id of a run of RL, or of an evaluation: the best recorded completion of each example is imitated."""
     min_reward: Annotated[float, Meta("data")] = 1.0
-    """With `run`: least reward of an example's best completion."""
+    """With `run`: leave out an example if its best reward is lower."""
     seq_len: Annotated[int, Meta("data")] = Field(default=4096, ge=2)
-    """Row length in tokens when packing; the longest example otherwise."""
+    """Tokens of a row; without packing, the longest example."""
     batch_size: Annotated[int, Meta("data")] = Field(default=16, ge=1)
     """Rows of `seq_len` tokens when packing; examples with `pack = false`."""
     pack: Annotated[bool, Meta("data")] = True
@@ -47,7 +47,7 @@ class ValConfig(BaseConfig):
     interval: Annotated[int, Meta("training")] = Field(default=50, ge=1)
     """Steps between validations; the last step is always validated."""
     fraction: Annotated[float, Meta("training")] = Field(default=0.05, gt=0, lt=1)
-    """Share of the data set that is held out (environments use their own eval split)."""
+    """Share of the data set to hold out; a task's eval split is used instead."""
     max_examples: int = Field(default=256, ge=1)
     """Most examples in one validation."""
 

@@ -17,13 +17,13 @@ from hone.web import shown_url
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
 DEFAULT_PRECISION: Precision = "fp32" if takes_products_in_fp32("cpu") and not has_gpu_driver() else "bf16_linear"
-"""Precision of commands that compute on this machine: where bf16 products are slow, casts gain nothing."""
+"""Default `precision` of commands that compute here: fp32 where bf16 products are slow."""
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
 MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
-"""Moments of a scalar: in the layers' matrices, elsewhere."""
+"""Moments per weight: in the layers' matrices, elsewhere."""
 TRANSPORT = ".transport"
-"""Folder in the run's own where the transport is, unless the config says where."""
+"""Folder of the transport in the run directory, by default."""
 
 
 def transport_weights(path: Path) -> Path:
@@ -60,8 +60,7 @@ class ExecutedRun(OneRun):
     """A command that may execute code which one run names."""
 
     trust_local_task: bool = False
-    """Execute code that the run names: functions, an agent, a taskset of verifiers, a task file that is not the one the
-    run was made with. Read it first."""
+    """Execute code that the run names: functions, an agent, a verifiers taskset, a changed task file. Read it first."""
     reward: list[str] = []
     """Execute this function that the run names, and its whole file: `rewards:exact`, or `RUN/rewards.py:exact` of a
     notebook, which is executed only if you name it here. Read it first."""
@@ -97,21 +96,21 @@ class InitConfig(BaseConfig):
 
 
 class LoraConfig(BaseConfig):
-    """Train low-rank adapters of all linear layers, beside frozen weights (arXiv:2106.09685). Any key turns it on."""
+    """Train low-rank adapters B A of all linear layers; W is frozen (arXiv:2106.09685). Any key turns it on."""
 
     rank: Annotated[int, Meta("training")] = Field(default=16, ge=1)
-    """Columns of B and rows of A: a matrix of `[out, in]` has `rank` x (out + in) trained weights."""
+    """Rank of the adapter: a matrix `[out, in]` gets rank x (out + in) trained weights."""
     alpha: int = Field(default=32, ge=1)
     """B A is multiplied by alpha / rank."""
     base: Literal["8bit", "4bit"] | None = None
-    """Bits of a weight of the frozen matrices (4 bits: NF4, as QLoRA); by default the products' dtype."""
+    """Store frozen matrices in this many bits (4: NF4, as QLoRA); by default in the products' dtype."""
     path: str | None = None
     """Begin with the adapter in this folder, in PEFT's layout, and take its rank and alpha; by default B is 0."""
 
     @model_validator(mode="before")
     @classmethod
     def _as_the_adapter(cls, data: Any) -> Any:
-        """Take rank and alpha, where they are not set, from the adapter that is named."""
+        """Take rank and alpha from the named adapter, unless they are set."""
         if not isinstance(data, dict) or not isinstance(data.get("path"), str):
             return data
         try:
@@ -132,15 +131,14 @@ class ModelConfig(BaseConfig):
     chat_template: Annotated[str | None, Meta("task data", decides="digest")] = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False
-    """Special tokens of the model in texts of data (prompts, tool answers, SFT rows) are tokens; by default they are
-    encoded as text."""
+    """Read special tokens in data (prompts, tool answers, SFT rows) as such; by default they are encoded as text."""
     device: Annotated[str, Meta("machine")] = "auto"
     """`auto` (CUDA if there is one, else CPU), `cpu`, `cuda`, `cuda:1`."""
     implementation: Literal["auto", "hone", "transformers"] = "auto"
     """Code of the model: hone's decoder, or transformers', which knows many more families; `auto` takes hone's where it
     knows the model."""
     compile: bool = False
-    """On a GPU torch.compile makes one kernel of each layer's norm, RoPE and SwiGLU; half a minute at the start."""
+    """On a GPU: fuse each layer's norm, RoPE and SwiGLU by torch.compile; takes half a minute at the start."""
     init: Annotated[InitConfig, Meta(decides="digest", agreed="tiny")] = InitConfig()
     """Size of `hone/tiny`."""
 
@@ -168,10 +166,10 @@ class OptimConfig(BaseConfig):
     max_norm: float = Field(default=1.0, gt=0)
     """The gradient's global L2 norm is clipped to this."""
     state: Literal["fp32", "8bit"] = "fp32"
-    """AdamW's two moments: fp32, or 8 bits each in blocks (pip install 'torchao>=0.18'), a quarter of the memory. A
-    full training that fits a GPU in no other way gets 8 bits, or `offload`, unless both are set."""
+    """AdamW's two moments: fp32, or 8 bits each in blocks (pip install 'torchao>=0.18'), a quarter of the memory. Full
+    training that fits a GPU in no other way gets 8 bits or `offload`, unless both are set."""
     offload: bool = False
-    """Keep moments and master weights in the host's memory, and update there; a GPU is left 8 to 12 bytes a weight."""
+    """Keep moments and master weights, and update, in the host's memory; a GPU then holds 8 to 12 bytes a weight."""
 
     @model_validator(mode="after")
     def _check_state(self) -> OptimConfig:
@@ -194,14 +192,14 @@ Checkpointing = Literal["none", "selective", "layer"]
 
 
 class MemoryConfig(BaseConfig):
-    """Tensors that a train step saves for its backward pass."""
+    """Tensors that a train step keeps for the backward pass."""
 
     checkpointing: Annotated[Checkpointing | None, Meta(decides="rounding", from_machine=True)] = None
     """Saved activations: all (`none`), each layer's input (`layer`), or outputs of products and attention
     (`selective`); the rest is computed again. By default the fastest that fits the device's memory at the start."""
     head_cache_bytes: Annotated[int | None, Meta(from_machine=True, listed=False)] = Field(default=None, ge=0)
     """Keep the softmax over the vocabulary for the backward pass if it takes at most this; else compute it again.
-    Default: 512 MiB; on a GPU what all tokens of a micro-batch need, if it fits at the start."""
+    Default: 512 MiB; on a GPU enough for a micro-batch, if it fits at the start."""
 
 
 class SchedulerConfig(BaseConfig):
@@ -228,7 +226,7 @@ class CkptConfig(BaseConfig):
     keep_interval: int | None = Field(default=None, ge=1)
     """Keep checkpoints at multiples of this many steps, too."""
     best: str | None = None
-    """Never delete the checkpoint with the best value of this metric, such as eval/reverse-text/reward/mean."""
+    """Always keep the checkpoint with the best value of this metric, such as eval/reverse-text/reward/mean."""
     background: bool = True
     """Write in a thread while training goes on; this copies model and optimiser state to CPU memory."""
 
@@ -239,18 +237,18 @@ class ResumeConfig(BaseConfig):
     step: int | None = Field(default=None, ge=0)
     """Resume from this step's checkpoint instead of the newest."""
     dir: Path | None = None
-    """Go on from the run in this directory instead, into a new run in `output_dir`; the other is left as it is."""
+    """Start a new run in `output_dir` from the run in this directory, which stays unchanged."""
 
 
 class StopConfig(BaseConfig):
-    """End the run as done, before `max_steps`, when a metric reaches a target."""
+    """End the run before `max_steps`, when a metric reaches a target."""
 
     metric: Annotated[str, Meta("run")]
-    """Name as in metrics.jsonl, such as eval/reverse-text/reward/mean, or val/loss for `sft`."""
+    """End the run when this metric reaches its target, such as eval/reverse-text/reward/mean; for `sft`, val/loss."""
     above: Annotated[float | None, Meta("above")] = Field(default=None, allow_inf_nan=False)
-    """The target is this or more."""
+    """Target: end the run at this value or more."""
     below: Annotated[float | None, Meta("below")] = Field(default=None, allow_inf_nan=False)
-    """The target is this or less."""
+    """Target: end the run at this value or less."""
 
     @model_validator(mode="after")
     def _check_target(self) -> StopConfig:
@@ -268,16 +266,16 @@ class StopConfig(BaseConfig):
 
 
 class BudgetConfig(BaseConfig):
-    """Stop on purpose, saved, before one of these is used up. Counted over all resumes of the run."""
+    """Save and stop before one of these is used up. Counted over all resumes of the run."""
 
     hours: Annotated[float | None, Meta("run")] = Field(default=None, gt=0)
     """Wall-clock hours of this run's processes, their starts included."""
     usd: Annotated[float | None, Meta("run")] = Field(default=None, gt=0)
     """US dollars; needs `usd_per_hour`."""
     usd_per_hour: float | None = Field(default=None, gt=0)
-    """Price of the machine in US dollars per hour. Alone it limits nothing, and the run records what it costs."""
+    """Price of the machine in US dollars per hour, to record the run's cost. Alone it limits nothing."""
     tokens: int | None = Field(default=None, ge=1)
-    """Tokens trained on or sampled, prompts included: `tokens/total` in the metrics."""
+    """Tokens trained on or sampled, with prompts: `tokens/total` in the metrics."""
 
     @model_validator(mode="after")
     def _check_limits(self) -> BudgetConfig:
@@ -300,11 +298,11 @@ class SamplingConfig(BaseConfig):
     top_k: int = Field(default=0, ge=0, lt=2**31)
     """Sample among the k likeliest tokens; 0 is off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Then among the smallest set with this share of their probability (nucleus sampling); 1 is off."""
+    """After `top_k`: sample among the likeliest with this share of the probability (nucleus sampling); 1 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Then among tokens at least this many times as likely as the likeliest; 0 is off."""
+    """Sample among tokens at least this many times as likely as the likeliest; 0 is off."""
     stop: list[str] = []
-    """Texts that end a completion (repeatable): its text ends before them, but their tokens are trained on."""
+    """Texts that end a completion (repeatable). Graders don't see them; their tokens are trained on."""
 
     @field_validator("stop")
     @classmethod
@@ -332,23 +330,23 @@ class EnvConfig(BaseConfig):
     """Columns for the task, made from columns of its data set: `question = "{problem}"`."""
 
     def same_task(self, other: EnvConfig) -> bool:
-        """Return True if both are one task, however it is sampled."""
+        """Return True if both are the same task, sampling aside."""
         return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
 
 
 class GradingConfig(BaseConfig):
-    """Execution of reward functions: in separate processes, unless they are marked `@inline`."""
+    """Runs reward functions in separate processes, unless they are marked `@inline`."""
 
     workers: int | None = Field(default=None, ge=0)
     """Processes; by default one per core. 0: all runs in hone's process, without limits, for debugging."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds for a completion: of processor time if deterministic (by the clock 6 times as many). A function of
-    `completions` has as many for each completion of its group.
+    """Seconds for a completion; in deterministic runs of processor time (by the clock at most 6 times as many). A
+    function of `completions` has this for each completion of its group.
     """
     memory_gib: float = Field(default=4.0, gt=0)
-    """Memory, in GiB, that a process may take beyond what it takes to load the task."""
+    """GiB of memory that a process may take beyond what loading the task took."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
-    """A run ends when more than this share of its last 1,000 completions could not be graded; `eval` returns 1."""
+    """If more than this share of the last 1,000 completions can't be graded, a run ends; `eval` returns 1."""
 
 
 @with_keys("engine")
@@ -358,13 +356,13 @@ class EngineConfig(BaseConfig):
     port: Annotated[int, Meta(decides="nothing")] = Field(default=8000, ge=1, le=65535)
     """Port of the server; further replicas take the next ones."""
     replicas: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=256)
-    """Servers that `rl` starts, each on separate GPUs; a group goes to the least busy one. Several imply mode split."""
+    """Number of servers that `rl` starts, each on separate GPUs. Several imply mode split."""
     backend: Annotated[Literal["hone"], Meta("server")] = "hone"
     """`hone`: hone's engine."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory for keys and values, in GiB: by default 4, on a GPU by the free memory; completions wait for room."""
+    """Memory of the KV cache, in GiB; by default 4, on a GPU by the free memory. Completions wait for room."""
     batch_invariant: bool = False
-    """hone's engine: a sample is the same to the bit whatever is sampled beside it; slower."""
+    """hone's engine: a sample's bits don't depend on what is sampled beside it; slower."""
     cuda_graphs: Annotated[bool | None, Meta(from_machine=True)] = None
     """hone's engine on a GPU: decode with recorded graphs; by default true, but not with `batch_invariant`."""
 
@@ -375,7 +373,7 @@ class EngineConfig(BaseConfig):
 
     @property
     def in_bf16(self) -> bool:
-        """True if a server that is not hone's is in bf16 in any case."""
+        """True if a server that is not hone's always uses bf16."""
         return False
 
     def server_settings(self, run: Any, on_gpu: bool, shares: bool = True) -> dict[str, Any]:
@@ -383,7 +381,7 @@ class EngineConfig(BaseConfig):
         return {}
 
     def decodes_with_graphs(self, device: str) -> bool:
-        """Return `cuda_graphs`, or what is chosen on this kind of device where it is left open."""
+        """Return `cuda_graphs`, or if it is unset the choice for this kind of device."""
         return device == "cuda" and not self.batch_invariant if self.cuda_graphs is None else self.cuda_graphs
 
 
@@ -393,7 +391,7 @@ class TransportConfig(BaseConfig):
     path: Annotated[Path | None, Meta("role")] = None
     """The folder; by default `.transport` in the output directory. May be on NFS."""
     max_tokens: int = Field(default=16_777_216, ge=1)
-    """Batches of at most this many tokens wait for the trainer (one in any case); then sampling waits."""
+    """Most tokens in batches that wait for the trainer (a single batch may have more); then sampling waits."""
 
 
 @with_keys("run")
@@ -407,19 +405,19 @@ class RunConfig(BaseConfig):
     seed: Annotated[int, Meta("run role", shared=5, agreed="tiny", listed=False)] = Field(default=0, ge=0)
     """Seed of data order, sampling and initial weights."""
     output_dir: Annotated[Path, Meta("run role", decides="nothing", shared=6, listed=False)] = Path("outputs")
-    """The run directory; if it is not given, `rl` and `sft` make a new one, such as outputs/rl-TASK-1."""
+    """The run directory; by default `rl` and `sft` make a new one, such as outputs/rl-TASK-1."""
     ckpt: Annotated[CkptConfig | None, Meta("run", decides="nothing", shared=4)] = None
     """Checkpoints; off unless given."""
     resume: Annotated[ResumeConfig | None, Meta("run", decides="start")] = None
     """Resume from a checkpoint; off unless given."""
     allow_drift: Annotated[bool, Meta(decides="start")] = False
-    """Resume although config or task changed so that numbers differ; the run is marked as not reproducible."""
+    """Resume although config or task changed; the run is marked as not reproducible."""
     stop: Annotated[StopConfig | None, Meta(place=1, decides="nothing")] = None
     """Stop at the target of a metric; off unless given."""
     budget: Annotated[BudgetConfig | None, Meta(place=1, decides="nothing")] = None
-    """Stop on purpose when time, money or tokens run out; off unless given."""
+    """Save and stop when time, money or tokens run out; off unless given."""
     grace_seconds: Annotated[float, Meta(decides="nothing")] = Field(default=25.0, gt=0)
-    """After SIGTERM: a step that can't be done and saved in this time is given up, and the state before it saved."""
+    """Seconds after SIGTERM to finish and save a step; if they are too few, the state before it is saved."""
     detach: Annotated[bool, Meta("run", decides="start", listed=False)] = False
     """Go on in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
     precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = "bf16_linear"

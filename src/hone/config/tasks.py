@@ -1,4 +1,4 @@
-"""The tasks of RL, with their shares and sampling."""
+"""Tasks of RL, with their weights and sampling."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TaskConfig(EnvConfig):
 
 
 class OwnSamplingConfig(SamplingConfig):
-    """Sampling of one of several tasks, where it differs from the others."""
+    """Sampling of one of several tasks."""
 
     partial = True
 
@@ -52,7 +52,7 @@ class MixedEnvConfig(EnvConfig):
     name: str = Field(default="", pattern=r"^[^/\s]*$")
     """Its name in metrics and ledger; by default its id."""
     sampling: OwnSamplingConfig = OwnSamplingConfig()
-    """Keys that differ from the common section; training has one `temperature`."""
+    """Keys that differ from `orchestrator.sampling`; all trained tasks have its `temperature`."""
 
     @model_validator(mode="after")
     def _settle_name(self) -> Self:

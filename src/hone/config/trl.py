@@ -85,7 +85,7 @@ TRL = {
     "bf16_full_eval": ("precision", ""),
     "seed": ("seed", ""),
 }
-"""By TRL's name: the key or keyword here, "" if there is none, and a note."""
+"""By TRL's name: hone's key or keyword ("" if there is none), and a note."""
 
 KEYS = {keyword: key for key, keyword in KEYWORDS.items()}
 

@@ -34,10 +34,10 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 class Rows(Sequence[T]):
-    """Rows with their places for error messages: `where(i)` is "data.jsonl, line 4" or "USER/SET, row 3".
+    """Rows, with their places for error messages: `where(i)` is "data.jsonl, line 4" or "USER/SET, row 3".
 
     `ragged`: rows may have different columns, so each is checked; `generated`: one function makes all of them. `make`
-    makes a row of an item of `rows` when it is asked for.
+    turns an item of `rows` into a row at each access.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Rows(Sequence[T]):
         return Rows(indices, lambda i: self.where(indices[i]), self.ragged, self.generated, self.__getitem__)
 
     def map(self, change: Callable[[T, str], U]) -> Rows[U]:
-        """Return `change` of each row and its place, computed when it is asked for."""
+        """Return the rows changed by `change(row, place)`, computed at each access."""
 
         def make(i: int) -> U:
             return change(self[i], self.where(i))
@@ -76,13 +76,13 @@ def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: 
 
 
 def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
-    """Return `n` rows made when they are asked for: row i is `make(i)`. `name` stands for them in error messages."""
+    """Return `n` rows: row i is `make(i)`, made at each access. `name` is for error messages."""
     return Rows(range(n), lambda i: f"{name}, row {i}", generated=True, make=make)
 
 
 @dataclass
 class DataSource:
-    """Reads the rows of a split and applies `change`, such as a template. `reads`: they come from a data set."""
+    """Reads the rows of a split and applies `change`, such as a template. `reads`: from a data set."""
 
     read: Callable[[Callable[[Rows], Rows]], Rows]
     reads: bool
@@ -115,7 +115,7 @@ def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
 
 
 def given_rows(dataset: Any, name: str) -> str | Rows | None:
-    """Return a program's rows as JSON has them, or the path or hub id to read. Raises UserError for other values."""
+    """Return a program's rows in JSON's types, or the path or hub id to read. Raises UserError for other values."""
     if dataset is None or isinstance(dataset, str | Path | Rows):
         return str(dataset) if isinstance(dataset, Path) else dataset
     rows = dataset.to_list() if hasattr(dataset, "to_list") else dataset
@@ -144,7 +144,7 @@ def _as_json(row: Row, where: str) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a table as JSON has it: NaN, NaT and NA are null; dates, times and decimals are text."""
+    """Convert a table's value to JSON's types: NaN, NaT and NA to null; dates, times and decimals to text."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -163,7 +163,7 @@ def to_jsonl(rows: Rows) -> str:
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
     """Return (train, eval). Eval gets the `fraction` of distinct `key(row)` with the smallest hashes, at least one.
 
-    So order and seed don't matter. Eval is empty if there is only one key. A KeyError of `key` is a missing column.
+    So order and seed don't matter. With a single key eval is empty. A KeyError of `key` means a missing column.
     """
     digests = []
     for i, row in enumerate(rows):
@@ -188,8 +188,8 @@ def train_and_eval(
 ) -> dict[str, DataSource]:
     """Return the arguments `dataset` and `eval_dataset` of an Environment, as functions that read.
 
-    `halve` divides a `dataset` without an `eval_dataset`, after templates. `builtin` makes rows of "train" or "eval" if
-    neither names a source.
+    `halve` splits a `dataset` if there is no `eval_dataset`, after templates. `builtin` makes rows of "train" or "eval"
+    if there is neither.
     """
 
     @functools.cache
@@ -217,7 +217,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class Draws:
-    """Maps draw d of a run to an example, as a function of (seed, d). Each epoch has all `n` once, in a new order."""
+    """Maps draw d of a run to an example, by (seed, d). Each epoch has all `n` once, in a new order."""
 
     def __init__(self, n: int, seed: int) -> None:
         assert n > 0
@@ -238,7 +238,7 @@ def common_words() -> tuple[str, ...]:
 
 @functools.cache
 def split_words(held_out: float = 0.1) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (train, eval) words. Held out is the share with the smallest BLAKE2b hashes: the same for every seed."""
+    """Return (train, eval) words. The words with the smallest BLAKE2b hashes are held out: the same for every seed."""
     words = common_words()
     ranked = sorted(words, key=lambda word: hashlib.blake2b(word.encode(), digest_size=8).digest())
     eval_words = frozenset(ranked[: round(len(words) * held_out)])
@@ -269,7 +269,7 @@ def find_overlap(
 ) -> Overlap:
     """Find the training examples, of these indices, with the same prompt as a held-out one, with any answer.
 
-    If most prompts are alike (a game that always begins with the same words), whole examples are compared. `advance`
+    If most prompts are equal (a game that always begins with the same words), whole examples are compared. `advance`
     gets the number of examples done.
     """
     others = list(_examples(held_out, held_out_indices))
@@ -300,7 +300,7 @@ def _examples(split: Sequence[Example], indices: Sequence[int]) -> Iterator[tupl
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:
-    """Return the error for a row with an unusable column: the first of `names` that it has, or none of them."""
+    """Return the error for a row without the columns `names`, or with an invalid first one."""
     for name in names:
         if name in row:
             return UserError(f"{where}: {name!r} must be non-empty text, not {brief(row[name])}")
@@ -314,7 +314,7 @@ def brief(value: Any) -> str:
 
 
 def is_text(value: Any) -> bool:
-    """Return False if a string in `value` holds half of a surrogate pair: JSON can spell that, no file can hold it."""
+    """Return False if a string in `value` has half a surrogate pair: JSON can write that, files can't."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
@@ -342,7 +342,7 @@ def _read_files(files: list[Path], source: Path) -> Rows:
 def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
     """Yield the place and the row of each line, or of each element of a `.json` file's array.
 
-    Not through `datasets`, which would give every row the union of all rows' `info` keys.
+    It doesn't use `datasets`, which would give every row the union of all rows' `info` keys.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")  # with a byte order mark or without

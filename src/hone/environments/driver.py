@@ -3,8 +3,8 @@
     rollouts = Driver(env, sample).run(models)
 
 A rollout waits for a turn of the model or for an answer of the environment. Once every active rollout waits, the
-caller's thread answers: first all questions to the environment, else all turns at once, in the order of the
-rollouts. So the time that an answer takes does not change which turns are sampled together.
+caller's thread answers: first all questions to the environment, else all turns at once, in the order of the rollouts.
+So which turns are sampled together doesn't depend on how long answers take.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 START_SECONDS = 30.0
 CLEANUP_SECONDS = 5.0
-"""Time for cancelled leftovers of rollouts to end."""
+"""Seconds for cancelled rollouts to end."""
 TAIL = 4096
-"""Characters of a failure that are stored, from its end."""
+"""Number of last characters of a failure to store."""
 BLOCKED_AFTER_SECONDS = 600.0
-"""An event loop that does not run for so long counts as blocked."""
+"""An event loop that doesn't run for so many seconds counts as blocked."""
 Tools = list[dict[str, Any]] | None
 
 
@@ -73,7 +73,7 @@ class Model:
         raise NotImplementedError
 
     async def respond(self, messages: list[Message], state: dict[str, Any]) -> Answer:
-        """Return the environment's answer to a conversation. A batch of them is answered together."""
+        """Return the environment's answer to a conversation. Conversations of a batch are answered together."""
         return await self.driver.ask_answer(self.index, (messages, state))
 
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
@@ -87,7 +87,7 @@ def failed(words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> tuple[Outcome
 
 
 async def rolled_out(env: Environment, model: Model, passed: type[Exception] = UserError) -> Rollout:
-    """Return a task's rollout, which ends where no turn has room. Its code's errors, except `passed`, fail it alone."""
+    """Return a task's rollout, which ends when no turn has room. Errors of its code, except `passed`, fail it alone."""
     try:
         return await env.rollout(model, model.example)
     except NoRoom as full:
@@ -100,7 +100,7 @@ async def rolled_out(env: Environment, model: Model, passed: type[Exception] = U
 
 
 class Waiting(NamedTuple):
-    """A rollout's request. `order` comes before the number of the rollout."""
+    """A rollout's request. Requests are sorted by `order`, then by the rollout's number."""
 
     rollout: int
     item: Any
@@ -111,8 +111,8 @@ class Waiting(NamedTuple):
 class Driver:
     """Runs a batch of rollouts of `env`, at most min(`concurrency`, `env.concurrency`) at a time.
 
-    `sample` gets the items of `ask_turn`, and a function that gives turns before it returns: (index, turn). Waiting
-    rollouts are answered after `env.patience` seconds without news, or at once if they run `alone`.
+    `sample` gets the calls from `ask_turn`, and a function of (index, turn) to return turns early. Waiting rollouts are
+    answered after `env.patience` seconds without news, or at once if they run `alone`.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Driver:
         """The active rollouts."""
         self._results: dict[int, Any] = {}
         self._told: set[int] = set()
-        """Finished rollouts that `finished` has got."""
+        """Rollouts passed to `finished`."""
         self._busy = self._checking = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()
@@ -140,7 +140,7 @@ class Driver:
         self.stack = contextlib.AsyncExitStack()
         """Resources that are closed on the loop, once all rollouts have ended."""
         self.endpoint: Any = None
-        """The endpoint for programs, if there are some."""
+        """The endpoint for programs, if any."""
 
     # On the caller's thread.
 
@@ -219,7 +219,7 @@ class Driver:
     # On the loop.
 
     def ask_turn(self, rollout: int, call: Any, order: Sequence[str] = ()) -> asyncio.Future[Any]:
-        """Have a turn sampled: for the rollouts by `order`, then in order."""
+        """Request a turn. Turns are sorted by `order`, then by rollout."""
         return self._wait(self._called, rollout, call, order)
 
     def ask_answer(self, rollout: int, conversation: Any) -> asyncio.Future[Any]:
@@ -281,7 +281,7 @@ class Driver:
             self._news()
 
     def _news(self) -> None:
-        """Check who waits, once all that can go on have done so."""
+        """Check which rollouts wait, once all others have run."""
         if not self._checking:
             self._checking = True
             self._loop.call_soon(self._check)
@@ -329,7 +329,7 @@ def _raise(error: BaseException) -> None:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks, and wait a while: one may ignore it."""
+    """Cancel the tasks, and wait for a limited time: one may ignore it."""
     left = list(tasks)
     for task in left:
         task.cancel()

@@ -45,7 +45,7 @@ NEEDS_IDS = (
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
-"""Called with what worker processes do, in words; "" when they are done."""
+"""Called with the current work of worker processes, in words; "" when it is done."""
 Split = Rows[Example]
 """The examples of one split. Example i is made from row i at each access and not stored."""
 
@@ -54,8 +54,8 @@ Split = Rows[Example]
 class Limits:
     """The number of processes, and the limits of a sample.
 
-    `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, with `backstop` times as
-    much by the clock; else time by the clock without waits for a core. `hash_seed` decides the order of sets.
+    `timeout` is processor time if `deterministic`, so that load doesn't change a verdict, and `backstop` times that by
+    the clock; else time by the clock without waits for a core. `hash_seed` decides the order of sets.
     """
 
     workers: int | None = None
@@ -73,7 +73,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Origin:
-    """The way an environment was loaded, with the digests of its task files (`task_files.sources`)."""
+    """Origin of an environment, with the digests of its task files (`task_files.sources`)."""
 
     env_id: str
     kwargs: dict[str, Any]
@@ -109,15 +109,15 @@ class Environment:
     concurrency: int | None = None
     """The most rollouts that run at the same time; None: all of a batch."""
     keeps_state = False
-    """True if a rollout has a state, which reward functions may read and no record has."""
+    """True if a rollout has a state, which reward functions may read, but which isn't recorded."""
     has_own_process = False
-    """True if `inline` functions ask a separate process of the task, as a library's graders do."""
+    """True if `inline` functions call the task's own process, as a library's graders do."""
     why_not_graded = ""
-    """Why only a rollout can bring a reward; "" if completions can be graded."""
+    """Why only rollouts can be rewarded; "" if completions can be graded."""
     answer_is_exact = False
-    """True if every character of an answer counts, case and punctuation too: an audit then changes none."""
+    """True if every character of an answer counts, also case and punctuation: an audit then changes none."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
-    """Findings of an audit that are intended, by name ("false-negative:crlf"), and why."""
+    """Intended findings of an audit, by name ("false-negative:crlf"), and why."""
     own_label: str = ""
     """Name of the task in messages; "" for its id."""
 
@@ -141,7 +141,7 @@ class Environment:
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._choices: dict[str, list[Callable[[Split], Sequence[int]]]] = {}
         self.left_out = ""
-        """A pass-rate profile's effect on the training examples, in words."""
+        """Training examples that a pass-rate profile left out, in words."""
         self._rows: dict[str, Rows] = {}
         self._template: Template | None = None
         self.limits = Limits()
@@ -150,7 +150,7 @@ class Environment:
         """True: functions marked `inline` run in worker processes too, where they can be killed."""
         self._workers: Workers | None = None
         self.make_process: Callable[..., Any] | None = None
-        """Makes a grading process on another machine, as `grading.pool.Process` makes one on this."""
+        """Makes a grading process on another machine, like `grading.pool.Process` on this one."""
         self.progress: Progress = lambda words: None
         self._loaded: tuple[Origin, Rubric, Parser] | None = None
 
@@ -160,7 +160,7 @@ class Environment:
         return self.own_label or self.id
 
     def loaded_by(self, origin: Origin) -> None:
-        """Remember how the environment was loaded, so that a worker can load it too."""
+        """Store how the environment was loaded, so that a worker can load it too."""
         self._loaded = origin, self.rubric, self.parser
 
     def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
@@ -185,9 +185,9 @@ class Environment:
             self._workers = None
 
     def apart(self) -> Environment | None:
-        """Return a copy of this task that grades in a new process, also inline functions. Close its workers in the end.
+        """Return a copy of this task that runs functions, also inline ones, in a new process. Close its workers then.
 
-        None if no process can load this task, or it has its own.
+        None if no process can load this task, or the task has its own.
         """
         made = copy.copy(self)
         made.limits = replace(self.limits, workers=0 if self.limits.workers == 0 else 1)
@@ -197,9 +197,9 @@ class Environment:
 
     @contextmanager
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
-        """Run all functions of this task, also inline ones, in a new process with this PYTHONHASHSEED in the block.
+        """In the block, run all functions of this task, also inline ones, in a new process with this PYTHONHASHSEED.
 
-        Yields False if no process can load this environment, or it has its own. Limits and processes are restored.
+        Yields False if no process can load this task, or the task has its own. Limits and processes are restored.
         """
         before = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
@@ -213,8 +213,8 @@ class Environment:
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
         """Make the task's columns from its data set's, as `hone.environments.template` says.
 
-        Call it before the data is used. Errors call the template `name`. Raises UserError for a malformed
-        template, one that makes a column nothing reads, and a task that generates its rows itself.
+        Call it before the data is used. `name` is the template's in errors. Raises UserError for a malformed template,
+        for one with a column that nothing reads, and for a task that generates its rows.
         """
         from hone.environments.template import Template
 
@@ -258,16 +258,16 @@ class Environment:
 
     @property
     def needs_answer(self) -> bool:
-        """True if a reward function asks for the answer, so that a row without one is refused."""
+        """True if a reward function takes the answer, so that a row without one is refused."""
         return self.rubric.needs("answer")
 
     @property
     def reads_answer(self) -> bool:
-        """True if the function that decides what is correct asks for the answer."""
+        """True if the function that decides what is correct takes the answer."""
         return self.rubric.needs("answer", self.rubric.correctness)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
-        """Return a completion for SFT to imitate, which may use the generator; by default the reference."""
+        """Return a completion for SFT to imitate, by default the reference; it may use the generator."""
         return self.reference(example)
 
     async def rollout(self, model: Model, example: Example) -> Rollout:
@@ -316,11 +316,11 @@ class Environment:
         return self._rows[name].map(self.to_example)
 
     def restrict(self, name: str, choose: Callable[[Split], Sequence[int]]) -> None:
-        """Let a split have, of the rows that it has by now, those at the indices that `choose` returns at first use."""
+        """Restrict a split to the indices of its current rows that `choose` returns, at first use."""
         self._choices.setdefault(name, []).append(choose)
 
     def share_data(self, other: Environment) -> None:
-        """Take the rows that `other`, the same task loaded another time, has read, so that they are read once."""
+        """Take the rows that `other`, another copy of this task, has read, so that they are read once."""
         self._rows |= other._rows
 
     def example(self, **columns: Any) -> Example:
@@ -403,9 +403,9 @@ class Environment:
 
     @contextmanager
     def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
-        """Yield an EarlyGrading: it grades a rollout, or a group of `size`, in a worker process as soon as it is there.
+        """Yield an EarlyGrading: it grades a rollout, or a group of `size`, in a worker process once it has ended.
 
-        No other grading runs until the block ends. Yields None where completions are graded after sampling: in this
+        No other grading runs until the block ends. Yields None if completions are graded after sampling: in this
         process, by async functions, which wait together, and in a task that overrides `rollout`.
         """
         late = type(self).rollout is not Environment.rollout or any(map(is_async, self.rubric.funcs.values()))
@@ -433,7 +433,7 @@ class Environment:
         return None if inline and (not self.isolated or self.has_own_process) else self._processes()
 
     def _processes(self) -> Workers | None:
-        """Return the workers; None if there should be none, or if they would load another environment."""
+        """Return the workers; None if there should be none, or if they would load a different task."""
         if self._loaded is None or self.limits.workers == 0 or inside():
             return None
         origin, rubric, parser = self._loaded
@@ -479,7 +479,7 @@ class Environment:
 
     @property
     def splits(self) -> list[str]:
-        """The names of the splits that there are, of "train" and "eval"."""
+        """The existing splits, of "train" and "eval"."""
         return [name for name, source in self._sources.items() if source is not None]
 
 

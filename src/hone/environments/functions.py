@@ -56,7 +56,7 @@ from hone.runs.view import REWARDS
 from hone.types import Outcome, content_hash
 
 _IS_TEXT = "prompt_is_text"
-"""Key of `info`: the row's prompt was text, so functions of `completions` get text."""
+"""Key of `info`: True if the row's prompt was text, so that functions of `completions` get text."""
 _LISTS = ("completions", "prompts", "completion_ids")
 """Parameters of TRL's form: each is a list with an item for each completion of the group."""
 _TRAINERS = {"trainer_state", "log_extra", "log_metric"}
@@ -128,7 +128,7 @@ def _source(place: str) -> Source:
 
 
 class FunctionTask(SingleTurnEnv):
-    """Reward functions on rows; `data` and `eval_data` are rows or say where to read them."""
+    """Reward functions on rows; `data` and `eval_data` are rows, or sources of rows."""
 
     def __init__(
         self,
@@ -208,8 +208,8 @@ def _prompt(row: Row) -> str:
 class _Grader:
     """A reward function, with the arguments that its parameters ask for.
 
-    `batched`: it has TRL's form and gets lists. `others` are names that a rubric does not offer, and so may be columns
-    of the data; `columns` are the ones it needs. Raises UserError if it needs what only TRL's trainer has.
+    `batched`: it has TRL's form and gets lists. `others` are parameters that a rubric doesn't offer, so columns of the
+    data; `columns` are the required ones. Raises UserError if it requires an argument of TRL's trainer.
     """
 
     def __init__(self, func: RewardFunc) -> None:
@@ -307,10 +307,10 @@ def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
 
 @dataclass(frozen=True)
 class ProgramTask:
-    """A task that a program gives; `load` makes it.
+    """A program's task; `load` makes it.
 
-    `args` name the files of the run; `files` are their texts. `graded_here` names functions that no other process can
-    import, so all run here. `import_problem` is why `rewards.py` can't be imported alone, "" if it can.
+    `args` name the files of the run; `files` are their texts. `graded_here` names functions that other processes can't
+    import, so that all run here. `import_problem` is why `rewards.py` can't be imported alone, or "".
     """
 
     args: dict[str, Any]
@@ -335,7 +335,7 @@ def given_task(
     agent: Callable[..., Any] | str | None = None,
     reference: Reference | None = None,
 ) -> ProgramTask:
-    """Return the task of these functions, or this `agent`, on these rows; what is missing comes from `args`.
+    """Return the task of these functions, or this `agent`, on these rows; `args` has the rest.
 
     A data set is a path, a hub id, or rows for `given_rows`. `folder` is the run's.
     """
@@ -391,7 +391,7 @@ def given_task(
 
 
 def place_of(func: Callable[..., Any]) -> str | None:
-    """Return where a worker process finds the function; None if it is in a notebook, a script or another function.
+    """Return where a worker can import the function from; None if it is in a notebook, a script or another function.
 
     An object, a bound method or a partial must be a global variable of the module of its class or function.
     """

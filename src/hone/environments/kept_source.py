@@ -1,7 +1,7 @@
 """The source of functions that a program gives, as a file that can be imported alone.
 
 A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So the file has the
-functions and all that they use: imports, constants as they are now, and functions and classes of the same module.
+functions and all that they use: imports, current values of constants, and functions and classes of the same module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEAD = '"""Functions of this run and what they use, as they were when it began."
 
 
 def standalone_name(function: Callable[..., Any]) -> str:
-    """Return a function's name in the file. An object gets `reward_` in front: its class is defined under its name."""
+    """Return a function's name in the file. An object gets the prefix `reward_`, because its class has its name."""
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"
@@ -35,8 +35,8 @@ def standalone_name(function: Callable[..., Any]) -> str:
 def standalone_source(functions: Sequence[Callable[..., Any]]) -> tuple[str, str]:
     """Return the text of a file that defines these functions, and why it can't be imported alone ("" if it can).
 
-    An object is written as its class and attributes. Parts that can't be written are comments in the file; then it
-    raises an error when it is imported, rather than grade otherwise.
+    An object is written as its class and attributes. Parts that can't be written become comments; the file then raises
+    an error when imported, so that it can't grade differently.
     """
     writer = _Writer()
     text = writer.write(functions)
@@ -47,7 +47,7 @@ def standalone_source(functions: Sequence[Callable[..., Any]]) -> tuple[str, str
 
 
 class _Writer:
-    """Collects pieces of source by the names that they define, each after what it uses."""
+    """Collects pieces of source by the names they define, dependencies first."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -150,7 +150,7 @@ def _globals_of_home(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _globals_of(scope: symtable.SymbolTable) -> set[str]:
-    """Return the names that a piece of source takes from outside of itself, also in decorators and annotations."""
+    """Return the names that a piece of source uses but doesn't define, also in decorators and annotations."""
     at_top = scope.get_type() == "module"
     names = {s.get_name() for s in scope.get_symbols() if (s.is_referenced() if at_top else s.is_global())}
     return names.union(*map(_globals_of, scope.get_children()))

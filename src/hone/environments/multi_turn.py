@@ -80,8 +80,8 @@ class MultiTurnEnv(Environment):
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
         """Return the messages that follow the model's; none if the conversation is over. May be async.
 
-        Runs after each message of the model. After the last one (of `max_turns`, or cut by a limit of tokens) nobody
-        sees what it returns, but reward functions see the state that it leaves.
+        Runs after each message of the model. After the last one (of `max_turns`, or cut by a token limit) its result is
+        not used, but reward functions see the state that it leaves.
         """
         raise NotImplementedError
 
@@ -91,7 +91,7 @@ class MultiTurnEnv(Environment):
         return True
 
     def has_turn(self, turns: int, stop_reason: str) -> bool:
-        """Return True if the model may write again after `turns` messages, with this end of the last one."""
+        """Return True if the model has another turn after `turns` messages and this `stop_reason`."""
         return stop_reason == "stop" and turns < self.max_turns
 
     @property
@@ -105,7 +105,7 @@ class MultiTurnEnv(Environment):
 
     @property
     def responds_async(self) -> bool:
-        """True if `env_response` waits, so that many conversations can do so together."""
+        """True if `env_response` is async, so that many conversations can wait at the same time."""
         return is_async(self.env_response)
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
@@ -113,7 +113,7 @@ class MultiTurnEnv(Environment):
         return None
 
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
-        """Return the environment's messages to each conversation (messages, state), and its state then; in order.
+        """Return the environment's messages to each conversation (messages, state), and the new state; in order.
 
         `env_response` runs in workers (then state must be JSON), unless it is marked `inline` or no worker can load
         this environment. An exception in it, or a deadline, is a failure. Arguments are not changed.
@@ -144,7 +144,7 @@ Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
 def settled(
     answer: Answer, env: MultiTurnEnv, messages: list[Message], state: dict[str, Any]
 ) -> tuple[list[Message], dict[str, Any], tuple[Outcome, str] | None]:
-    """Return the environment's messages as plain JSON, the state then, and why the conversation failed, if it did."""
+    """Return the environment's messages as plain JSON, the new state, and why the conversation failed, if it did."""
     if isinstance(answer, GraderFailure):
         response = env.failed_response(messages, answer)
         if response is None:

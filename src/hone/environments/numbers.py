@@ -1,4 +1,4 @@
-r"""Reading numbers as people and models write them: exactly, and never by guessing.
+r"""Reads numbers as people and models write them: exactly, without guessing.
 
 It reads `1,234`, `$1,234.00`, `1.5e3`, `½`, `3/4`, `3 1/2`, `\frac{3}{4}`, `**42**`, `\(42\)`, `−7`, `42.`,
 `42 km/h`, `42%`, `x = 42`, `1 234`, `<42>` and `42 (six times seven)`. Ambiguous texts are no numbers: `3 or 4`,
@@ -80,7 +80,7 @@ _BEFORE_REMARK = re.compile(r"\s*(?:[A-Za-z%°/²³]+\s*){0,3}")
 
 
 def read_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Return the number that `text` states; None if it has none or may mean two. With `percent` `42%` is 42/100."""
+    """Return the number that `text` states; None if there is none, or more than one. With `percent` `42%` is 42/100."""
     stated = _stated(text)
     return stated and stated.read(percent)
 
@@ -95,7 +95,7 @@ def same_number(given: str | None, gold: str) -> bool:
 
 
 def find_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Read as `read_number`, but raise `Ambiguous` for text that states a number, but not which."""
+    """Read as `read_number`, but raise `Ambiguous` for text that may state several numbers."""
     found = _find(text)
     return found and found.read(percent)
 
@@ -161,7 +161,7 @@ class LastNumberParser(Parser):
 
 @dataclass(frozen=True)
 class _Numeral:
-    """A number in `text[start:end]`, its sign and percent sign included. `value` is None if it may mean two things."""
+    """A number in `text[start:end]`, its sign and percent sign included. `value` is None if it is ambiguous."""
 
     start: int
     end: int

@@ -1,7 +1,7 @@
-r"""Parsers find the answer in a completion. None means no well-formed answer, which differs from a wrong one.
+r"""Parsers find the answer in a completion. None means that there is no well-formed answer (a wrong one is an answer).
 
-Thoughts are no answers: text between `<think>` and `</think>` is skipped, and so is text before a
-`</think>` that nothing opened (the chat template did), and text after a `<think>` that nothing closed.
+Thoughts are not answers: text between `<think>` and `</think>` is skipped, also before a `</think>` that nothing opened
+(the chat template did), and after a `<think>` that nothing closed.
 
     parser = AnswerParser(read_number)
     parser.value("Half of <answer>84</answer> is\n\boxed{42}")  # Fraction(42)
@@ -83,23 +83,23 @@ class Parser:
     """The answer is the whole text, without surrounding whitespace. Subclasses override `parse`."""
 
     expects = "an answer"
-    """The content of a well-formed completion, in words, to explain an unparsable one."""
+    """A well-formed completion's content, in words, for messages about unparsable ones."""
 
     def parse(self, text: str) -> str | None:
         """Return the answer in `text`, or None if there is no well-formed one."""
         return text.strip() or None
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
-        """Return the text of the answer in a completion: of a list of messages, in the last one of the assistant."""
+        """Return the text of the answer in a completion; of messages, only the assistant's last one is read."""
         return self.parse(completion_text(completion))
 
     def value(self, completion: str | Sequence[Message]) -> Any:
-        """Return the value of the answer in a completion, or None: its text, unless the parser reads more than text."""
+        """Return the value of the answer in a completion, or None; by default its text."""
         return self.parse_answer(completion)
 
 
 class TagParser(Parser):
-    """The answer is what stands in the last well-formed pair `<tag>…</tag>`.
+    """The answer is the content of the last well-formed pair `<tag>…</tag>`.
 
     A pair is well-formed if neither tag occurs inside it and something other than whitespace does; text after it is
     ignored, an unclosed tag too. Whitespace around the answer is stripped; inside it is kept.
@@ -132,7 +132,7 @@ def _without_specials(text: str) -> str:
 
 
 class Ambiguous(ValueError):
-    """The text states an answer, but not which: "3 or 4". No earlier answer may stand in for it."""
+    """The text states several answers: "3 or 4". No earlier answer may replace them."""
 
 
 class AnswerParser(Parser, Generic[T]):
@@ -144,7 +144,7 @@ class AnswerParser(Parser, Generic[T]):
     `<answer>So it is \boxed{42}</answer>`. A `</answer>` that nothing opened ends an answer that starts with the text:
     the chat template may have opened it.
 
-    A line after a marker is read as a whole or, if that is not well-formed, without a remark at its end: `42 (I checked
+    A line after a marker is read whole or, if that is not well-formed, without a remark at its end: `42 (I checked
     it)`, `42. I hope it is correct.` If prose is well-formed for `read`, a line counts only without another answer,
     unless `read_line` reads it. Then "sentence" (`the answer is …`) counts too, as far as `read_line` reads it.
     """
@@ -203,7 +203,7 @@ class AnswerParser(Parser, Generic[T]):
 
 
 def _pairs(text: str, tags: re.Pattern[str] = _TAG, start: int = 0) -> Iterator[Span]:
-    """Yield what stands between an opening and a closing tag, neither inside it. `start` 0: one was opened before."""
+    """Yield texts between an opening and a closing tag, without tags inside. `start` 0: a tag is open at the start."""
     for match in tags.finditer(text):
         if not match[1]:
             start = match.end()

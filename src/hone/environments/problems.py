@@ -102,7 +102,7 @@ def _readable(text: str) -> str | None:
 
 
 def _formula(line: str) -> str | None:
-    """Return the line if it is a number, with or without a unit, or a formula. Raises Ambiguous for `3 or 4 apples`."""
+    """Return the line if it is a number, with or without a unit, or a formula. `3 or 4 apples` raises Ambiguous."""
     line = re.sub(r"(?:\*\*|__|`|\$\$|\\\])+(?=[.\s]*\Z)", "", line).strip()
     if r"\boxed" in line:
         return None

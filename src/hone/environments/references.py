@@ -1,4 +1,4 @@
-r"""Completions that deserve full marks, for tasks without a `reference` method: by a template, a function, or derived.
+r"""Completions that deserve full marks, for tasks without a `reference`: from a template or function, or derived.
 
     reference = "<answer>{answer}</answer>"            # a template of the example's columns
     def reference(answer, info): return f"ANSWER: {answer}"

@@ -26,7 +26,7 @@ OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
 
 
 def inline(func: Func) -> Func:
-    """Mark a function as cheap and pure: it runs in hone's process, without limits.
+    """Mark a function as cheap and pure: it runs in hone's process without limits.
 
     Use it for a reward function that cannot hang on any completion; `env_response` of a task of several turns can be
     marked too. A rubric runs here if all its functions are marked.
@@ -38,8 +38,8 @@ def inline(func: Func) -> Func:
 def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
     """Mark a function as one of a group: one call gets the `Sample`s of a prompt that are graded together.
 
-    It returns a list with a value for each, or a GraderFailure. `ids`: it takes the samples' `completion_ids`;
-    `needs_ids`: it fails without them.
+    It returns a list with a value for each, or a GraderFailure. `ids`: it uses the samples' `completion_ids`;
+    `needs_ids`: it requires them.
     """
     func.of_group, func.takes_ids, func.needs_ids = True, ids, needs_ids  # type: ignore[attr-defined]
     return func
@@ -71,7 +71,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results of the task's code. `answer` is the parser's, as text to show (None: nothing); `seconds` is wall time."""
+    """Results of the task's code. `answer` is the parsed answer as text, or None; `seconds` is wall time."""
 
     components: dict[str, float]
     answer: str | None
@@ -161,12 +161,12 @@ class Rubric:
         return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
 
     def needs(self, column: str, name: str = "") -> bool:
-        """Return True if a reward function, or the one named, asks for this argument."""
+        """Return True if a reward function, or the one named, takes this argument."""
         return any(column in accepted for func, accepted in self._accepts.items() if name in ("", func))
 
     @property
     def least_reward(self) -> float | None:
-        """The least reward by the declared ranges; None if a component that has a weight declares none."""
+        """The least reward by the declared ranges; None if a weighted component declares none."""
         weighted = [name for name, weight in self.weights.items() if weight]
         if not self.ranges.keys() >= set(weighted):
             return None
@@ -291,7 +291,7 @@ def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
 
 
 class _Offer:
-    """The arguments that reward functions are offered. No function sees the changes of another, but for `state`."""
+    """The arguments offered to reward functions. No function sees another's changes, except in `state`."""
 
     def __init__(self, sample: Sample, parser: Parser) -> None:
         example, truncated = sample.example, sample.stop_reason == "length"
@@ -331,7 +331,7 @@ def _explain(sample: Sample, parser: Parser, answer: str | None, components: Map
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    """Return the value's repr; of a long text both ends, of what has no text (a number of 5,000 digits) its type."""
+    """Return the value's repr; if it is long, both ends; if there is none (a number of 5,000 digits), its type."""
     try:
         text = value if isinstance(value, str) else str(value)
     except Exception:

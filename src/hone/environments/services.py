@@ -1,4 +1,4 @@
-"""The replies of services that give rewards: a run records them in `judgements.jsonl`."""
+"""The replies of reward services, which a run records in `judgements.jsonl`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hone.types import content_hash
 from hone.web import shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
-"""Mode and file of this run's replies, for all grading processes: "MODE:FILE", see `record_in`."""
+"""Variable with mode and file of this run's replies, for all grading processes: "MODE:FILE", see `record_in`."""
 
 
 class Service:
-    """A reward function that asks a service: async, and inline, since it only waits."""
+    """A reward function that calls a service: async, and inline, since it only waits."""
 
     name: str
     api_key_env: str | None
@@ -43,7 +43,7 @@ class Service:
 
     @property
     def patience(self) -> float:
-        """Seconds that grading may wait for it: one try that hangs, and one that is answered late."""
+        """Seconds that grading may wait for it: a try that hangs, and a late answer."""
         return 2 * self.timeout
 
     @property
@@ -79,12 +79,12 @@ class _Gate:
         return self._of_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.most))
 
     def same(self, key: str) -> asyncio.Lock:
-        """Return the lock of a question, so that equal questions wait for one reply."""
+        """Return the lock of a question, so that equal questions share one reply."""
         return self._same.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
 
 
 class Replies:
-    """The replies in a file that several processes write to; in memory alone without a file."""
+    """The replies, in a file that several processes write to, or without a file in memory."""
 
     _known: ClassVar[dict[str, Replies]] = {}
 
@@ -109,7 +109,7 @@ class Replies:
         return self._replies.get(key)
 
     def add(self, key: str, name: str, reply: dict[str, Any]) -> dict[str, Any]:
-        """Record a reply, unless another process has one to this question; return the recorded one."""
+        """Record a reply, unless another process has recorded one to this question; return the recorded one."""
         line = json.dumps({"key": key, "name": name, **reply}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
             if self.path is not None and self.writes:

@@ -1,4 +1,4 @@
-"""The Python files of tasks and reward functions: where they are, importing them, and digests of their source."""
+"""Finds and imports the Python files of tasks and reward functions, and digests their source."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from hone.errors import UserError
 
 _sources: dict[str, str] = {}
 _beside: set[Path] = set()
-"""Folders that are on the path because a task file lies there."""
+"""Folders put on the path because a task file is in them."""
 
 
 def check_task_file(env_id: str, path: Path) -> None:
-    """Raise UserError if the task with this id is a local file, not an installed one, that `hone.trust` refuses."""
+    """Raise UserError if the task with this id is a local file that `hone.trust` refuses."""
     resolved = path.resolve()
     if resolved.parent not in _builtin_folders() and not any(map(resolved.is_relative_to, _installed_folders())):
         trust.check_file(f"the task {env_id}", path, source_digest(resolved))
 
 
 def is_taken(name: str) -> str | None:
-    """Return the place of a module of this name, as a task or an installed package; None without one."""
+    """Return the place of a task or an installed package of this name; None if there is none."""
     if name == FUNCTIONS:
         return "hone's own task of reward functions"
     if (path := find_file(name)) is not None:
@@ -70,12 +70,12 @@ def _installed_folders() -> list[Path]:
 
 
 def sources() -> dict[str, str]:
-    """Return digests of the task files that this process has imported, as they were then."""
+    """Return digests of the task files that this process imported, as of then."""
     return dict(_sources)
 
 
 def note_source(module: Path) -> None:
-    """Remember the digest of a module's source at its first import: later imports do not read the file again."""
+    """Store the digest of a module's source at its first import: later imports don't read the file again."""
     if module.exists():
         _sources.setdefault(str(module), digests.of_source(module))
 
@@ -100,7 +100,7 @@ def text_digest(source: bytes, beside: Sequence[Path]) -> str:
 def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
     """Return the files in the folders `beside` that a source imports, directly or not, sorted.
 
-    An installed package goes before a file of the same name. Folders of installed tasks, or of hone's, have none.
+    An installed package precedes a file of the same name. Installed tasks, and hone's, have no such files.
     """
     folders = [folder for folder in beside if folder not in _builtin_folders() and "site-packages" not in folder.parts]
     found: set[Path] = set()
@@ -171,7 +171,7 @@ def import_file(name: str, path: Path) -> ModuleType:
 
 
 def put_on_path(folder: Path) -> None:
-    """Let modules in `folder` be imported, after all that can be imported already."""
+    """Put `folder` last on the import path."""
     _beside.add(folder)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

@@ -58,7 +58,7 @@ class Template:
 
 
 def _fill(value: Any, name: str, row: Row, where: str, as_text: bool = False) -> Any:
-    """Return `value` with its placeholders filled in; of one placeholder alone its value, unless `as_text`."""
+    """Return `value` with its placeholders filled in; a single placeholder gives its value, unless `as_text`."""
     if isinstance(value, str):
         fields = _fields(value, name)
         if not as_text and len(fields) == 1 and fields[0][0] == "" and fields[0][1] is not None:

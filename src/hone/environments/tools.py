@@ -36,7 +36,7 @@ from hone.types import Message, Outcome, content_hash
 ERROR = "error:"
 """The beginning of the answer to a failed call."""
 STATE = "state"
-"""A parameter of this name gets the conversation's state; the model can't set it."""
+"""Name of the parameter that gets the conversation's state; the model can't set it."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -84,7 +84,7 @@ class ToolEnv(MultiTurnEnv):
 
     @property
     def hears_last(self) -> bool:
-        """True if a last message's calls must run: a tool, or a subclass's `env_response`, may change the state."""
+        """True if calls of the last message must run: a tool, or a subclass's `env_response`, may change the state."""
         return type(self).env_response is not ToolEnv.env_response or any(t.takes_state for t in self.tools.values())
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message] | Awaitable[list[Message]]:
@@ -152,7 +152,7 @@ class ToolEnv(MultiTurnEnv):
         return self._cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain))
 
     def _error(self, error: BaseException) -> str:
-        """Return the exception as an answer; raise it again if the tool itself is broken."""
+        """Return the exception as an answer; re-raise it if the tool itself is broken."""
         if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError, *self.stop_errors)):
             raise error
         return self._cut(_ADDRESS.sub(" at 0x…>", f"{ERROR} {type(error).__name__}: {error}".rstrip(": ")))
@@ -190,7 +190,7 @@ def _raw(call: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON does not know as another run would write it: sets sorted, objects without their address."""
+    """Convert a value that JSON lacks, the same in every run: sets sorted, objects without their address."""
     return sorted(value, key=repr) if isinstance(value, set | frozenset) else _ADDRESS.sub(" at 0x…>", str(value))
 
 

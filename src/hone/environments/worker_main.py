@@ -1,4 +1,4 @@
-"""Code of the grading processes: they load an environment, and answer questions of `hone.environments.workers`."""
+"""Code of the grading processes: they load a task, and answer `hone.environments.workers`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hone.types import Outcome
 def start(
     env_id: str, kwargs: dict[str, Any], folder: str, path: list[str], sources: dict[str, str], timeout: float
 ) -> Callable[[list[Any]], list[Any]]:
-    """Load the environment as hone's process loaded it, without its data.
+    """Load the task as hone's process loaded it, without its data.
 
     Return the function that answers `["grade", "group" or "respond", items]`. Raises UserError if a task file has
     changed since hone loaded it.

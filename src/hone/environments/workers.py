@@ -1,6 +1,6 @@
-"""The processes of an environment's functions: each loads the environment by its id and arguments.
+"""Processes that run a task's functions: each loads the task by its id and arguments.
 
-Functions run in hone's process if they are marked `inline`, or if no worker can load this environment (it was made in a
+Functions run in hone's process if they are marked `inline`, or if no worker can load this task (it was made in a
 notebook, or changed after it was loaded).
 """
 
@@ -80,7 +80,7 @@ class Workers:
         return ones, wholes
 
     def open_round(self) -> AbstractContextManager[RequestBatch]:
-        """Return a round for questions about samples and groups, without async functions: see `put`."""
+        """Return a round of questions about samples and groups, without async functions: see `put`."""
         return self.pool.open_round(*self.limits.seconds(0), "grading")
 
     def respond(
@@ -91,7 +91,7 @@ class Workers:
     def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str) -> list[Any]:
         """Return the answers about the items. If async functions wait, one question has many.
 
-        If a chunk gets no answer, each of its items is asked about alone, so that only the guilty one fails.
+        If a chunk gets no answer, each of its items is asked about alone, so that only the cause fails.
         """
         size = max(1, min(CHUNK, math.ceil(len(items) / self.pool.workers))) if waits else 1
         chunks = [(kind, items[start : start + size]) for start in range(0, len(items), size)]
@@ -134,7 +134,7 @@ class Workers:
 
 
 def times_of(kind: str, items: Sequence[Any]) -> int:
-    """Return the factor of a question's time limit: a group has the seconds of each completion."""
+    """Return the factor of a question's time limit: the number of completions in a group."""
     return max(map(len, items)) if kind == "group" else 1
 
 
@@ -154,7 +154,7 @@ def question(kind: str, items: Sequence[Any]) -> list[str]:
 
 
 def _measured(answer: Any, names: Collection[str]) -> Measured:
-    """Read a worker's answer about one sample. The task's code may forge it: only finite numbers are taken."""
+    """Read a worker's answer about one sample. The task's code may forge it, so only finite numbers are accepted."""
     match answer:
         case {"components": dict(values), "answer": None | str() as found, "seconds": float(seconds)}:
             numbers = all(type(value) is float and math.isfinite(value) for value in values.values())

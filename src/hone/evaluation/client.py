@@ -4,7 +4,7 @@
         reply = await client.complete(model, messages, {"max_tokens": 100}, sample_id)
 
 Temporary errors are retried, as `hone.client` says. Other errors are a `Failure`. A wrong key or a missing model ends
-all (UserError) as long as nothing has succeeded. Once a server has gone for good, later requests fail at once.
+everything (UserError), unless a request has succeeded. Once a server is gone for good, later requests fail at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ChatClient(Client):
         self._root = endpoint.url.rstrip("/")
 
     async def served(self, model: str | None) -> dict[str, str]:
-        """Return {model id: owner}; empty without a list. Raises UserError if none answers or it wants a key."""
+        """Return {model id: owner}; empty if the server has no list. UserError if it doesn't answer, or wants a key."""
         try:
             return {entry["id"]: entry.get("owned_by") or "" for entry in (await self._list()).json()["data"]}
         except RequestRejected as error:
@@ -138,7 +138,7 @@ class ChatClient(Client):
             return await client.request("GET", f"{self._root}/models")
 
     async def _answers(self) -> bool:
-        """Return False if the server is not there: no connection, or a gateway that says so."""
+        """Return False if there is no connection to the server, or a gateway reports that it is down."""
         try:
             await self._list()
         except (RequestRejected, ServerUnavailable) as error:

@@ -48,8 +48,8 @@ def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
 def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> Interval | None:
     """Compute the interval, within [low, high], of the mean of such values; None with fewer than two examples.
 
-    If all values are `low` or `high` (a reward of 0 or 1), it comes from the share of `high`; otherwise it is
-    `mean_interval`, cut at the two, which covers the mean as often. It has no width if all values agree.
+    If all values are `low` or `high` (a reward of 0 or 1), it is computed from the share of `high`; otherwise it is
+    `mean_interval`, clipped to the range, which keeps its coverage. It has no width if all values agree.
     """
     interval = mean_interval(values)
     if interval is None:

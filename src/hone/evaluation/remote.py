@@ -29,7 +29,7 @@ RESERVED = {
     "stream": "answers are read whole",
     "tools": "the environment has them",
 }
-"""Keys of a request that are no sampling arguments, and why."""
+"""Keys of a request that aren't sampling arguments, and why."""
 
 
 def evaluate_url(
@@ -48,10 +48,10 @@ def evaluate_url(
     """Evaluate as `evaluate` does, on the same examples, with the completions of `model` behind `endpoint`.
 
     Each turn is a request with `body` and a `seed` (31 bits, of (`seed`, "eval", 0, example, rollout) and the number of
-    a later turn). A key that is None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits
-    as `key` instead of a seed: then hone's server makes the same completions as `evaluate` with the same weights.
+    a later turn). Keys of `body` that are None are left out, also `seed`. With `exact_keys` a request carries all 64
+    bits as `key` instead of a seed: then hone's server makes the same completions as `evaluate` with the same weights.
     `progress(done, total)` counts rollouts. Raises UserError without such a split, or if no request can succeed.
-    `EvalResult.failed` has rollouts that fail alone, or that Ctrl-C leaves undone.
+    `EvalResult.failed` has single rollouts that failed, or that Ctrl-C cut off.
     """
     check_body(body)
     if (name := env.rubric.needs_ids) is not None:

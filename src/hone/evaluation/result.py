@@ -64,7 +64,7 @@ class EvalSample:
 
 @dataclass(frozen=True)
 class FailedRollout:
-    """A rollout that was not delivered: `rollout` of example `index`, and why."""
+    """A rollout that failed: `rollout` of example `index`, and why."""
 
     index: int
     rollout: int
@@ -113,7 +113,7 @@ class RequestStats:
 class EvalResult:
     """The samples of one evaluation, example by example. `seconds` by phase: sample, grade.
 
-    `failed` holds the rollouts that a server did not deliver, or that Ctrl-C has `stopped`; they are in no average.
+    `failed` holds rollouts that the server failed to deliver, or that Ctrl-C `stopped`; no average includes them.
     """
 
     env_id: str
@@ -177,7 +177,7 @@ class EvalResult:
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the largest possible reward: of a component 0 to 1, its declared range, or its seen values."""
+        """The least and the largest possible reward. Ranges of components: declared, else 0 to 1 or observed."""
         scores = [s.score for s in self.samples if s.graded]
         low = high = 0.0
         for name, weight in (scores[0].weights if scores else {}).items():

@@ -54,8 +54,8 @@ def save_results(
 ) -> None:
     """Write the four files, run.json last; all appear, or none. An evaluation in `folder` is replaced.
 
-    `sources` are digests of the task and its examples. If the disk does not take the files, they go into a temporary
-    folder, which the UserError names.
+    `sources` are digests of the task and its examples. If the disk refuses the files, they go into a temporary folder,
+    which the UserError names.
     """
     files = {view.RESULTS: "".join(to_lines(result.rows())), view.CONFIG: to_toml(config)}
     tokens = result.tokens()

@@ -1,4 +1,4 @@
-"""Rollouts with a model behind a URL that speaks text. They don't wait for each other.
+"""Rollouts with a model behind a URL that answers in text. They don't wait for each other.
 
     server = TextServer(client, "Qwen/Qwen3-0.6B", seed=0, body_of=body_of)
     rollout = await attempt(env, TextModel(driver, 0, example, (0, 0), server))
@@ -55,10 +55,10 @@ class TextModel(Model):
         super().__init__(driver, index, example, "0-{}-{}".format(*place))
         self.place, self.server, self.lost = place, server, ""
         self.replies: list[tuple[str, Rollout]] = []
-        """The session that asked, and the conversation with its answer."""
+        """Sessions, and the conversation of each with its answer."""
         self._has_room = True
         self._told: list[Message] = []
-        """The last conversation as the server has it: without calls that were read from its text."""
+        """The last conversation as the server has it, without calls parsed from text."""
 
     def key(self, *purpose: str | int) -> int:
         return rng.key(self.server.seed, "eval", 0, *self.place, *purpose)
@@ -78,7 +78,7 @@ class TextModel(Model):
         return Turn(message, reply.stop_reason)
 
     async def _complete(self, messages: list[Message], tools: Tools, body: dict[str, Any]) -> Rollout | Failure:
-        """Request an answer. A server that can't read calls, and so refuses tools, gets tool_choice "none" from then
+        """Request an answer. A server that refuses tools because it can't parse calls gets tool_choice "none" from then
         on.
         """
         server = self.server

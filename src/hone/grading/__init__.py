@@ -1,4 +1,4 @@
-"""Running reward functions, and deciding what their results mean. Knows nothing of environments."""
+"""Runs reward functions, and decides outcomes. Knows nothing of environments."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DECIMAL = re.compile(r"[0-9,]*\.[0-9]+")
 
 
 def same_rational(one: Fraction, other: Fraction, one_numeral: str = "", other_numeral: str = "") -> bool:
-    """Return True if the numbers are equal, or one is the other rounded.
+    """Return True if the numbers are equal, or one is the other one rounded.
 
     A numeral is a decimal as it was written, without sign, exponent and percent sign; "" for other numbers.
     """

@@ -1,4 +1,4 @@
-"""Running reward functions in this process. A failure is a value here, never an exception and never a reward of 0.
+"""Runs reward functions in this process. A failure is a value, never an exception or a reward of 0.
 
 Code that may wait for an async function is written as `Work`, a generator that yields each awaitable and is sent its
 result; `together` runs many. So plain functions never meet an event loop, and async ones wait at the same time.
@@ -43,7 +43,7 @@ _of_thread = threading.local()
 
 @dataclass(frozen=True)
 class GraderFailure:
-    """A reward function gave no usable value. `detail` says why: the traceback, or what it returned.
+    """A reward function gave no usable value. `detail` has the traceback, or the returned value.
 
     `lost`: its process gave no answer, because it ended, was killed, or wrote something else. `killed`: a signal from
     outside ended it and its successor, so another attempt may succeed.
@@ -61,7 +61,7 @@ class GraderFailure:
 
 
 def inside() -> bool:
-    """Return True if this code runs in a process of `hone.grading.pool`, so it needs no second protection."""
+    """Return True if this code runs in a process of `hone.grading.pool`, and is already protected."""
     return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
 
 
@@ -103,8 +103,7 @@ def together(
     """Return the results, in the order of `works`. Their awaitables are awaited concurrently, up to `timeout` seconds.
 
     A later result is a failure. `held_up` runs if a deadline was noticed late: something blocked the event loop, so
-    others may have missed theirs. Between the waits they run in order, so no result depends on which awaitable is done
-    first.
+    others may have missed theirs. Between waits they run in order, so no result depends on which awaitable ends first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))

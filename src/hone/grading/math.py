@@ -23,7 +23,7 @@ LONGEST = 512
 """Characters of an answer; a longer one cannot be read."""
 CPU_SECONDS = 5
 CLOCK_SECONDS = 60.0
-"""The backstop by the clock, for a worker that waits instead of working."""
+"""Limit by the clock, for a worker that waits instead of working."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _WORD = re.compile(r"[^\W\d_]+")
@@ -45,7 +45,7 @@ _POINT = re.compile(r"(?<![\w.,])\d+\.\d+(?![\w,]|\.\d)")
 # Before exactly three digits it parts thousands, in brackets the coordinates of a point.
 _COMMA = re.compile(r"(?<![\w.,(\[{])\d+,(?!\d{3}(?!\d))\d+(?!\d|[.,]\d|,|\s*\\?[)\]}])")
 _LARGEST = 10_000
-"""Exponents and factorials beyond it would be worked out digit by digit, for longer than anyone waits."""
+"""Larger exponents and factorials would take too long to compute."""
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _MOST_LETTERS = 24
 _QUOTED = re.compile(r"(?<![\w)}'])(['\"])[^'\"]+\1")
@@ -98,8 +98,8 @@ def _same_ratio(answer: str, gold: str) -> bool | None:
 def readable(text: str) -> bool:
     """Return True if `text` may be mathematics.
 
-    It is not empty or too long, its braces are in pairs, a space between digits is one of thousands, no quoted string
-    is inside it, and it has no tower of powers that nobody can work out.
+    It is not empty or too long, its braces are balanced, spaces between digits separate thousands, and it has no quoted
+    string and no tower of powers that can't be computed.
     """
     text = tidy(text)
     if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):

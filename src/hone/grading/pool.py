@@ -1,12 +1,12 @@
-"""Processes that answer questions side by side, each question at its own risk: JSON in, JSON out, under limits.
+"""Processes that answer questions in parallel and isolated from each other: JSON in, JSON out, under limits.
 
     with Pool(script, arguments, "grading", workers=4) as pool:
         answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
 
 A question that hangs, crashes or takes too much fails alone: its process is replaced. If the process was killed from
-outside, the question is asked again. The kernel enforces the limit of processor time. A busy machine changes no
-verdict: the limit by the clock leaves out waits for a core, up to ten times the limit. All that was started in a
-process (`process_main.py`) ends with it, also in another session, also when hone is killed.
+outside, the question is asked again. The kernel enforces the limit of processor time. Load changes no verdict: the
+limit by the clock excludes waits for a core, up to ten times the limit. All that was started in a process
+(`process_main.py`) ends with it, also in another session, or if hone is killed.
 
 Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves alive what a task had started, takes 4 seconds more
 for code that ignores signals, limits no memory or processor time, and is no faster.
@@ -41,7 +41,7 @@ from hone.types import Outcome
 
 MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 600.0
-"""Time for a process to get ready, perhaps with downloads."""
+"""Seconds for a process to get ready, perhaps with downloads."""
 OnAnswer = Callable[[int, Any], None]
 """Called with the number of questions answered, and the latest answer."""
 _MAIN = str(Path(__file__).with_name("process_main.py"))
@@ -50,12 +50,12 @@ _LONGEST = 17 * 2**20
 _WORDS = 2**16
 """Last bytes of a process's stderr that are read."""
 _CLOSING_SECONDS = 10.0
-"""Time for a process to end after it has closed its output."""
+"""Seconds for a process to end after it has closed its output."""
 _END_SECONDS = 10.0
-"""Time for the keeper to end its processes, before it is killed."""
+"""Seconds for the keeper to end its processes, before it is killed."""
 _MOST_STARVED = 10
-"""Most extra time by the clock for waits for a core, in multiples of a question's limit. There is a bound because code
-may start so many processes that each of them waits nearly all the time."""
+"""Most extra time by the clock for waits for a core, in multiples of a question's limit: with many processes each may
+wait nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
 """Retries of a question after its process, or its keeper, was killed from outside. An earlier question's code may have
 killed the keeper."""
@@ -63,11 +63,11 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 """One thread each: there is a process per core, and threads take limited address space."""
 _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-"""Signals of a user or the system (short of memory); the code itself causes others."""
+"""Signals sent by a user or the system (out of memory); others come from the code itself."""
 
 
 class StartFailure(Halt):
-    """A process could not be started; the last line says why. A run with earlier processes saves its state."""
+    """A process could not be started; the last line says why. A run saves its state, if it had processes before."""
 
 
 class NoVerdict(Exception):
@@ -87,7 +87,7 @@ class Closed(Exception):
 
 
 class Stopped(Exception):
-    """Nobody waits for the answer any more."""
+    """The answer is not needed any more."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Process:
     """One process, started at once. It ends with this object, with all that it started."""
 
     ahead: Any = None
-    """The next question and its limits: a far process gets it before it has answered the current one."""
+    """The next question and its limits: a remote process gets it before it has answered the current one."""
     is_far = False
     """True if sending a question may take longer than answering it."""
 
@@ -148,7 +148,7 @@ class Process:
         for fd in (self._questions, self._answers):
             os.set_blocking(fd, False)
         self.let_go = keeper.stdin.close
-        """Makes it end, without waiting for that."""
+        """Makes the process end, without waiting."""
         self._end = weakref.finalize(self, _end, os.getpid(), keeper, self._status, output)
         # Numbers that no other code guesses, so that what it writes to the pipe is not taken for an answer.
         self._number = int.from_bytes(os.urandom(6), "big")
@@ -157,7 +157,7 @@ class Process:
         self._send(setting)
 
     def get_ready(self, stop: int) -> str | None:
-        """Wait until it can answer. Return the error of its start, if there was one; raises as `ask` does."""
+        """Wait until it can answer. Return the error of its start, if any; raises as `ask` does."""
         _, error, last = self._receive(self._late, stop)
         self.ready = not last
         return error
@@ -185,7 +185,7 @@ class Process:
 
     @property
     def is_idle(self) -> bool:
-        """True if it is there and has written nothing unasked."""
+        """True if it is alive and has written nothing unexpected."""
         return not self._in and not readable(self._status, 0) and not readable(self._answers, 0)
 
     def ends(self, seconds: float) -> bool:
@@ -244,8 +244,8 @@ class Pool:
 
     They run with the interpreter `python` (which needs nothing of hone), may take `memory_bytes` more once they are
     ready, start with the first questions, and end with the pool. Questions, answers and `arguments` are JSON.
-    `environment` adds variables. `doing` names the work in a failure: "grading". Several threads may use it, one after
-    another; a forked process starts other processes.
+    `environment` adds variables. `doing` names the work in a failure: "grading". Several threads may use it, in turn; a
+    forked process starts its own processes.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Forget the processes in a forked process: their answers are for its parent."""
+    """In a forked process, forget the processes: their answers are for its parent."""
     for pool in list(_pools):
         pool._forget()
 
@@ -354,7 +354,7 @@ class RequestBatch:
     def __init__(self, pool: Pool, cpu: float | None, clock: float, doing: str) -> None:
         self.pool, self.cpu, self.clock, self.doing = pool, cpu, clock, doing
         self._questions: list[tuple[Any, float | None, float]] = []
-        """Each with its processor time, and its time by the clock."""
+        """Each with its limits of processor time and of time by the clock."""
         self._waiting: deque[int] = deque()
         self._ahead: dict[int, int] = {}
         self._unanswered = 0
@@ -434,7 +434,7 @@ class RequestBatch:
             self._answered.put((-1, error))
 
     def _one_waits(self) -> bool:
-        """Wait for a question; return False if no more come. One that has lost its process may wait again."""
+        """Wait for a question; return False if no more come. A question that lost its process may come again."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or (self._complete and self._unanswered <= 0))
             return bool(self._waiting)
@@ -480,7 +480,7 @@ class RequestBatch:
                 raise StartFailure(f"the process for {self.doing} could not start: {reason}")
 
     def _ask(self, place: int, process: Process, index: int) -> None:
-        """Enter the answer to a question; or let it wait again, if its process was killed from outside."""
+        """Store the answer to a question; queue it again if its process was killed from outside."""
         failure, last = None, True
         _, cpu, clock = self._questions[index]
         try:
@@ -529,7 +529,7 @@ class Worker:
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Return True if something can be read within this time, be it the end."""
+    """Return True if something (or the end) can be read within this time."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(1000 * seconds))
@@ -551,7 +551,7 @@ def _core_waits(pid: int) -> dict[str, float]:
 
 
 def _end(owner: int, keeper: processes.Process, status: int, words: int) -> ExitStatus | None:
-    """Make the keeper end everything, and itself; kill what it cannot. Do nothing in a forked process."""
+    """Make the keeper end everything and itself, or kill it all. Do nothing in a forked process."""
     if os.getpid() != owner:
         os.close(status)
         os.close(words)

@@ -6,8 +6,8 @@ It forks at once. The *keeper* imports little: it waits until the worker has end
 worker started, also in another process group or session, and writes the worker's exit code to STATUS_FD. The *worker*
 reads `{"script", "arguments", "memory", "number"}` from the standard input: `start(*arguments)` of the file `script`
 returns the function that answers. A line with the `number` says that it is ready. Then each line `[number, seconds,
-question]` is answered by a line `[number, last, answer, error]`: `error` is a traceback or null. If code left something
-behind, `last` is true and the worker ends.
+question]` is answered by a line `[number, last, answer, error]`: `error` is a traceback or null. If code left traces,
+`last` is true and the worker ends.
 
 The kernel ends a worker if a question takes more than `seconds` of processor time (null: no limit). Prints of code are
 dropped, its standard input is empty, and a process that it forks answers nothing.

@@ -1,6 +1,6 @@
-"""A batch of sequences that decode in step: what is known of each row, and its next token.
+"""A batch of sequences that decode in step: the state of each row, and its next token.
 
-The tensors that a model reads are on its device. The host knows which rows go on: it reads the drawn tokens once a
+The tensors that a model reads are on its device. The host tracks which rows continue: it reads the drawn tokens once a
 step, and waits for nothing else.
 
 Shapes: B rows, T tokens of the longest completion, V vocabulary, K likeliest tokens that a row asks for, at most.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hone.inference.text import StopWatch
 
 COMPACT_AT = 0.75
-"""Finished sequences are removed from the batch once no more than this share is alive: removal copies the cache."""
+"""Finished sequences are removed once at most this share of the batch is alive, because removal copies the cache."""
 _BY_ROW = ("uniforms", "index", "positions", "next", "logits")
 """The tensors of a batch with a value for each row."""
 NOT_FINITE = "the model's logits are not finite"
@@ -44,7 +44,7 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Ticket:
-    """A job in the engine: its number, how it is sampled, the ids that end it, and its watch for stop strings."""
+    """A job in the engine: its number, sampling parameters, the ids that end it, and its watch for stop strings."""
 
     number: int
     job: Job
@@ -56,7 +56,7 @@ class Ticket:
 class Batch:
     """Rows with a common KV cache. `logits` `[B, V]` are of each row's next token, its `index`th.
 
-    `drawn` is the result of `draw`, once it is known: at once, if the step samples.
+    `drawn` is the result of `draw` (if the step samples, at once).
     """
 
     def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
@@ -80,14 +80,14 @@ class Batch:
 
     @property
     def common_params(self) -> SamplingParams | None:
-        """Return the parameters that all rows share; None if they differ, or ask for more than ids and logprobs."""
+        """Return the parameters of all rows; None if they differ, or need more than ids and logprobs."""
         params = self._groups[0][0]
         return params if len(self._groups) == 1 and not (params.top_logprobs or params.keeps_ids) else None
 
     def draw(self) -> Tensor:
         """Take the next token of every row: `[B, 2 + 2 K + W]` float64, its id and logprob, then ids and logprobs of
-        the likeliest, then the candidates' ids, as W words of bits. float64 holds all of it exactly, so that one read
-        is enough.
+        the likeliest, then the candidates' ids, as W words of bits. float64 holds all of these exactly, so one read is
+        enough.
         """
         if self.drawn is not None:
             return self.drawn
@@ -166,7 +166,7 @@ class Batch:
         self._group()
 
     def _group(self) -> None:
-        """Group the rows that are sampled in the same way. Earlier draws are drawn again."""
+        """Group rows with the same sampling. Pending draws are repeated."""
         self.drawn: Tensor | None = None
         order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
         self._groups: list[tuple[SamplingParams, Tensor]] = []
@@ -179,7 +179,7 @@ class Batch:
 
 
 def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: SamplingParams) -> Tensor:
-    """Return `Batch.draw` of rows that are sampled in the same way, each with its uniform number of this index."""
+    """Return `Batch.draw` of rows with the same sampling, each with its uniform number of this index."""
     uniforms_B = uniforms_BT.gather(1, index_B[:, None]).squeeze(1)
     tokens_B, logprobs_B, candidates_BV = sample_tokens(logits_BV, uniforms_B, params)
     columns = [x.double()[:, None] for x in (tokens_B, logprobs_B)]

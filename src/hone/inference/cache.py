@@ -1,13 +1,13 @@
 """A KV cache for a batch that decodes in step. Each prompt is stored once for all its completions.
 
 A decode step attends in two products: the queries of all rows that continue a prompt to that prompt's keys, and each
-row's own query to the tokens that it has decoded itself; one softmax runs over both. All rows have decoded equally many
-tokens, so they write to the same column and only a short prompt's padding needs a mask. Keys and values have the type
-that the layers give them (`Decoder.kv_dtype`); scores and sums are fp32 in any case: with bf16 scores a bf16 model's
-logprobs are up to 0.04 from its trainer's.
+row's own query to the tokens that it has decoded itself; one softmax runs over both. All rows have decoded the same
+number of tokens, so they write to the same column, and only padding of short prompts needs a mask. Keys and values have
+the type that the layers give them (`Decoder.kv_dtype`); scores and sums are fp32 in any case: with bf16 scores a bf16
+model's logprobs are up to 0.04 from its trainer's.
 
-Rows that began later join by standing at the same column as the others, with a mask over the columns before their first
-token; so there is one write and one width for all.
+Rows that began later join at the same column as the others, with a mask over the columns before their first token; so
+all share one write and one width.
 
 Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads that share one, Dh head size,
 T decoded tokens; E groups of R slots (see `GroupLayout`). The key/value head comes first, so that rows and groups of
@@ -26,16 +26,16 @@ from torch import Tensor
 from hone.model.device import upload
 
 BLOCK = 32
-"""Decoded tokens lie in blocks of this many columns, each dense in memory: read row by row from one tensor with room
-for all columns, attention takes a quarter longer (measured, 128 rows x 128 tokens)."""
+"""Decoded tokens lie in dense blocks of this many columns. With one tensor that has room for all columns, attention
+takes a quarter longer (measured, 128 rows x 128 tokens)."""
 
 
 class GroupLayout:
     """Lays rows that continue the same prompt side by side, in groups of equally many slots.
 
-    A group larger than twice the mean is cut, so that one large group among many small ones doesn't pad all of them:
-    there are at most three times as many slots as rows. `prompt_of_group` `[E]`: a cut or dropped prompt occurs several
-    times or never. A padding slot repeats row 0, and nothing reads it.
+    A group larger than twice the mean is split, so that it doesn't pad many small ones: there are at most three times
+    as many slots as rows. `prompt_of_group` `[E]`: the prompt of a split group occurs several times, a dropped one
+    never. A padding slot repeats row 0, and is not read.
     """
 
     def __init__(self, prompt_of_row: np.ndarray, device: torch.device) -> None:
@@ -74,9 +74,9 @@ class KVCache:
     """Keys and values of B sequences; acts as the decoder's attention in a decode step.
 
     Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and what each row has decoded, in
-    blocks `[2, K, B, BLOCK, Dh]`. `column` is where the next token goes, the same for all rows: a row that began later
-    has its first token further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on the padding behind a
-    short one; `began` `[B, T]` is -inf on the columns before a row's first. Both are added where they are not all 0.
+    blocks `[2, K, B, BLOCK, Dh]`. `column` is the next token's, the same for all rows: a row that began later has its
+    first token further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on the padding behind a short one;
+    `began` `[B, T]` is -inf on the columns before a row's first. Both are added where they are not all 0.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from one new token per row (q `[B, H, Dh]`, k and v `[B, K, Dh]`) to all so far; store k and v."""
+        """Attend from one new token per row (q `[B, H, Dh]`, k and v `[B, K, Dh]`) to all its tokens; store k and v."""
         # Each call of torch takes time beside the products of a small model, views included.
         blocks, used = self.decoded[layer], self.column % BLOCK + 1
         prompt_keys, prompt_values = self.prompts[layer]
@@ -150,11 +150,11 @@ class KVCache:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens that there is room for: what it costs in `kv_bytes_per_token`."""
+        """Return its size in tokens (of `kv_bytes_per_token` each)."""
         return self.prompts[0][0].shape[1] * self.width + self.rows * self.room
 
     def keep(self, rows: np.ndarray) -> None:
-        """Drop all rows but `rows`, the prompts that none of them continues, and blocks before the first token."""
+        """Keep only `rows`; drop unused prompts, and blocks before the first token."""
         first = int(self.starts[rows].min()) // BLOCK
         index = upload(rows, self.mask.device)
         for layer, blocks in enumerate(self.decoded):
@@ -170,7 +170,7 @@ class KVCache:
         return prompts * max(self.width, other.width) + rows * (max(self.column, other.column) + max_new)
 
     def join(self, other: KVCache, max_new: int) -> None:
-        """Take in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
+        """Append the rows of `other`, with room for `max_new` more tokens in every row."""
         width, column = max(self.width, other.width), max(self.column, other.column)
         both = (self, other)
         self.mask = torch.cat([F.pad(cache.mask, (0, width - cache.width), value=-torch.inf) for cache in both])
@@ -188,7 +188,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def _lay_out(self, prompt_of_row: np.ndarray) -> None:
-        """Group the rows, and store a prompt for each group: `prompt_of_row` counts the prompts as now stored."""
+        """Group the rows, and store a prompt for each group: `prompt_of_row` indexes the currently stored prompts."""
         before = np.arange(self.room) < self.starts[:, None]
         self.joined = before.any()
         self.began = upload(np.where(before, np.float32(-np.inf), np.float32(0)), self.mask.device)
@@ -212,7 +212,7 @@ class _Block:
 
 
 def scaled(q: Tensor) -> tuple[Tensor, float]:
-    """Return queries, dense, as `product` takes them, and the factor still to apply to their products with keys."""
+    """Return dense queries for `product`, and the factor to apply to their products with keys."""
     scale = q.shape[-1] ** -0.5
     if q.dtype == torch.float32 or q.device.type == "cpu":
         return torch.mul(q.float(), scale, out=q.new_empty(q.shape, dtype=torch.float32)), 1.0
@@ -220,7 +220,7 @@ def scaled(q: Tensor) -> tuple[Tensor, float]:
 
 
 def unnormalised(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax's numerators and their sums: rounded before they are divided, as the trainer's kernel does it."""
+    """Return softmax's numerators and their sums: rounded before the division, as in the trainer's kernel."""
     weights = (scores - scores.amax(-1, keepdim=True)).exp_()
     return weights, weights.sum(-1, keepdim=True)
 

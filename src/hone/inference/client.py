@@ -1,4 +1,4 @@
-"""A client of an inference server that speaks in tokens: hone's own, or another as hone starts it.
+"""A client of an inference server that exchanges token ids: hone's, or another that hone starts.
 
 async with ServerClient(Endpoint("http://localhost:8000/v1")) as client:
     (served,) = await client.models()
@@ -20,7 +20,7 @@ LARGEST_ANSWER = 1024 * MIB
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that a server lists. None: the server does not say, or there was no update.
+    """A model that a server lists. None: not reported, or no update yet.
 
     `owner` made the server, `policy_path` is the folder of the last update, `parameters` counts the weights' numbers,
     and each process that serves has another `instance`.
@@ -36,7 +36,7 @@ class ServedModel:
 
 
 class ServerClient(Client):
-    """A client that does not ask again for an answer that is late: it would take as long again."""
+    """A client that doesn't retry after a timeout, since an answer would take as long again."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, LARGEST_ANSWER, asks_late_again=False)

@@ -3,8 +3,8 @@
     rollouts = roll_out(env, policy, settings, examples, draws, step, sampling)
 
 The tokens of a turn stay as sampled. If the messages of a call begin with an earlier call and its reply, it continues
-that call's ids: only what was added is rendered, and no text is tokenised twice. Any other call begins a new segment.
-All segments share the reward of the rollout, or each call has its own.
+that call's ids: only new messages are rendered and tokenised. Any other call begins a new segment. All segments share
+the reward of the rollout, or each call has its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hone.types import Columns, Example, Message, Rollout, Segment, joined, wher
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Settings of the rollouts, and their number for each example.
+    """Settings of the rollouts, and their number per example.
 
     A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens. Its randomness is keyed by
     (seed, purpose, step, draw, sample), so an example that is drawn again samples differently; the number of a later
@@ -60,13 +60,13 @@ class RolloutSettings:
         return prompts
 
     def bridge_ids(self, ids: list[int], messages: list[Message], added: list[Message], tools: Tools) -> list[int]:
-        """Return the ids that continue `ids`, which end with the last of `messages` as sampled, by `added`."""
+        """Return `ids`, which end with the last of `messages` as sampled, continued by `added`."""
         # A turn that ended otherwise than the template's do (by a general end of text, say) is closed first.
         closing = [] if ids[-1] == self.renderer.end_of_turn_id else [self.renderer.end_of_turn_id]
         return closing + self.renderer.bridge_ids(messages, added, tools)
 
     def limit(self, tokens: int) -> int:
-        """Return the most tokens of a completion after this many; less than 1 if there is no room."""
+        """Return the most tokens of a completion after `tokens`; less than 1 if there is no room."""
         room = self.seq_len - tokens
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
@@ -81,7 +81,7 @@ def roll_out(
     sampling: SamplingParams,
     finished: Callable[[int, Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Sample rollouts of each example, by group; `finished` gets each at its end. UserError if a prompt has no room."""
+    """Sample rollouts of each example, by group; `finished` gets each as it ends. UserError if a prompt has no room."""
     prompts = settings.prompts(examples)
 
     def sample(calls: list[Call], give: Callable[[int, Segment], None]) -> list[Segment]:
@@ -114,9 +114,9 @@ def with_stops(sampling: SamplingParams, stops: tuple[str, ...]) -> SamplingPara
 
 @dataclass(eq=False)
 class Call:
-    """A call of the model. Once it is answered, `turn` is as sampled, and `reply` as it was given.
+    """A call of the model. Once answered, `turn` has the sampled tokens, and `reply` the returned message.
 
-    `parent` is the call that it continues. Its `future` has the turn, or why there is none.
+    `parent` is the call that it continues. `future` has the turn, or the error.
     """
 
     request: Request
@@ -124,17 +124,17 @@ class Call:
     parent: Call | None
     future: asyncio.Future[Segment] = field(init=False)
     session: str = ""
-    """The header X-Session-ID: the caller, of several in one rollout."""
+    """The header X-Session-ID, which tells callers apart."""
     stops: tuple[str, ...] = ()
     """Texts that end this call, beside the run's."""
     checked: bool = True
-    """The server must not have changed the prompt."""
+    """True if the server must use the prompt unchanged."""
     reply: Message = field(default_factory=dict)
     turn: Segment | None = None
     full: Message = field(default_factory=dict)
     """The reply with its thoughts, and its calls as text."""
     continued: bool = False
-    """Another call goes on from this one, or is about to."""
+    """True if another call continues this one, or will."""
 
     def goes_on_with(self, messages: Sequence[Message], tools: Tools, session: str) -> bool:
         """Return True if a call of this session with these messages can continue this one."""
@@ -150,12 +150,12 @@ class Call:
         )
 
     def added(self, messages: list[Message]) -> list[Message]:
-        """Return what follows this call and its reply in the messages of one that goes on from it."""
+        """Return the messages after this call and its reply, of a call that continues it."""
         return messages[len(self.request.messages) + 1 :]
 
 
 class IdsModel(Model):
-    """The model of one rollout, which keeps its calls and their ids. Used on the driver's loop."""
+    """The model of one rollout, with its calls and their ids. Used on the driver's loop."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class IdsModel(Model):
         most: int | None = None,
         **more: Any,
     ) -> Call:
-        """Have a call sampled; its number in the rollout decides its randomness. Raises NoRoom."""
+        """Start sampling a call; its number in the rollout decides its randomness. Raises NoRoom."""
         if (limit := self.settings.limit(len(ids))) < 1:
             raise NoRoom(f"the conversation has {len(ids)} tokens, seq_len is {self.settings.seq_len}")
         number, self.asked = self.asked, self.asked + 1
@@ -231,7 +231,7 @@ class IdsModel(Model):
         return call
 
     def message(self, call: Call, turn: Segment) -> Message:
-        """Return the message of a call's turn, with the calls of tools in it, without the stop string that ended it."""
+        """Return the message of a call's turn, with its tool calls, without the stop string that ended it."""
         renderer, stops = self.settings.renderer, with_stops(self.sampling, call.stops).stop_strings
         message = renderer.message(turn.token_ids[turn.sampled_mask].tolist(), call.tools)
         sampled = message["content"].removeprefix(renderer.opened_by_template)
@@ -252,12 +252,12 @@ class IdsModel(Model):
 
 
 def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Message]:
-    """Return a conversation as a sample records it: it begins with its example's messages."""
+    """Return a conversation as it is recorded: it begins with the example's messages."""
     return messages if same_messages(messages[: len(prompt)], prompt) else [*prompt, *messages]
 
 
 def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segment:
-    """Return the segment of a call and of the calls that it continues, with their rewards, if any."""
+    """Return the segment of a call and the calls before it, with their rewards, if any."""
     turn = last.turn
     assert turn is not None
     messages = [*last.request.messages, last.full]

@@ -1,9 +1,9 @@
-"""The engine: continuous batching. Prefill what waits and fits, take the next token of every running sequence, repeat.
+"""The engine: continuous batching. Prefill what fits, take the next token of every running sequence, repeat.
 
-It samples with the very parameters that the trainer updates: no copy of the weights, no second implementation of the
-model, so its logprobs are the trainer's up to the rounding of differently shaped products. Each distinct prompt is
-computed once and shared by its group; a new sequence joins while others decode; the layers' products run over all
-sequences at once, attention over each batch of sequences that began together.
+It samples with the trainer's own parameters and model code, without a copy, so its logprobs are the trainer's up to the
+rounding of differently shaped products. Each distinct prompt is computed once and shared by its group; a new sequence
+joins while others decode; the layers' products run over all sequences at once, attention over each batch of sequences
+that began together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hone.inference.text import StopWatch
 
 ADMIT_AT = 0.25
-"""While others run, what waits is let in once this share of the cache is free, or all of it fits: not one by one."""
+"""While others run, waiting jobs start once this share of the cache is free, or all of them fit: not one by one."""
 
 
 class Engine:
@@ -37,9 +37,9 @@ class Engine:
 
     `kv_bytes` bounds the KV cache; what does not fit waits. `prefill_tokens` bounds the prompt tokens computed between
     two decode steps: longer prompts are computed in chunks. `prefix_bytes` is for keys and values of recent prompts,
-    for others that begin like them. A sample's randomness depends on its key and position alone, so none of these
-    changes which random numbers it sees. With `batch_invariant` none of these, and no other job, changes a bit of it:
-    see `hone.inference.invariant`. `cuda_graphs` is for a GPU: see `hone.inference.graphs`. Stop strings need the
+    reused for equal prefixes. A sample's random numbers depend only on its key and position, so none of these changes
+    them. With `batch_invariant` none of these, and no other job, changes a bit of a sample: see
+    `hone.inference.invariant`. `cuda_graphs` is for a GPU: see `hone.inference.graphs`. Stop strings need the
     `tokenizer`. `version` is stamped on each token, see `weights_changed`.
     """
 
@@ -129,7 +129,7 @@ class Engine:
         return [completions[index] for index in range(len(jobs))]
 
     def add(self, job: Job, params: SamplingParams | None = None) -> int:
-        """Queue a job, which is sampled as its own `params` say, else these; return its ticket.
+        """Queue a job, sampled by its own `params`, else these; return its ticket.
 
         Raises UserError for an empty prompt, or one that leaves no room in the model's context.
         """
@@ -156,7 +156,7 @@ class Engine:
         self._starting = None
 
     def weights_changed(self, version: int) -> None:
-        """Note that the model's parameters were changed: tokens from now on are of this version."""
+        """Tell that the model's parameters changed: tokens from now on are of this version."""
         self.version = version
         self.prefill.weights_changed()
 
@@ -185,7 +185,7 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> list[Token | Failure]:
-        """Let in what fits, then take one token of every running job; return nothing if no job is there.
+        """Start waiting jobs that fit, then take one token of every running job; return nothing if there is none.
 
         A job ends with a Failure if its logits are not finite. Any other error is raised: then call `clear`.
         """
@@ -204,7 +204,7 @@ class Engine:
         return emitted
 
     def _admit(self) -> None:
-        """Begin what waits and fits; go on with prompts that are computed in chunks."""
+        """Start waiting jobs that fit; continue prompts that are computed in chunks."""
         if self._starting is None:
             tickets = self._next_tickets()
             if not tickets:
@@ -218,7 +218,7 @@ class Engine:
             self._starting = None
 
     def _next_tickets(self) -> list[Ticket]:
-        """Return the jobs to begin now: as many as fit into the cache, with prompts that fit into one prefill."""
+        """Return the jobs to start now: as many as fit into the cache, with prompts that fit into one prefill."""
         budget = self._budget
         taken: list[Ticket] = []
         longest_prompt = longest_new = tokens = 0

@@ -1,17 +1,17 @@
 """Decoding with CUDA graphs: a step's kernels are recorded once for each shape, and launched together from then on.
 
-A graph is bound to the addresses and shapes that it was recorded with. So sequences lie in the slots of a `SlotState`,
-and its tensors stay where they are (a group's prompt is stored once per row). A step covers a power of two of slots and
-of tokens; unused ones are computed and thrown away. Before its first step all shapes are recorded that a batch may come
-to, on one stream and with one pool of memory, so that they share what is computed on the way; results are written to
-the state. Weights are updated in place, their bf16 copies too (`Linear.refresh`), so a graph reads the new ones.
+A graph is bound to the addresses and shapes that it was recorded with. So sequences are in slots of a `SlotState` with
+tensors that don't move (a group's prompt is stored once per row). A step covers a power of two of slots and of tokens;
+unused ones are computed and discarded. Before its first step all shapes that a batch may reach are recorded, on one
+stream and with one memory pool, so that they share intermediate results; final ones are written to the state. Weights
+are updated in place, their bf16 copies too (`Linear.refresh`), so a graph reads the new ones.
 
-A step goes from each row's last token to its next one, which it leaves where the next step reads it: so that can begin
-before the host knows the token. It launches two graphs: the model's, and that of a way of sampling. Rows that are
-sampled in different ways, or for the first time in this way, or with their likeliest tokens, are sampled behind the
-step. Updates of weights must be on the stream of the steps.
+A step computes each row's next token from its last one, and stores it where the next step reads it, which can therefore
+begin before the host knows the token. It launches two graphs: the model's, and one for sampling. Rows with different
+sampling, with sampling that is not recorded yet, or with their likeliest tokens, are sampled after the step. Updates of
+weights must be on the stream of the steps.
 
-On a CPU the very same step runs without being recorded. Recording and replay are tested on a fake GPU alone.
+On a CPU the same step runs without recording. Recording and replay are only tested on a fake GPU.
 
 Shapes: B rows, K key/value heads, G query heads that share one, Dh head size, V vocabulary, N prompt tokens.
 """
@@ -37,11 +37,11 @@ from hone.model.device import upload
 from hone.model.head import head_logits
 
 MAX_GRAPHS = 128
-"""The graph that was not used for longest is dropped when there are more."""
+"""With more graphs, the least recently used one is dropped."""
 VARLEN = False
 """In bf16, with torch 2.13: attend by `varlen`, which reads each row's tokens and no more. Not measured yet."""
 MAX_WAYS, FEW = 1024, 4
-"""Ways of sampling that are remembered, the latest ones; of those that are recorded together."""
+"""Most ways of sampling to remember (the latest), and to record together."""
 
 
 class GraphRunner(Runner):
@@ -67,12 +67,12 @@ class GraphRunner(Runner):
         return [Batch(tickets, SlotCache(prompts, prompt_of_row, max_tokens), logits_BV)]
 
     def tokens_with(self, batches: Sequence[Batch], rows: int = 0, width: int = 0) -> int:
-        """Return what one batch of all takes: every slot has as many tokens as the longest."""
+        """Return the tokens that one batch of all takes: every slot has as many as the longest."""
         widths = [slot_tokens(width), *(_cache(batch).span for batch in batches)]
         return (sum(map(len, batches)) + rows) * max(widths)
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Bring all into the slots, as one batch."""
+        """Move all into the slots, as one batch."""
         if not batches:
             return
         first, rows = batches[0], sum(map(len, batches))
@@ -162,7 +162,7 @@ class SlotState:
         return [_cut(stored, self.slots, self.tokens) for stored in self.stored]
 
     def lay_out(self, rows: int, tokens: int, placed: int) -> bool:
-        """Cut slots for so many rows of so many tokens, unless there are; keep the rows of the first `placed` slots.
+        """Lay out slots for `rows` rows of `tokens` tokens, unless there are; keep the first `placed` slots' rows.
 
         Return True if tensors were replaced, so that no graph is valid: few times, as there is `ROOM` then. Slots take
         all of it. If the budget has none: slots of more tokens for so many rows, or, beside placed rows, more slots.
@@ -196,7 +196,7 @@ class SlotState:
         return grown or more
 
     def load(self, batch: Batch) -> None:
-        """Copy in what a step reads of each row, unless the last one left it here."""
+        """Copy in what a step reads of each row, unless the last step left it here."""
         for name in ("next", "positions", "index", "uniforms"):
             here, mine = getattr(self, name)[: len(batch)], getattr(batch, name)
             if here.data_ptr() != mine.data_ptr():
@@ -204,7 +204,7 @@ class SlotState:
                 here[..., :width] = mine[..., :width]
 
     def moved(self, batch: Batch, sampled: bool) -> None:
-        """Give a batch what a step left here; `sampled`: its next tokens too."""
+        """Give a batch a step's results; `sampled`: its next tokens, too."""
         rows = len(batch)
         _cache(batch).moved()
         batch.next, batch.positions, batch.index = self.rows[:, :rows]
@@ -213,7 +213,7 @@ class SlotState:
 
 
 class SlotCache:
-    """Keys and values of B sequences: in the first B slots of `state`, or, until then, where prefill left them.
+    """Keys and values of B sequences: where prefill left them, then in the first B slots of `state`.
 
     `lengths` `[B]`: tokens so far; `ends` `[B]`: tokens at most.
     """
@@ -281,8 +281,8 @@ class SlotCache:
 def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
     """Decode one step of the first slots, which see their first `tokens`: from `rows` to `logits`.
 
-    Nothing here may wait for the device, or depend on what it computes. Slots without a row, and rows that have ended,
-    may stand anywhere: they write to their own slot.
+    Nothing here may wait for the device, or depend on its results. Empty slots and ended rows may have any position:
+    they write only to their own slot.
     """
     ids, positions, index = state.rows[:, :slots]
     here = positions.clamp(max=state.tokens - 1)

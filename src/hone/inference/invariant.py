@@ -1,11 +1,11 @@
 """Batch-invariant sampling: a sample's tokens and logprobs do not depend on its neighbours, bit for bit.
 
-Floating-point sums depend on their order, and kernels choose it by the shapes that they meet. So here every shape is
-fixed: the model only ever sees `TILE` rows, and attention one block of `TILE` tokens at a time, counted from a
-sequence's own beginning. Neighbours, empty rows and blocks behind a sequence's end then change nothing, for they add an
-exact zero. Prompts are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached
-prefix changes them. Nobody promises that a kernel treats the rows of a tile, or the products of a batch, alike: the
-engine tries it at its start, and where it fails a tile has one row.
+Floating-point sums depend on their order, and kernels choose it by the shapes that they meet. So every shape is fixed
+here: the model always gets `TILE` rows, and attention one block of `TILE` tokens at a time, counted from the sequence's
+beginning. Neighbours, empty rows and blocks after a sequence's end then change nothing, because they add exact zeros.
+Prompts are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached prefix changes them.
+Kernels need not treat the rows of a tile, or the products of a batch, alike: the engine tests that at its start, and
+uses tiles of one row if it fails.
 
 Shapes: B rows, K key/value heads, G query heads that share one, H = K G, Dh head size, T tokens of the longest row.
 """
@@ -54,7 +54,7 @@ class InvariantRunner(Runner):
         return batches
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Join the two smallest, as long as they fit into one tile, and the padding between them into the bounds."""
+        """Join the two smallest while they fit into one tile, and the padding fits into the bounds."""
         while len(batches) > 1:
             batches.sort(key=len, reverse=True)
             first, second = batches[-2:]
@@ -213,7 +213,7 @@ def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor], 
 
 @torch.no_grad()
 def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
-    """Return True if this machine's kernels give a row the same bits wherever it lies in a tile, beside whatever.
+    """Return True if this machine's kernels give a row the same bits at each place in a tile, with any neighbours.
 
     Tries rows of random keys and values: all of them, in another order, and a few of them alone.
     """

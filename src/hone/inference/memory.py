@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 KV_GIB = 4.0
-"""Memory for keys and values on a CPU, and where the config of an older hone does not say how much."""
+"""Memory for keys and values on a CPU, and for configs of older versions of hone without a setting."""
 PREFIX_SHARE = 0.25
 """Share of that memory, on top of it, for the prompts of conversations: their next turns begin with them."""
 GRANULE = 64
 """Slots of CUDA graphs have a multiple of this many tokens, and a step covers at least as many: kernels want a mask
 aligned."""
 ROOM = 8
-"""Slots have room for this many times the tokens asked for, if the KV cache has: a move costs all graphs."""
+"""Slots have room for this many times the requested tokens, if the KV cache allows: a move invalidates all graphs."""
 GRAPHS_GIB = 0.5
 """Memory of CUDA graphs themselves. A guess."""
 
@@ -86,7 +86,7 @@ def rows_asked_for(config: RLConfig) -> tuple[int, int]:
 
 
 def wave(config: RLConfig, model: DecoderConfig, device: str, rows: int, longest: int) -> int:
-    """Return how many of `rows` go at once: as many as `inference.kv_gib` has room for at `longest` tokens each."""
+    """Return how many of `rows` run at once: as many as fit into `inference.kv_gib` at `longest` tokens each."""
     room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model, config.precision, device)
     return max(1, min(rows, room // max(1, slot_tokens(longest) if uses_graphs(config, device) else longest)))
 

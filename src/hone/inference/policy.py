@@ -48,11 +48,11 @@ class Policy(Sampler, Protocol):
     def version(self) -> int: ...
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Sample from version `version` from now on: the weights in `path`, or the ones that it shares (None)."""
+        """Sample from version `version` from now on: the weights in `path`, or shared ones (None)."""
 
     def sleep(self) -> None:
-        """Give back what sampling takes of the trainer's GPU, until the next `load`."""
+        """Free the memory of sampling on the trainer's GPU, until the next `load`."""
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Return the logprobs of each sequence's tokens but the first, of softmax(logits / temperature)."""
+        """Return the logprobs of each sequence's tokens except the first, under softmax(logits / temperature)."""
         ...

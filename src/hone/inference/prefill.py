@@ -77,7 +77,7 @@ class ContinuedAttention:
 
 @dataclass
 class Prompt:
-    """A prompt that is being prefilled: `layers` hold its first `done` tokens, `hidden` `[D]` is of the last.
+    """A prompt being prefilled: `layers` hold its first `done` tokens, `hidden` `[D]` is of the last of them.
 
     `all_hidden`, if wanted, collects the hidden states of all tokens `[tokens, D]`, chunk by chunk.
     """
@@ -88,7 +88,7 @@ class Prompt:
     hidden: Tensor | None = None
     all_hidden: list[Tensor] | None = None
     weights: int = 0
-    """Number of the weights at its start, as `Prefill` counts them."""
+    """Version of the weights at its start, as counted by `Prefill`."""
 
     def computed(self, hidden_ND: Tensor) -> None:
         self.hidden = hidden_ND[-1]
@@ -105,12 +105,12 @@ class Prefill:
         self._weights = 0
 
     def weights_changed(self) -> None:
-        """Forget all prefixes; prompts that are half computed will not be remembered either."""
+        """Forget all prefixes; don't store prompts in progress."""
         self.prefixes.clear()
         self._weights += 1
 
     def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
-        """Return the prompt with its cached prefix, but never with its last token: its hidden state is needed.
+        """Return the prompt with its cached prefix, which excludes the last token, since its hidden state is needed.
 
         `all_hidden`: every token's hidden state is wanted, so the cache is not used.
         """
@@ -137,7 +137,7 @@ class Prefill:
         self._remember(prompts)
 
     def _remember(self, prompts: Sequence[Prompt]) -> None:
-        """Remember prefixes of the prompts that are done, unless they began under other weights."""
+        """Store prefixes of finished prompts, unless they began with other weights."""
         for prompt in prompts:
             if prompt.done == len(prompt.ids) and prompt.weights == self._weights:
                 self.prefixes.add(prompt.ids, prompt.layers)
@@ -174,7 +174,7 @@ class Prefill:
 
 
 class PrefixCache:
-    """Keys and values of recent prompts, found again by any prefix of whole blocks; the least used are dropped first.
+    """Keys and values of recent prompts, found by any prefix of whole blocks; drops the least recently used.
 
     Valid for one version of the weights: `clear` it when they change.
     """
@@ -197,7 +197,7 @@ class PrefixCache:
         return [], 0
 
     def add(self, ids: tuple[int, ...], layers: Layers) -> None:
-        """Remember a prompt, unless it is longer than the cache or too short for a block."""
+        """Store a prompt, unless it is longer than the cache or shorter than a block."""
         size = _bytes(layers)
         if size > self.max_bytes or len(ids) < self.block or ids in self._prompts:
             return

@@ -1,4 +1,4 @@
-"""The computation of admitted jobs: the layout of their batches, and one decode step of them."""
+"""Computes admitted jobs: lays out batches, and takes decode steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 
 MAX_BATCHES = 4
-"""With more, the two smallest are joined, which copies their caches: each batch costs a few kernels per layer."""
+"""With more, the two smallest are joined, which copies their caches; each batch costs a few kernels per layer."""
 
 
 class Runner:
@@ -28,8 +28,8 @@ class Runner:
 
     granule = 1
     ahead = False
-    """A step begins before the host has read the tokens of the one before, so that a GPU never waits for it: rows that
-    have ended are computed once more."""
+    """True if a step begins before the host has read the last step's tokens, so that a GPU doesn't wait: ended rows are
+    computed once more."""
 
     def __init__(self, model: Decoder, prefix_bytes: int) -> None:
         self.model = model
@@ -47,7 +47,7 @@ class Runner:
         return sum(batch.cache.tokens for batch in batches) + rows * -(-width // self.granule) * self.granule
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Join the two smallest when there are many, in place, if all caches then have at most `budget` tokens."""
+        """If there are many, join the two smallest in place, if all caches then have at most `budget` tokens."""
         if len(batches) <= MAX_BATCHES:
             return
         batches.sort(key=len, reverse=True)

@@ -1,4 +1,4 @@
-"""From logits to tokens. Randomness is handed in: one uniform number per token, so a draw is a pure function."""
+"""Samples tokens from logits. It is given one uniform number per token, so a draw is a pure function."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def sample_tokens(
 
 
 def as_words(mask_BV: torch.Tensor) -> torch.Tensor:
-    """Return the bits of each row in whole numbers `[B, ceil(V / 32)]` of 32 bits, which float64 holds exactly: one
-    size whatever is set, so that the host need not wait for it.
+    """Return the bits of each row as integers `[B, ceil(V / 32)]` of 32 bits, which float64 holds exactly. The size is
+    fixed, so the host need not wait for it.
     """
     size = mask_BV.shape[1]
     bits_BNK = torch.nn.functional.pad(mask_BV, (0, -size % 32)).unflatten(1, (-1, 32))
@@ -77,8 +77,7 @@ def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Ten
 def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
     """Return the sums `[B, N]` float64 of each row up to each place.
 
-    CUDA has no deterministic kernel for that: where one is asked for, matrix products stand in, of `BLOCK` places at a
-    time.
+    CUDA has no deterministic kernel for that: if one is required, matrix products replace it, `BLOCK` places at a time.
     """
     if not (x_BN.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return x_BN.cumsum(-1, dtype=torch.float64)
@@ -91,7 +90,8 @@ def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
-    """Return the first index `[B, 1]` with a value over the threshold; if rounding left none, the last that adds."""
+    """Return the first index `[B, 1]` with a value over the threshold; if rounding left none, the last of positive
+    weight."""
     # Nothing exceeds NaN: its place is behind the end.
     last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous()).clamp_(
         max=cumulative_BN.shape[1] - 1
@@ -106,7 +106,7 @@ def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch
 
 
 def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Put -inf outside the tokens of `top_k`, then of `top_p` among the rest, then of `min_p`.
+    """Set -inf outside the tokens of `top_k`, then of `top_p` among those, then of `min_p`.
 
     The order and the sets are as in transformers' warpers: tokens as likely as the k-th all stay, and `top_p` is a
     share of the probability that `top_k` left.

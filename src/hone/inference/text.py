@@ -1,4 +1,4 @@
-"""From sampled ids to the text that may already be shown."""
+"""Decodes sampled ids to text as far as it is certain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARTIAL = "\ufffd"
 class Detokenizer:
     """Decodes a growing list of ids; what it has returned never changes, and adds up to the text of all ids.
 
-    Only the last stretch is decoded again: two tokens may join differently than they decode alone.
+    Only the last part is decoded again: two tokens may decode differently together.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -43,7 +43,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Ends a text before the first occurrence of any of `stops`; holds back what may be the beginning of one."""
+    """Ends a text before the first occurrence of any of `stops`; withholds a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -97,6 +97,6 @@ class StopWatch:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return one token as text; one that is only a part of a character, as the vocabulary spells it."""
+    """Return one token as text; if it is only a part of a character, in the vocabulary's spelling."""
     text = tokenizer.decode([token], skip_special_tokens=False)
     return (tokenizer.id_to_token(token) or "") if _PARTIAL in text or not text else text

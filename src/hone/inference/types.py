@@ -23,8 +23,8 @@ class SamplingParams:
     A `temperature` below `GREEDY_BELOW` is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of
     transformers: to the k likeliest tokens, to the smallest set of them that holds the share top_p of their
     probability, to tokens at least min_p times as likely as the likeliest. Logprobs are of softmax(logits /
-    temperature) before that (of softmax(logits) when greedy); `top_logprobs` asks for this many likeliest tokens, too.
-    With `return_kept_ids` the sampled token's is of the cut distribution, and comes with the ids that were left.
+    temperature) before that (of softmax(logits) when greedy); `top_logprobs` requests this many likeliest tokens, too.
+    With `return_kept_ids` the sampled token's logprob is of the cut distribution, and comes with the ids that remained.
     `seed` keys the randomness of `Engine.generate`.
     """
 
@@ -68,7 +68,7 @@ class SamplingParams:
 
     @property
     def keeps_ids(self) -> bool:
-        """Return True if a token comes with the ids that it was sampled among: they are asked for, and not all."""
+        """Return True if a token comes with the ids it was sampled from: they are requested, and not all."""
         return self.return_kept_ids and not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
@@ -77,12 +77,12 @@ class SamplingParams:
 
     @property
     def transform(self) -> tuple[float, float, int, float, int, bool]:
-        """Return what decides how logits become a token: rows that agree in this are sampled together."""
+        """Return the parameters that turn logits into a token: rows with equal ones are sampled together."""
         return self.temperature, self.top_p, self.top_k, self.min_p, self.top_logprobs, self.keeps_ids
 
 
 def sampling_params(settings: SamplingConfig, **more: Any) -> SamplingParams:
-    """Return how a config's section has completions sampled, with `more` fields."""
+    """Return the parameters of a config's section, with `more` fields."""
     names = ("temperature", "top_p", "top_k", "min_p")
     return SamplingParams(**{name: getattr(settings, name) for name in names}, stop=tuple(settings.stop), **more)
 
@@ -118,7 +118,7 @@ class Job:
 
 
 class ScoredToken(NamedTuple):
-    """A token that was given, its logprob, and the likeliest tokens in its place with theirs, if asked for."""
+    """A given token, its logprob, and the likeliest tokens in its place with theirs, if requested."""
 
     """A given token, its logprob, and the likeliest tokens in its place with their logprobs, if asked for."""
     id: int
@@ -145,7 +145,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that the engine dropped. `lines`: the last calls, innermost last; "" if the logits were not finite."""
+    """A job that the engine dropped. `lines`: last calls of the traceback; "" if the logits were not finite."""
 
     ticket: int
     reason: str

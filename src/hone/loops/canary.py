@@ -1,7 +1,7 @@
 """The canary: after every publication of weights, sampler and trainer must agree on the logprobs of a few tokens.
 
-Both score a fixed sequence of the run's first prompts, without a cache. And a few completions are sampled as in
-training, through the sampler's caches. It is short because every step pays for it; a resumed run measures the same.
+Both score a fixed sequence of the run's first prompts, without a cache; and a few completions are sampled as in
+training, with the sampler's caches. It is short because every step pays for it. A resumed run measures the same.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ EXAMPLES = 8
 PROMPTS, SAMPLES, NEW_TOKENS = 2, 2, 3
 """Prompts to sample from, completions of each, the most tokens of a completion."""
 LONG = 256
-"""A prompt with more tokens is sampled from only if there is no shorter one: it would cost what a rollout does."""
+"""Longer prompts are used only if there is no shorter one: they would cost as much as a rollout."""
 CAUSES = "the sampler has other weights, cached prompts, temperature, prompt, dtype or kernels than the trainer"
 ADVICE = "see docs/training.md; --gap.mean, --gap.max and --gap.stop set the bounds"
 
 
 def band_from_config(config: RLConfig, layers: int, backend: str | None = None) -> Band:
-    """Return the backend's band, for the coarser precision of sampler and trainer; `config.gap` overrides it."""
+    """Return the backend's band for the lower precision of sampler and trainer; `config.gap` overrides it."""
     backend = backend or config.inference.backend
     coarse = backend != HONE and config.inference.in_bf16
     band = band_of(backend, "bf16" if coarse else config.precision, layers)
@@ -87,7 +87,7 @@ class Canary:
         most = min(NEW_TOKENS, max_tokens or NEW_TOKENS)
 
         def order(prompt: tuple[tuple[int, ...], Any]) -> tuple[bool, int]:
-            """Put the longest prompt that isn't long first, for more of it is cached; else the shortest."""
+            """Put prompts up to LONG first, longest first (more is cached), then the rest, shortest first."""
             tokens = len(prompt[0])
             return tokens > LONG, tokens if tokens > LONG else -tokens
 
@@ -108,7 +108,7 @@ class Canary:
         return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampling)
 
     def measure(self) -> Gap:
-        """Return the worse gap of the two parts, for the current weights of sampler and trainer."""
+        """Return the larger gap of the two parts, for the current weights of sampler and trainer."""
         temperature = self.trainer.temperature
         (scores,) = self.policy.score([self.fixed], temperature)
         turns = self.policy.sample(self.requests, self.sampling)
@@ -132,7 +132,7 @@ class Canary:
 
 
 class GapWatch:
-    """Judges every publication by the canary, and every step's samples; shows a verdict when it changes.
+    """Judges every publication of weights by the canary, and every step's samples; prints a verdict when it changes.
 
     The verdict `stop` raises Halt, unless `action` is "warn".
     """
@@ -150,7 +150,7 @@ class GapWatch:
         return metrics
 
     def trained(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Judge the gap of a step's tokens, if they were sampled from the version that was trained."""
+        """Judge the gap of a step's tokens, if they were sampled from the trained version."""
         if (mean := metrics.get("logprob_gap/mean")) is not None and not metrics.get("staleness/mean"):
             self._judge("samples", step, Gap(float(mean), float(metrics["logprob_gap/max"])), {})
 

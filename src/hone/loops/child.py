@@ -1,4 +1,4 @@
-"""A process that the launcher has started. Standard library only, but for `hone.processes` and `hone.redaction`."""
+"""A process started by the launcher. Standard library only, except `hone.processes` and `hone.redaction`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 """The roles, by the names of their commands; of several servers each is a role: `inference-0`, `inference-1`, …"""
 
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun or a scheduler may have set for the launcher or a node; a run's processes don't get them."""
+"""Variables that torchrun or a scheduler may have set; a run's processes don't get them."""
 
 
 def serves(role: str) -> bool:
@@ -28,13 +28,13 @@ def serves(role: str) -> bool:
 
 
 _LONGEST_LINE = 2**16
-"""Bytes. A longer line is passed on in parts: a progress bar that redraws itself never ends one."""
+"""Bytes. A longer line is passed on in parts: a progress bar never ends its line."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
-"""The beginning of a line that names the error: hone's line, or a traceback's last, which torch marks by rank."""
+"""Start of a line that names the error: hone's line, or a traceback's last, which torch marks by rank."""
 
 
 class Log:
-    """The file of a role's lines: at first in a folder of the launcher's, then, from `move` on, in the run's."""
+    """The log file of a role: at first in a folder of the launcher, after `move` in the run's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class Writes(Protocol):
 
 
 class Child(Process):
-    """A role's process, which is killed when the launcher is gone; where Linux does not do that, it does so itself.
+    """A role's process, killed when the launcher is gone: by Linux; elsewhere it ends on its own.
 
     `rank` is None where there is only one. With `echo` its lines also go to this process's own streams.
     """

@@ -85,7 +85,7 @@ def new_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, 
 
 
 def prefix_bytes(env: Environment, kv_bytes: int) -> int:
-    """Return the bytes for keys and values of repeated prompts: a turn repeats the conversation before it."""
+    """Return the bytes for keys and values of repeated prompts: each turn repeats the conversation so far."""
     return int(PREFIX_SHARE * kv_bytes) if env.max_turns > 1 else 0
 
 

@@ -1,9 +1,8 @@
 """The order of the examples: a function of (seed, epoch, outcomes of the draws before).
 
-An epoch has each example of the pool once. Its order is decided at its first draw, from the groups of all
-earlier steps. So what a group shows counts from the next epoch on. A step may begin within one epoch and end in the
-next; what its groups show then comes too late for that order. An example that they retire before its draw is passed
-over, and the draw is `retired` in the ledger.
+An epoch has each example of the pool once. Its order is decided at its first draw, from the groups of all earlier
+steps. A step that begins in one epoch and ends in the next doesn't affect the order of the latter. But an example that
+it retires is skipped, and its draw is `retired` in the ledger.
 
 - The pass rate of an example is solved / graded completions of its last `window` draws.
 - Order `difficulty` sorts by |pass rate - 1/2|, least first: the variance p(1 - p) of a 0/1 reward is largest there,
@@ -12,7 +11,7 @@ over, and the draw is `retired` in the ledger.
   last `park_after` draws had nothing solved; a parked one is drawn again `retry_parked` epochs after its last draw.
 - When the pool has no example left, all come back, and all measurements are forgotten.
 
-The ledger decides all of it, and is in the checkpoint: `restore` takes its draws again.
+All of it follows from the ledger, which is in the checkpoint: `restore` replays its draws.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NO_POOL = PoolConfig(retire_at=0, park_after=0)
 
 @dataclass(frozen=True)
 class Draw:
-    """Draw `number` of the run: the example of this index, in this epoch; `retired` if it is passed over."""
+    """Draw `number` of the run: the example of this index, in this epoch; `retired` if it is skipped."""
 
     number: int
     index: int
@@ -101,7 +100,8 @@ class Curriculum:
         return self._walk(count)[0]
 
     def advance(self, entries: Sequence[Entry]) -> None:
-        """Go past the draws of one step, and measure them. Raises UserError if the curriculum would draw others."""
+        """Advance past the draws of one step, and measure them. Raises UserError if the curriculum would draw
+        others."""
         draws, place = self._walk(sum(entry.state != "retired" for entry in entries))
         if place.restarted:
             self._forget()
@@ -115,7 +115,7 @@ class Curriculum:
                 self._measure(draw, entry)
 
     def restore(self, entries: Sequence[Entry]) -> None:
-        """Go to the place after these first draws of a run. Raises UserError if the curriculum would draw others."""
+        """Advance past these first draws of a run. Raises UserError if the curriculum would draw others."""
         self._reset()
         if self.config.measures:
             for _, step in groupby(entries, lambda entry: entry.step):
@@ -187,6 +187,6 @@ class Curriculum:
 
 def _misfit(entry: Entry) -> UserError:
     return UserError(
-        f"the ledger does not fit orchestrator.curriculum: draw {entry.draw} of step {entry.step} is not the one that "
-        "it would make; set orchestrator.curriculum, max_examples, seed and data back to what the run began with"
+        f"the ledger does not fit orchestrator.curriculum: draw {entry.draw} of step {entry.step} would be "
+        "another one; set orchestrator.curriculum, max_examples, seed and data back to the run's"
     )

@@ -1,4 +1,4 @@
-"""An evaluation put together from its config: a model in this process or behind a URL, on held-out examples."""
+"""Makes an evaluation from its config: a model in this process or behind a URL, on held-out examples."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from hone.client import Endpoint
 
 Progress = Callable[[int, int], None]
-"""Gets how many completions are done, of how many."""
+"""Called with the numbers of finished and of all completions."""
 
 
 class Evaluation:
-    """The evaluation that a config describes, of `env` if that is not the config's own task.
+    """The evaluation that a config describes; `env` replaces the config's task.
 
-    `config` has the name of the model that the server serves, if there is one; `folder` is where results are saved,
-    None for nowhere; `shortage` says that there are fewer examples than it asks for; `special_texts` are prompts and
-    tool answers that held special tokens. Raises UserError if any of this is bad.
+    `config` names the model that the server serves, if there is one; results are saved in `folder` unless it is None;
+    `shortage` says if there are fewer examples than asked for; `special_texts` are prompts and tool answers with
+    special tokens. Raises UserError if any of this is bad.
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
@@ -136,7 +136,7 @@ class Evaluation:
 
 
 def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
-    """Return the config with the model that the server serves, if there is one; and True if that is hone's own."""
+    """Return the config with the name of the served model, if there is a server; and True if that is hone's."""
     if config.base_url is None:
         return config, False
     from hone.evaluation.remote import find_model
@@ -212,7 +212,7 @@ def evaluate_weights(
     seq_len: int | None = None,
     **more: Any,
 ) -> EvalResult:
-    """Call `evaluate` with the model's context, or `seq_len` of it. Raises UserError for a row without room in it."""
+    """Call `evaluate` with the model's context, or `seq_len` of it. Raises UserError for a row that doesn't fit."""
     context = policy.engine.model.config.max_position_embeddings
     limit, remedy = f"the model's context of {context} tokens", "shorten the row, or evaluate a model of longer context"
     if seq_len is not None and seq_len < context:

@@ -1,12 +1,12 @@
-"""The servers of a run: which gets a request, which weights each has, and what happens when one is lost.
+"""The servers of a run: chooses one for each request, tracks each one's weights, and handles lost ones.
 
     fleet = Fleet([server, other])
     fleet.load(1, folder)
     answers = fleet.ask(bodies)
 
-A request goes to the server with the fewest tokens left to sample. One of several that is gone is left out, and its
-requests go to the others, under the same ids and keys. It is looked for again at every call, and given the weights
-before it samples. With a single server, its loss ends the run, or the process, which the launcher starts again.
+A request goes to the server with the fewest tokens left to sample. If one of several is lost, its requests go to the
+others, under the same ids and keys. Every call checks if it is back, and gives it the weights before it samples. The
+loss of a single server ends the run, or the process, which the launcher starts again.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from hone.inference.client import ServedModel, ServerClient
 from hone.loops.reach import Server
 
 CONNECTIONS = 256
-"""Most requests that a server has at once; each is a group, and an open file."""
+"""Most concurrent requests to a server; each is a group, and an open file."""
 LOOK = 0.5
 """Seconds between checks for a server while all are lost."""
 PROBE_SECONDS = 3.0
-"""Seconds that a lost server has to show that it is back."""
+"""Seconds that a lost server has to answer."""
 Carry = Callable[[int, Path], None]
-"""Has a version at hand on the machine of the server with this number. Raises ServerUnavailable if that is lost."""
+"""Copies a version to the machine of the server with this number. Raises ServerUnavailable if that is lost."""
 OnAnswer = Callable[[int, Any, Server, int], None]
-"""Gets each answer as it comes: number of the request, answer, server, and the oldest version it can be of."""
+"""Called with each answer as it comes: the request's number, answer, server, and the oldest possible version."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The weights a server last got: a version, from a folder; `instance` names the process that took it."""
+    """The weights a server last got: a version, from a folder; `instance` names the process that loaded it."""
 
     version: int = 0
     path: str | None = None
@@ -48,7 +48,7 @@ class Loaded:
 
 @dataclass(eq=False)
 class Member:
-    """One of the servers. `tokens` have been asked of it and not sampled yet; `lost` is why it is left out."""
+    """One of the servers. `tokens` are requested and not sampled yet; `lost` is why it is left out."""
 
     server: Server
     loaded: Loaded = Loaded()
@@ -57,11 +57,11 @@ class Member:
 
 
 class Fleet:
-    """All servers, of one backend. Another thread may call `load` and `ask_each` while `ask` is at work.
+    """All servers, of one backend. Another thread may call `load` and `ask_each` while `ask` runs.
 
-    `changes` are the losses and returns that nobody has taken note of yet. Raises Halt when all are gone for as long as
-    a request may take, or when one samples from weights that this run did not give it. `carry` brings them to servers
-    on other machines. The servers with numbers in `absent` are not there yet.
+    `changes` are losses and returns not recorded yet. Raises Halt when all are gone for as long as a request may take,
+    or when one samples from weights that this run did not send. `carry` copies weights to other machines. The servers
+    with numbers in `absent` are not up yet.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Fleet:
     def ask(
         self, bodies: Sequence[dict[str, Any]], on_answer: OnAnswer = lambda number, answer, server, version: None
     ) -> list[Any]:
-        """Return the answers. Their servers must have weights of this run, also after the last answer."""
+        """Return the answers. Checks before and after that their servers have weights of this run."""
         return asyncio.run(_Call(self, len(bodies)).answers(bodies, on_answer))
 
     def ask_each(self, body: dict[str, Any]) -> list[Any]:
@@ -161,7 +161,7 @@ class Fleet:
 
 
 class _Call:
-    """One call of `ask`: its connections, and what each server had been given when it was first asked."""
+    """One call of `ask`: its connections, and the weights that each server had at its first request."""
 
     def __init__(self, fleet: Fleet, requests: int) -> None:
         self.fleet, self.requests = fleet, requests
@@ -224,7 +224,7 @@ class _Call:
             self.fleet.mark_lost(member, error)
 
     async def _check(self, member: Member) -> None:
-        """Halt if a server's answers may be of weights that this run did not give it."""
+        """Halt if a server's answers may come from weights that this run did not send."""
         several, began = not self.fleet.single, self.began[member]
         try:
             served = await served_by(member, self.clients[member])
@@ -257,7 +257,7 @@ class _Call:
             return answer
 
     async def _least_loaded(self, but: set[Member]) -> Member:
-        """Return the server with the fewest tokens to sample; if all are lost, the first that comes back."""
+        """Return the server with the fewest tokens left; if all are lost, the first that comes back."""
         members, started = [member for member in self.fleet.members if member not in but], time.monotonic()
         while not (present := [member for member in members if member.lost is None]):
             lost = members[0].lost

@@ -1,7 +1,7 @@
 """From examples to scored groups: draw, sample, grade, advantage; and from groups to the step's batch and metrics.
 
-With `refill` (dynamic sampling, DAPO, arXiv:2503.14476) a step has rounds: each draws further prompts for the groups
-that are missing. Draws and rewards decide which groups a step retains, never time.
+With `refill` (dynamic sampling, DAPO, arXiv:2503.14476) a step has rounds: each draws further prompts for the missing
+groups. Which groups a step retains depends on draws and rewards, never on time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment,
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
-If a program rewards its calls, it runs again, for the calls: `[P, C]`, NaN also behind a group's last call.
+If a program rewards its calls, it runs again for the calls: `[P, C]`, padded with NaN.
 """
 
 
@@ -136,9 +136,9 @@ def fill(groups: Sequence[Group], room: int, config: RLConfig, custom: Advantage
 
 
 def with_advantages(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
-    """Return the groups with their advantages; groups that don't count have 0.
+    """Return the groups with advantages; groups that don't count have 0.
 
-    Groups that were left out don't count, nor, with `refill`, groups of equal rewards: no mean of the step has them.
+    Left-out groups and, with `refill`, groups of equal rewards don't count: no mean of the step includes them.
     """
 
     def among(counting: list[int]) -> dict[int, Group]:
@@ -154,7 +154,7 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, custom: Advantage
 
 
 def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
-    """Return the groups with their advantages, also of their calls, as if they were the step."""
+    """Return the groups with advantages, also of their calls, as if they were the whole step."""
     if not groups:
         return []
     found = step_advantages([g.scores for g in groups], [g.rollouts for g in groups], config, custom)
@@ -266,7 +266,7 @@ def is_masked(segment: Segment, config: RLConfig) -> bool:
 def advantages_by_settings(
     rewards_PG: np.ndarray, valid_PG: np.ndarray, tokens_PG: np.ndarray, config: RLConfig, custom: Advantages | None
 ) -> np.ndarray:
-    """Compute advantages by the user's function or `advantage`. Invalid rewards are NaN; `tokens_PG`: loss tokens."""
+    """Compute advantages by the user's function or the config. Invalid rewards are NaN; `tokens_PG`: loss tokens."""
     settings = config.orchestrator.advantage
     if settings.function is not None:
         custom = custom or find_function(settings.function)[0]
@@ -295,7 +295,7 @@ def check_prompts(
     advance: Callable[[int], None] = lambda done: None,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Raise UserError, naming the row, if an example leaves no room for a completion; 64 generated ones are enough."""
+    """Raise UserError, naming the row, if an example leaves no room for a completion. Checks 64 generated ones."""
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
         example = split[index]
@@ -319,7 +319,7 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 
 def group_state(group: Group) -> State:
-    """Return the end of the group's draw: a state of `hone.loops.ledger.Entry`.
+    """Return how the group's draw ended: a state of `hone.loops.ledger.Entry`.
 
     Equal rewards give no advantages, unless compared with the whole batch. A group without advantages is trained if the
     loss has a KL or entropy term (`trains_all`), or with an extension's column, which has advantages per token.
@@ -339,7 +339,7 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     """Return the completions to train on, in the order of the groups, and the counts of filtered groups.
 
     Failed samples are left out, and with `truncated` = "mask" cut-off completions. A refill replaces filtered groups,
-    so it counts none. Further segments of a rollout have numbers behind the samples of the group. Every sampled token
+    so it counts none. Further segments of a rollout are numbered after the samples of the group. Every sampled token
     carries loss, also the stop token.
     """
     orch, tasks = config.orchestrator, config.tasks()
@@ -388,7 +388,7 @@ def _packed(group: Group, index: int, segment: Segment, config: RLConfig) -> Pac
 
 
 def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, first_draw: int) -> list[Entry]:
-    """Return how the draws of a step ended, of its groups and those passed over, from number `first_draw` on."""
+    """Return how the draws of a step ended, skipped ones included, from number `first_draw` on."""
     waiting, entries, env = iter(groups), [], groups[0].env or None
     for number, draw in enumerate(curriculum.draw(len(groups)), first_draw):
         if draw.retired:
@@ -408,7 +408,7 @@ def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, f
 def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: bool = False) -> dict[str, float]:
     """Compute metrics over all sampled completions of a step; failures of grading are counted, but in no mean.
 
-    `lag` is the number of versions that the sampler may be behind; `refilled`: groups may have been left out.
+    `lag`: versions that the sampler may be behind; `refilled`: groups may have been left out.
     """
     scores = [score for group in groups for score in group.scores]
     rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -37,7 +37,7 @@ class Entry:
 
 
 class Ledger:
-    """The entries of a run, one per draw, in the order of the draws; `tokens` is what all of them cost."""
+    """The entries of a run, one per draw, in the order of the draws; `tokens` is their total."""
 
     def __init__(self, entries: list[dict] | None = None) -> None:
         self.entries = [Entry(**entry) for entry in entries or []]

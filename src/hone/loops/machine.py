@@ -32,7 +32,7 @@ from hone.trainer.memory import host_bytes, longest, trainer_of
 from hone.trainer.parallel import ALONE, Ranks
 
 SMALL_MODEL = 10_000_000
-"""Below this many parameters a second thread costs more than it brings (and far more on a busy machine)."""
+"""Below this many parameters a second thread slows training (on a busy machine by far)."""
 
 
 def device_of(name: str) -> str:
@@ -59,7 +59,7 @@ Config = TypeVar("Config", bound=RLConfig | SFTConfig)
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that decide the open settings of a config: the model, the device that trains it, and its ranks.
+    """The facts that decide settings left to the machine: the model, the device that trains it, and its ranks.
 
     `turns` is the most of a conversation. `trainer` are settings and threads of a trainer in another process, chosen
     by its device's memory.
@@ -73,7 +73,7 @@ class Machine:
 
 
 def resolve(config: Config, machine: Machine) -> Config:
-    """Return the config as the run has it to its end, with all that the machine decides where it is left open.
+    """Return the config with all settings that are left to the machine; the run then keeps them.
 
     A resumed run keeps what it began with; a setting that its config.toml leaves open, of an older hone, stays open.
     Warns if a train step does not fit. Every process of a run calls this once, at its start.
@@ -119,7 +119,7 @@ def resolve(config: Config, machine: Machine) -> Config:
 
 
 def config_of_begun(config: RLConfig | SFTConfig) -> Path | None:
-    """Return the config.toml of the run that is resumed; None if there is none: it begins anew."""
+    """Return the config.toml of the run to resume; None if there is none."""
     source = config.resume and (config.resume.dir or config.output_dir)
     if source is None or run_info(source) is None or not (source / CONFIG).exists():
         return None
@@ -160,14 +160,14 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
 
 
 def _filled(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return the config with these values, by dotted name, where the machine decides and the config leaves it open."""
+    """Return the config with these values, by dotted name, for keys that it leaves to the machine."""
     decided = [dotted(key.path) for key in walk(type(config)) if key.meta.from_machine]
     names = [name for name in decided if name in values and value_of(config, name) is None]
     return changed(config, {name: values[name] for name in names})
 
 
 def free_memory(device: str) -> int:
-    """Return the bytes of a device that this process may take: free ones, and reserved ones that it does not use."""
+    """Return the bytes of a device that this process may take: free ones, and its reserved but unused ones."""
     if torch.device(device).type == "cpu":
         return ram()[1]
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -220,7 +220,7 @@ def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
 
 @contextmanager
 def restored_settings() -> Iterator[None]:
-    """Put threads and kernels back, whatever `configure` made of them in the block."""
+    """Restore threads and kernels after the block, whatever `configure` set."""
     threads, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     compiled = fusion.is_compiled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

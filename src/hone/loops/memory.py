@@ -1,4 +1,4 @@
-"""Memory of one process that samples and trains, by part, and settings that depend on it. Needs no torch."""
+"""Memory of a process that samples and trains, by part, and settings chosen by it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -121,9 +121,9 @@ def with_precision(config: Config, device: str) -> Config:
 
 
 def versions_in_memory(config: RLConfig) -> int:
-    """Return how many versions of the weights are in shared memory at a time, where the run starts its server.
+    """Return how many versions of the weights are in shared memory at a time, if the run starts its server.
 
-    The server has one, one is written, rollouts may be behind by some, and a checkpoint may still copy one.
+    The server holds one, one is being written, rollouts may lag by some, and a checkpoint may still copy one.
     """
     return 2 + config.orchestrator.lag + (config.ckpt is not None)
 
@@ -136,7 +136,7 @@ def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
 
 
 def server_bytes(config: RLConfig, model: DecoderConfig) -> int:
-    """Return what a server that the run starts takes on a GPU."""
+    """Return the bytes that a server started by the run takes on a GPU."""
     weights = weight_bytes(model, config.precision) + cast_bytes(model, config.precision)
     if config.inference.backend != "hone":
         weights = weight_bytes(model, "fp32" if config.precision == "fp32" else "bf16")
@@ -158,9 +158,9 @@ def fitted(
     """Return the config with its open settings chosen for `room` bytes on the device; and on a GPU a sentence on
     settings that save memory, "" for none. `here`: on this machine. The other arguments are as in `memory`.
 
-    A train step gets the first settings of `_choices` with which it fits, else the last ones. Beside it stay, with CUDA
-    graphs, a KV cache (the config's, else 4 GiB), and a server that the run starts, asleep. The KV cache has 4 GiB on a
-    CPU. On a GPU it has what the run can use, and shrinks until sampling (with graphs the train step, too) fits.
+    A train step gets the first settings of `_choices` with which it fits, else the last ones. A sleeping server that
+    the run starts and, with CUDA graphs, a KV cache (the config's, else 4 GiB) stay in memory. The KV cache has 4 GiB
+    on a CPU. On a GPU it has what the run can use, and shrinks until sampling (with graphs the train step, too) fits.
     """
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.samples_here else None

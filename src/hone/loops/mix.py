@@ -1,4 +1,4 @@
-"""Several tasks in one run: how many groups of a step each has, and the draws and metrics of each.
+"""Several tasks in one run: each one's share of a step's groups, its draws and its metrics.
 
 Tasks are identified by name. A run with one task uses "" and leaves the name out of metrics and ledger. A step's groups
 are ordered by task; each task has its own curriculum, advantages and `refill` rounds.
@@ -21,10 +21,10 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def shares(config: RLConfig, step: int) -> dict[str, int]:
-    """Return the groups that each task has in the batch of a step, which its weight says up to rounding.
+    """Return the number of groups of each task in the batch of a step: by its weight, up to rounding.
 
-    Systematic sampling: as many points as groups lie evenly in [0, 1), and each task has a part of it. From step to
-    step they move by the golden ratio, so that what is rounded evens out.
+    Systematic sampling: the groups are evenly spaced points in [0, 1), and each task has a part of the range. The
+    points move by the golden ratio each step, so that rounding evens out.
     """
     orch, names = config.orchestrator, list(config.tasks())
     groups = orch.batch_size // orch.rollouts_per_example

@@ -1,7 +1,7 @@
-"""Losses and advantages of the user: `MODULE:FUNCTION` in a config, or a function that a program gives.
+"""The user's losses and advantages: `MODULE:FUNCTION` in a config, or a program's function.
 
-A function that a program gives is written into the run, as `algorithm.py`, with its sources, so that the run can be
-resumed and verified without the program. If that can't be done, only the program can resume it.
+A program's function is written into the run with its dependencies, as `algorithm.py`, so that the run can be resumed
+and verified without the program. If that is impossible, only the program can resume it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.f
 
 @dataclass
 class UserFunctions:
-    """The user's functions of a run, digests, and their file; `import_problem` is why that can't be imported alone."""
+    """The user's functions of a run, digests, and file; `import_problem` is why that can't be imported alone."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class UserFunctions:
     def given(
         cls, config: RLConfig, **functions: Callable[..., Any] | str | None
     ) -> tuple[UserFunctions, dict[str, str]]:
-        """Return these functions, else the config's; and values of keys that name them. UserError if one is unfit."""
+        """Return these functions, else the config's; and values of keys that name them. UserError if one is invalid."""
         if not any(functions.values()):
             return cls.of(config), {}
         from hone.environments.functions import checked_function, place_of

@@ -52,15 +52,15 @@ if TYPE_CHECKING:
     from hone.environments.functions import ProgramTask
 
 GENERATED = 2000
-"""Training examples of a generated task that are compared with held-out ones, at most, those drawn first."""
+"""Most training examples of a generated task to compare with held-out ones (the first draws)."""
 HELD_OUT = 20_000
-"""Held-out examples of a data set that are compared with training ones, at most."""
+"""Most held-out examples of a data set to compare with training ones."""
 
 
 def model_source(config: RunConfig) -> str:
-    """Return where the model is loaded from: its name; if a resume finds no such folder here, the run's own weights.
+    """Return where the model is loaded from: its name, or the run's weights if a resume finds no such folder.
 
-    They have its architecture and its tokenizer, and the checkpoint brings the parameters: with LoRA not all of them.
+    The weights have its architecture and tokenizer. The checkpoint has the parameters; with LoRA not all.
     """
     name = config.model.name
     if config.resume is None or config.model.lora or name == TINY or Path(name).exists():
@@ -73,7 +73,7 @@ def model_source(config: RunConfig) -> str:
 
 @torch.inference_mode(False)  # else nothing can be learned by it
 def load_policy(config: RunConfig, source: str | None = None, device: str | None = None) -> Decoder:
-    """Load the model to train on its device, in the configured precision; from `source`, if that is not its name."""
+    """Load the model to train on its device, in the configured precision; from `source`, by default its name."""
     model = load_model(
         source or config.model.name,
         device=device or device_of(config.model.device),
@@ -100,8 +100,7 @@ def make_trainer(
     """Make the trainer of RL; with a KL term also the initial policy, loaded a second time from `model.name`; with LoRA
     it is the model without its adapter.
 
-    `record_tokens`: there is a run to write down what it computes of tokens, if the config wants that. `user_loss` is
-    what `loss.function` names, if a program gave it.
+    `record_tokens`: a run records token statistics, if the config says so. `user_loss` is a program's `loss.function`.
     """
     reference, loss = None, config.trainer.loss
     if loss.kl_coef > 0 and model.lora is not None:
@@ -142,7 +141,7 @@ def batch_use(trainer: TrainerConfig, orch: OrchestratorConfig) -> BatchUse:
 
 
 def weighed(loss: LossConfig, batch: Batch) -> list[Packed]:
-    """Return the sequences of a batch with the weights of their tokens, by `loss.aggregation`."""
+    """Return a batch's sequences with weights of their tokens, by `loss.aggregation`."""
     tokens = [sequence.num_loss_tokens for sequence in batch.sequences]
     groups = [sequence.group for sequence in batch.sequences]
     filtered = batch.filtered if loss.count_filtered else None
@@ -164,7 +163,7 @@ def make_sft_trainer(config: SFTConfig, model: Decoder, ranks: Ranks = ALONE) ->
 
 
 def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
-    """Return the name of the config's task, or of the first function that a program gives in its place."""
+    """Return the name of the config's task, or of a program's first function in its place."""
     given = [*([reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else reward_funcs), agent]
     first = next((one for one in given if one is not None), None)
     if first is None:
@@ -175,9 +174,9 @@ def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
 def task_given(
     config: RLConfig, dataset: Any, eval_dataset: Any, reward_funcs: Any, *more: Any
 ) -> tuple[ProgramTask | None, dict[str, Any]]:
-    """Return the task that a program gives, None if it gives none, and values of keys that name it.
+    """Return a program's task (None if there is none), and values of keys that name it.
 
-    `more` goes to `given_task`. An `eval_dataset` turns evaluation on, unless the config says that it is off.
+    `more` goes to `given_task`. An `eval_dataset` turns evaluation on, unless the config turns it off.
     """
     if all(x is None for x in (dataset, eval_dataset, *more)) and not reward_funcs:
         return None, {}
@@ -196,7 +195,7 @@ def task_given(
 
 
 def task_of(config: RLConfig, given: ProgramTask | None = None) -> Environment:
-    """Make the config's task, or the task of a program. Touches no data."""
+    """Make the config's or the program's task. Reads no data."""
     task = config.orchestrator.env
     if given is None:
         env = configured(task.id, task.args, task.template, "orchestrator.env.template")
@@ -234,7 +233,7 @@ def warn_not_importable(file: str, import_problem: str, run: RunWriter) -> None:
 
 
 def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
-    """Digest a model, the adapter that training begins with, and the tokenizer, whatever they are called."""
+    """Digest a model, the initial adapter and the tokenizer, whatever their names."""
     adapter = {} if model.lora is None else {"adapter": fingerprint(model.trained)}
     return {"model": fingerprint(model.base), **adapter, "tokenizer": renderer.digest()}
 
@@ -252,7 +251,7 @@ def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, En
 def task_digests(
     config: RLConfig, envs: Mapping[str, Environment], eval_envs: Mapping[str, Environment]
 ) -> dict[str, str]:
-    """Digest what the run trains and is evaluated on; of several tasks under their names."""
+    """Digest the tasks that the run trains and is evaluated on; several by name."""
     digests: dict[str, str] = {}
     for name, one in config.tasks().items():
         found = envs[name].digests(("train", "eval") if one.orchestrator.eval else ("train",))
@@ -278,7 +277,7 @@ def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None =
 
 
 def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
-    """Return a function that takes the number of items done, and prints a line every 2 s."""
+    """Return a function to call with the number of items done; it prints a line every 2 s."""
     last_shown = time.monotonic()
 
     def advance(done: int) -> None:
@@ -293,7 +292,7 @@ def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
 def check_lengths(
     config: RLConfig, env: Environment, renderer: ChatRenderer, model: DecoderConfig, curriculum: Curriculum | None
 ) -> None:
-    """Raise UserError if `seq_len` or a prompt that the run will use is too long. No `curriculum`: evaluation alone."""
+    """Raise UserError if `seq_len` or a prompt of the run is too long. Without `curriculum`: of evaluations only."""
     limit = model.max_position_embeddings
     if config.seq_len > limit:
         raise UserError(f"seq_len = {config.seq_len} exceeds the model's {model.context}; set --seq-len {limit}")
@@ -315,8 +314,8 @@ def check_lengths(
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
     """Return the examples that training and evaluation share; None without evaluation. UserError if that is refused.
 
-    It looks at the training examples of a data set that the run will draw, at most an epoch. To be dropped, at all of
-    `max_examples`: what is dropped must not depend on the number of steps, as a resume may add some.
+    It compares the data set's training examples that the run will draw, at most an epoch; with `drop` all of
+    `max_examples`, because what is dropped must not depend on the number of steps, which a resume may change.
     """
     settings = config.orchestrator.eval
     if settings is None:
@@ -391,7 +390,8 @@ def card(config: RLConfig, step: int) -> str:
 
 
 def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapping[str, object]) -> str:
-    """Return the card of `weights/step_N`. It names no folder of this machine, so equal runs write equal cards."""
+    """Return the model card of `weights/step_N`. It names no folder of this machine, so equal runs write equal
+    cards."""
     name = config.model.name
     from_hub = is_hub_id(name)
     adapter = config.model.lora

@@ -1,4 +1,4 @@
-"""Checks that a server that is up serves what is trained, and takes the run's weights. Imports nothing heavy."""
+"""Checks that a running server serves the trained model, and accepts the run's weights. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROBE = "One probe: naïve café, 12+34=46, {x}\n"
 
 @dataclass(frozen=True)
 class Server:
-    """A server that can be sampled from: what made it, and the model that it serves."""
+    """A server to sample from: its kind, and the model that it serves."""
 
     endpoint: Endpoint
     backend: str
@@ -43,7 +43,8 @@ class Server:
         return f"{'hone inference' if self.is_hone else sampler_name(self.backend)} at {self.endpoint.url}"
 
     def scoring(self, prompts: Sequence[Sequence[int] | str], temperature: float = 1.0) -> dict[str, Any]:
-        """Return the body of a request for the logprobs of the prompts' tokens. Only hone's samples no token then."""
+        """Return the body of a request for the logprobs of the prompts' tokens. (Servers other than hone's also sample
+        one.)"""
         body = {"model": self.model, "prompt": [p if isinstance(p, str) else list(p) for p in prompts]}
         body |= {"max_tokens": 0 if self.is_hone else 1, "temperature": temperature}
         return body | {"prompt_logprobs": 0}
@@ -54,7 +55,7 @@ class NoServer(UserError):
 
 
 def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return the logprobs of the prompts' tokens but the first, from an answer to `Server.scoring`.
+    """Return the logprobs of each prompt's tokens except the first, from an answer to `Server.scoring`.
 
     Raises KeyError, IndexError, TypeError or ValueError if it has none.
     """
@@ -66,7 +67,7 @@ def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
 
 
 def are_logprobs(values: Sequence[float]) -> bool:
-    """Return True if all may be logprobs of tokens: finite, and above 0 by rounding at most."""
+    """Return True if all can be logprobs: finite, and at most 0 up to rounding."""
     return all(-1e6 < value < 0.01 for value in values)
 
 
@@ -86,11 +87,11 @@ def connect_to_server(
     patience: float = 0.0,
     named: bool = True,
 ) -> Server:
-    """Return the server at `endpoint`, if it serves the model that is trained. Else raises UserError.
+    """Return the server at `endpoint`. Raises UserError unless it serves the trained model.
 
     It must have `model` with `parameters`, the tokenizer of `renderer` (None: not known yet), room for `tokens`, and
-    weights from below `spool`. An answer is awaited for `patience` seconds, with a line every 30 s.
-    `named`: the user has named it by --orchestrator.client.base-url; else the run has started it.
+    accept weights from below `spool`. Waits `patience` seconds for an answer, and prints a line every 30 s. `named`:
+    the user named it by --orchestrator.client.base-url; else the run has started it.
     """
 
     async def ask() -> Server:
@@ -161,7 +162,7 @@ async def _check_tokenizer(client: ServerClient, server: Server, model: str, ren
 
 
 async def _check_root(client: ServerClient, spool: Path) -> None:
-    """Raise UserError if the server does not take weights from below `spool`, tried with a folder that is not there."""
+    """Raise UserError if the server refuses weights from below `spool`; tries a folder that doesn't exist."""
     try:
         await client.post("/update_weights", {"path": str(spool.resolve() / "none"), "version": 0})
     except RequestRejected as error:

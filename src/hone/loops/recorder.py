@@ -1,4 +1,4 @@
-"""Records of the RL loop in the run directory. Completions without a grade are counted; too many end the run."""
+"""Writes the RL loop's records into the run directory. Too many completions without a grade end the run."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hone.trainer.token_stats import TokenStats
 from hone.types import Group, Outcome, Rollout, Score
 
 WINDOW = 1000
-"""Completions over which the share of failures is taken: enough that 5 % rarely look like 10 %."""
+"""Completions over which the share of failures is computed: enough that 5 % rarely look like 10 %."""
 LEAST = 256
-"""The same in a run that has fewer altogether."""
+"""The same in a shorter run, at least."""
 
 
 class RunRecorder:
-    """Records a run of RL, and judges it: sampler and trainer may be apart by `band`."""
+    """Records a run of RL, and checks it: sampler and trainer may differ by `band`."""
 
     def __init__(self, config: RLConfig, run: RunWriter, saver: Saver, band: Band, special_texts: SpecialTexts) -> None:
         orch = config.orchestrator
@@ -40,17 +40,17 @@ class RunRecorder:
         self.published = self.watch.published
         self.failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, run)
         self.needs_positive = orch.advantage.divides_by_mean
-        """Rewards below 0 are worth a warning, for a mean of rewards divides."""
+        """Warn of rewards below 0, because advantages are divided by a mean of rewards."""
         self._all_masked_shown = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block as `time/<name>`. It may be given up halfway when the process has to end."""
+        """Time the block as `time/<name>`. It may be aborted when the process has to end."""
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
 
     def record(self, step: int, metrics: dict[str, float], groups: list[Group], update: Update) -> None:
-        """Write a step with all its metrics, and the update that it made.
+        """Write a step with all its metrics and its update.
 
         Its rollouts come first: a step with metrics on disk has its samples on disk. Raises Halt if too many
         completions could not be graded (UserError if all of the first step), or sampler and trainer are too far apart.
@@ -127,8 +127,8 @@ def _token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[s
 class FailureWatch:
     """Judges every step: Halt if more than the share `max_failed` of the last completions could not be graded.
 
-    These are the last `WINDOW` or, in a run of fewer (`planned`), all: the first failures of a run are not many yet. A
-    resumed run counts anew. A step without a single graded completion always ends the run.
+    These are the last `WINDOW` or, in a run of fewer (`planned`), all, so that a few early failures don't end a run. A
+    resumed run counts anew. A step without a graded completion always ends the run.
     """
 
     def __init__(self, max_failed: float, planned: int, run: RunWriter) -> None:
@@ -196,7 +196,7 @@ class FailureWatch:
             )
 
     def _mark_inexact(self, step: int, failures: Sequence[Score]) -> None:
-        """Mark the run as inexact from `step` on for failures that the completion alone does not decide."""
+        """Mark the run as inexact from `step` on for failures that don't depend on the completion alone."""
         if any(score.outcome is Outcome.GRADER_TIMEOUT for score in failures):
             self._run.mark_inexact(step, "a grader was ended at its deadline")
         if any(score.killed for score in failures):

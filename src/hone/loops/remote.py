@@ -3,9 +3,9 @@
     policy = ServerPolicy([connect_to_server(endpoint, ...)], renderer, eos_ids, spool)
     policy.load(0)
 
-A server gets a request for each group. hone's gets the key of each completion, so its tokens are as from an engine
-in this process, up to the rounding of differently shaped products. Another gets a seed of the first (the key's upper 31
-bits), and seeds the others of the group by counting on.
+A server gets a request for each group. hone's gets the key of each completion, so its tokens equal an engine's in this
+process, up to the rounding of differently shaped products. Another server gets a seed for the first (the key's upper 31
+bits), and counts on from it for the others of the group.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ServerPolicy(Policy):
     """Samples from servers. `load` has them take weights from a folder, by default the weights of `spool`'s model.
 
     Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; the
-    caller decides which are too old. If a server does not name it, all tokens of a call count as of the
-    version at its beginning, the oldest possible. `eos_ids` end a completion, as the stop ids of `renderer` do.
-    Raises Halt when no server is left, or one samples from weights that this run did not give it.
+    caller decides which are too old. If a server does not report it, all tokens of a call count as of the version at
+    its start, the oldest possible. `eos_ids` end a completion, as the stop ids of `renderer` do. Raises Halt when no
+    server is left, or one samples from weights that this run did not send.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ServerPolicy(Policy):
         self.fleet.load(version, path)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Return one server's logprobs; NaN where it can't compute them: only hone's does at temperatures but 1."""
+        """Return one server's logprobs; NaN if it can't compute them: only hone's can at temperatures other than 1."""
         if self._scores_nothing(temperature):
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
         (answer,) = self.fleet.ask([self._server.scoring(sequences, temperature)])

@@ -60,10 +60,10 @@ class Processes(Protocol):
     """The processes that sample and train: this one (`OneProcess`), or others."""
 
     backend: str | None
-    """The kind of server that samples, None for the engine in this process; known once connected."""
+    """The kind of server that samples, once connected; None for the engine in this process."""
 
     def load(self, rl: RL) -> DecoderConfig:
-        """Return the shape of the model, and load it if it is needed here. Raises UserError for unfit settings."""
+        """Return the shape of the model; load it if this process needs it. Raises UserError for invalid settings."""
         ...
 
     def connect(self, rl: RL) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Processes(Protocol):
 
 
 class OneProcess:
-    """Sampler and trainer in this process; or the sampler is one server."""
+    """Trainer in this process; the sampler too, or it is one server."""
 
     backend: str | None = None
     make_policy: MakePolicy | None = None
@@ -211,7 +211,7 @@ class RL(Training):
         return groups
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Update the weights on all groups that `sample` gave, in their order; returns the step's metrics."""
+        """Update the weights on all groups from `sample`, in their order; returns the step's metrics."""
         self._check_left(takes_step=True)
         if not self._drawn or [group.draw for group in groups] != self._drawn:
             raise UserError("update takes all groups that the last sample() has returned, in their order, once")
@@ -222,7 +222,7 @@ class RL(Training):
     def evaluate(self, num_examples: int | None = None, task: str | None = None) -> EvalResult:
         """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded.
 
-        `task`: which of several, by name (the first); UserError for an unknown one.
+        `task`: the name of one of several, by default the first; UserError for an unknown one.
         """
         self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:
@@ -298,7 +298,7 @@ class RL(Training):
         trainer.start(self.saver)
 
     def _open_run(self, stack: ExitStack, reads: list[Path], digests: dict[str, str], **more: Any) -> Any:
-        """Open the run directory and, if anything is left to do, start what grades."""
+        """Open the run directory and, if steps are left, start grading processes."""
         config, given = self.config, self.given
         digests = (
             digests

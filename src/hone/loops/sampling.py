@@ -23,7 +23,7 @@ from hone.trainer.step import Trainer
 
 
 def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> tuple[str, MakePolicy]:
-    """Return the kind of the server that the run samples from, and what makes its policy. UserError if it is unfit."""
+    """Return the kind of server that the run samples from, and what makes its policy. UserError if it can't."""
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
         return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split
@@ -49,7 +49,7 @@ def spool_of(
     adapter_alone: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Spool:
-    """Return the spool that a server takes weights from, `in_memory` if two versions have room there, in `dtype`."""
+    """Return the spool that a server loads weights from, `in_memory` if two versions fit there, in `dtype`."""
     assert config.sampled_by is not None
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     say = run.display.message

@@ -239,7 +239,7 @@ class SFT(Training):
 
 
 def follow(sft: SFT) -> int:
-    """Take part in what rank 0 does, on another rank; returns rank 0's exit code."""
+    """Repeat what rank 0 does, on another rank; returns rank 0's exit code."""
     configure_run(sft.config, sft.model, sft.ranks)
     return sft.trainer.follow()
 
@@ -265,9 +265,9 @@ def with_dataset(
 
 
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:
-    """Load the data, or the given rows, and check them before the run directory is touched.
+    """Load and check the data, or the given rows, before the run directory is touched.
 
-    Every row that the run will use is tokenized; of an environment, the first step's demonstrations are tried.
+    Every row that the run will use is tokenized; of a task's demonstrations, the first step's are tried.
     """
     limit = Limit(config.data, model.config.max_position_embeddings)
     name = config.data.path or config.data.name or config.data.run

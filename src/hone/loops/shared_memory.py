@@ -1,6 +1,6 @@
 """A folder in memory for weights on their way to a server of this machine, and scratch folders of the launcher.
 
-Only this user can enter one, and it goes with its run. Standard library only, as the launcher that makes it.
+Only this user can enter one; it is removed with its run. Standard library only, as in the launcher.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hone.hardware import ram
 
 ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"
-"""Names the folder to the roles of a run; the trainer is told by the orchestrator."""
+"""Variable that names the folder to the roles of a run (the orchestrator tells the trainer)."""
 PRESERVED = ".kept"
-"""Marks a scratch folder that is not removed, because a message names a log in it."""
+"""Marks a scratch folder to keep, because a message names a log in it."""
 NO_ROOM = "there is no room left in memory"
 
 
@@ -29,7 +29,7 @@ NO_ROOM = "there is no room left in memory"
 def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Path | None]:
     """Yield a fresh folder in memory that only this user can enter, and remove it afterwards; None if none can be made.
 
-    Its maker holds a lock on it for as long as the process lives. Folders of killed processes are removed first.
+    This process holds a lock on it as long as it lives. Folders of killed processes are removed first.
     """
     prefix = f"hone-{os.geteuid()}-"
     _sweep(root, prefix)
@@ -71,7 +71,7 @@ def _sweep(root: Path, prefix: str) -> None:
 
 
 def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
-    """Return a fresh folder and its lock. It is hidden until it is locked, so that no other run removes it."""
+    """Return a new locked folder and its lock. It is hidden until then, so that no other run removes it."""
     hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))  # mode 0700, at a name that nobody has taken
     folder = hidden.with_name(hidden.name.removeprefix("."))
     with ExitStack() as failed:
@@ -84,7 +84,7 @@ def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
 
 
 def join_folder(folder: Path) -> int | None:
-    """Make and lock the folder of a run on another node; None on the launcher's node: the launcher has the lock."""
+    """Make and lock the folder of a run on another node; None on the launcher's node, where it has the lock."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     try:
@@ -94,7 +94,7 @@ def join_folder(folder: Path) -> int | None:
 
 
 def leave_folder(folder: Path, lock: int) -> None:
-    """Give up the lock of `join_folder`; the last process that does so removes the folder."""
+    """Release the lock of `join_folder`; the last process to do so removes the folder."""
     with suppress(OSError):  # another process has it, too
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +110,7 @@ def disk_message(reason: str) -> str:
 
 
 def shortage(folder: Path, size: int, versions: int) -> str | None:
-    """Return why `versions` of a model, of `size` bytes each, have no room in `folder`; None if they have."""
+    """Return why `versions` of a model, of `size` bytes each, don't fit in `folder`; None if they do."""
     stats = os.statvfs(folder)
     free, needed = min(stats.f_bavail * stats.f_frsize, ram()[1]), versions * size
     if free >= needed:

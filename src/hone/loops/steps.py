@@ -36,7 +36,7 @@ from hone.types import Group
 class Tasks:
     """The tasks of a run by name: to `train` on, with `curricula` that draw the examples, and for `evaluation`.
 
-    `renderer` writes the prompts. `advantages` replaces the algorithm's function, if a program gave one.
+    `renderer` writes the prompts. `advantages` is a program's function instead of the algorithm's, or None.
     """
 
     train: Mapping[str, Environment]
@@ -52,7 +52,7 @@ AddColumn = Callable[[Sequence[Group]], list[Group]]
 
 @dataclass
 class PendingStep:
-    """A step that the trainer has got; its update was not taken yet."""
+    """A step that the trainer has; its update was not received yet."""
 
     step: int
     groups: list[Group]
@@ -69,9 +69,9 @@ def build(
     state: Mapping[str, Any] | None = None,
     columns: Sequence[tuple[str, AddColumn]] = (),
 ) -> Steps:
-    """Make the steps of a run, which go on from the `state` in a checkpoint (None: from the beginning).
+    """Make the steps of a run, from the `state` in a checkpoint on (None: from the beginning).
 
-    Without a policy nothing can be sampled, and `update` takes groups from elsewhere.
+    Without a policy it can't sample; `update` then takes recorded groups.
     """
     ledger, samplers = Ledger(state["ledger"] if state else None), dict[str, GroupSampler]()
     for name, one in config.tasks().items():
@@ -87,8 +87,8 @@ def build(
 class Steps(Loop):
     """The loop: draw, sample, grade, take advantages (`sample`); pack, train (`update`); publish, evaluate (`measure`).
 
-    With `max_async_level` k > 0 up to k batches are on their way to the trainer while the next one is sampled, and new
-    weights reach the sampler in the middle of that. Draws keep their order whatever k is.
+    With `max_async_level` k > 0 up to k batches wait for the trainer while the next one is sampled, and new weights
+    reach the sampler meanwhile. The order of draws doesn't depend on k.
     """
 
     config: RLConfig
@@ -109,7 +109,7 @@ class Steps(Loop):
 
     @property
     def next_step(self) -> int:
-        """The step that comes next: updates that were taken, and those on their way."""
+        """Number of the next step: updates received and pending."""
         return self.version + len(self._pending)
 
     def step(self) -> dict[str, float]:
@@ -146,7 +146,7 @@ class Steps(Loop):
         return goes_on
 
     def measure(self, version: int, last: bool) -> dict[str, float]:
-        """Publish the version to the sampler, and evaluate it every `eval.interval` versions and at the end."""
+        """Publish the version to the sampler; evaluate it every `eval.interval` versions and at the end."""
         with self.recorder.phase("publish"):
             gap = self.trainer.publish(version)
         self._measured = self.recorder.published(version, gap)  # of a step that is given up before the rest
@@ -173,7 +173,7 @@ class Steps(Loop):
         self.recorder.record(version, metrics, [], Update({}, self.fingerprint()))
 
     def give_up(self) -> None:
-        """Record what the trainer has got already; nothing is published or measured any more."""
+        """Record pending updates, without publishing or measuring anything."""
         self.trainer.give_up()
         while self._pending:
             with suppress(Halt):  # the first one ends the run
@@ -184,7 +184,7 @@ class Steps(Loop):
         return Snapshot(tensors, self.ledger.state(before=self.version), part)
 
     def _receive_update(self, begin: bool = True) -> None:
-        """Record the next update. Begin its version if another one is on its way, or for `done` to see the target."""
+        """Record the next update. Begin its version if another one is pending, or so that `done` sees the target."""
         update, pending = self.trainer.take(), self._pending.popleft()
         measured, self._measured = dict(self._measured), {}
         self.metrics = measured | pending.metrics | update.metrics | pending.totals

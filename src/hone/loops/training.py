@@ -28,7 +28,7 @@ Export = Callable[[Path, int, "dict[str, torch.Tensor]"], None]
 
 
 class Loop(ABC):
-    """The steps of a run, whoever trains and records: in one process, in several, or again in `hone verify`."""
+    """The steps of a run: in one process, in several, or repeated by `hone verify`."""
 
     config: Any
     trainer: Any
@@ -50,7 +50,7 @@ class Loop(ABC):
 
     @abstractmethod
     def snapshot(self, checkpoint: bool) -> Snapshot:
-        """Return the state to save; `checkpoint`: one will be made of it."""
+        """Return the state to save; `checkpoint`: for a checkpoint, too."""
 
     @property
     def version(self) -> int:
@@ -62,11 +62,11 @@ class Loop(ABC):
 
     @property
     def done(self) -> bool:
-        """True once no step is left to take, a stop was asked for, the budget is used up, or the target is reached."""
+        """True once all steps are taken, a stop was requested, the budget is used up, or the target is reached."""
         return self.next_step >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
 
     def begin(self, last: bool = False) -> bool:
-        """Save and measure the current version, once; False if a stop was asked for. `last`: measure all."""
+        """Save and measure the current version, once; False if a stop was requested. `last`: measure everything."""
         version, saver = self.version, self.saver
         if self._begun == version:
             return True
@@ -78,7 +78,7 @@ class Loop(ABC):
         return goes_on
 
     def finish(self, complete: bool = True) -> Ending:
-        """Save, measure and record the last version; return how the run ended. Not `complete`: it was left early."""
+        """Save, measure and record the last version; return how the run ended. `complete`: no steps are left."""
         version, saver = self.version, self.saver
         ending = saver.ending(version, self.config.max_steps) if complete else "stopped"
         saver.save(version, last=True)
@@ -89,7 +89,7 @@ class Loop(ABC):
         return ending
 
     def give_up(self) -> None:
-        """Record all updates that were made; measure nothing any more."""
+        """Record pending updates; measure nothing."""
         return
 
     def fingerprint(self) -> str:
@@ -99,10 +99,10 @@ class Loop(ABC):
 class Training(ABC):
     """A run that trains, as a context: inside it takes steps; leaving it saves the final version and closes the run.
 
-    SIGINT and SIGTERM end it after the step that is being taken; `done` is true then. If that step is given up, or the
-    run must not go on (a Halt), the version before it is saved as a checkpoint. Also if the block raises between two
-    steps. `ending` tells how the run ended, and `exit_code` what a command returns: 0, or 130/143 for a signal.
-    `command` is the command line that run.json records; by default this process's.
+    SIGINT and SIGTERM end it after the current step; `done` is true then. If that step is abandoned, at a Halt, or if
+    the block raises between two steps, the version before it is saved as a checkpoint. `ending` tells how the run
+    ended, and `exit_code` what a command returns: 0, or 130/143 for a signal. `command` is the command line that
+    run.json records; by default this process's.
     """
 
     kind: ClassVar[str]
@@ -116,7 +116,7 @@ class Training(ABC):
     exit_code = 0
     command: list[str] | None = None
     _error: BaseException | None = None
-    """The last error of hone's code, after which the state may be half a step's; none of the user's block."""
+    """The last error of hone's code, which may leave half a step's state; not an error of the user's block."""
     _stack: ExitStack | None = None
 
     @abstractmethod
@@ -125,7 +125,7 @@ class Training(ABC):
 
     @property
     def done(self) -> bool:
-        """True once no step is left to take, or a stop was asked for."""
+        """True once all steps are taken, or a stop was requested."""
         return self._opened().nothing_left or self.steps.done
 
     @property
@@ -166,7 +166,7 @@ class Training(ABC):
 
     @contextmanager
     def _inside(self, takes_step: bool = True) -> Iterator[None]:
-        """Put this around what takes steps or saves: an error in there is no error of the block that uses the run."""
+        """Wrap code that takes steps or saves, to tell its errors from errors of the user's block."""
         self._check_left(takes_step)
         try:
             with called_from(python=True), torch.inference_mode(False):  # whatever the program around it has set
@@ -210,7 +210,7 @@ class Training(ABC):
         return "".join(observer.report() for observer in self.observers)
 
     def _check(self, reads: list[Path], keep: Iterable[str]) -> None:
-        """Refuse a directory that the run can't have; then let observers look. Nothing is written."""
+        """Check the run directory, then let observers check. Writes nothing."""
         with writable(self.config.output_dir):
             Opening(self.config, self.kind, [], print).check(reads, keep)
         for observer in self.observers:
@@ -228,7 +228,7 @@ class Training(ABC):
 
     @contextmanager
     def _saving(self, export: Export, ckpt: CkptConfig | None, planned: bool = False) -> Iterator[None]:
-        """Save versions in the block; also when an error, a stop or a Halt ends it. The arguments are `Saver`'s."""
+        """Save versions in the block, also if an error, a stop or a Halt ends it. The arguments are `Saver`'s."""
         snapshot = lambda checkpoint: self.steps.snapshot(checkpoint)  # noqa: E731
         run, halted = self.run, None
         with StopRequest(run.display.notice, self.config.grace_seconds) as stop:

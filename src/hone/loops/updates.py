@@ -1,4 +1,4 @@
-"""The makers of new weights: the trainer in this process, or in others."""
+"""Interface of the trainer to the loop, in this process or in others."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Update:
 
 
 class Updates(ABC):
-    """A maker of new weights: the trainer in this process, or one in other processes.
+    """The trainer, in this process or in others.
 
-    `version` and `fingerprint()` describe the last update that was taken; `ready`: `take` would not wait. With
-    `plans` it must know before an update if a checkpoint will be made of it (see `Saver.planned`).
+    `version` and `fingerprint()` describe the last update taken; `ready`: `take` would not wait. With `plans` it must
+    know before an update if it becomes a checkpoint (see `Saver.planned`).
     """
 
     plans = False
@@ -42,21 +42,21 @@ class Updates(ABC):
 
     @abstractmethod
     def start(self, saver: Saver) -> None:
-        """Begin: from now on `saver` saves versions, and may ask for a stop."""
+        """Start; from now on `saver` saves versions, and may request a stop."""
 
     @abstractmethod
     def put(self, step: int, batch: Batch) -> None: ...
 
     @abstractmethod
     def take(self) -> Update:
-        """Return the update on the oldest batch that was put; from then on `version` is its result."""
+        """Return the update on the oldest batch; `version` is then its result."""
 
     @abstractmethod
     def publish(self, version: int) -> Gap | None:
-        """Put the current version into the sampler; return the gap between the two, None if it isn't measured."""
+        """Load the current version into the sampler; return the gap to it, None if it isn't measured."""
 
     def release(self, version: int) -> None:
-        """Let the sampler have later versions than `version`, which has been measured."""
+        """Let the sampler load later versions than `version`, which was measured."""
         return
 
     def give_up(self) -> None:

@@ -31,7 +31,7 @@ from hone.model.device import upload
 # Padding is cheaper than a split if the shortest row of a bucket has at least this share of its longest row's tokens.
 MIN_FILL = 0.7
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Kernels of SDPA on a GPU: the memory-efficient one, and plain operations for what it does not take."""
+"""Kernels of SDPA on a GPU: the memory-efficient one, and plain operations where it doesn't apply."""
 
 
 class PackedAttention:
@@ -66,8 +66,8 @@ class PackedAttention:
         """Return the tokens of each row of queries and of keys, and (rows, queries, keys before) of each bucket.
 
         A bucket has segments of about one length, whose parents have one length; a shorter one's last token is
-        repeated. Behind a parent of less than a third of their length its queries come along: SDPA skips keys that no
-        query sees only where all are causal.
+        repeated. If the parent is shorter than a third of their length, its queries are included: SDPA skips masked
+        keys only in causal attention.
         """
         queries, keys, found = list[np.ndarray](), list[np.ndarray](), []
         buckets: list[list[int]] = []
@@ -104,7 +104,7 @@ def takes_varlen(q: Tensor) -> bool:
 
 
 def varlen_rows(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, int, int]:
-    """Return what `varlen` wants to know of rows of so many queries and keys: where they begin, and the most."""
+    """Return `varlen`'s arguments for rows of these numbers of queries and keys: their beginnings, and the most."""
     starts = [upload(np.cumsum([0, *lengths], dtype=np.int32), device) for lengths in (queries, keys)]
     return starts[0], starts[1], max(queries), max(keys)
 
@@ -125,7 +125,7 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, *rows: Any, **options: Any) -> Tenso
 
 @cache
 def _varlen_kernel() -> tuple[Callable[..., Any], bool]:
-    """Return torch's kernel, and True if it groups query heads (torch 2.11's does not)."""
+    """Return torch's kernel, and True if it groups query heads (not in torch 2.11)."""
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -140,9 +140,9 @@ def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attend: q [B, H, L, Dh], k and v [B, K, S, Dh] → like q. Causally, or by `mask` [L, S] (bool: sees, or added).
 
-    A CPU groups query heads a fifth faster than it repeats keys and values. On a GPU fp32 has no memory-efficient
-    kernel that groups them (torch 2.13), and the plain one keeps L · S scores of each layer for the gradient. cuDNN's
-    would build a plan for each shape, and there are reports of NaN with masks.
+    On a CPU grouping query heads is a fifth faster than repeating keys and values. On a GPU no memory-efficient fp32
+    kernel groups them (torch 2.13), and the plain one stores L · S scores of each layer for the gradient. cuDNN's would
+    build a plan for each shape, and has reportedly given NaN with masks.
     """
     if q.is_cuda:
         k, v = repeat_heads(q, k, v)
@@ -152,7 +152,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, mask: Tensor | None = None) -> Tensor:
-    """Attend in so many rows, given and returned flat: causally, or with scores to which `mask` is added."""
+    """Attend in `rows` rows, given and returned flat: causally, or with `mask` added to the scores."""
     dtype = q.dtype
     if q.device.type == "cpu":
         # The CPU's bf16 backward is 9 times slower than fp32's.
@@ -165,8 +165,8 @@ class _SlotLayout:
     """Place of each token of a batch in rows of queries and rows of keys, laid end to end.
 
     `query_of_slot`, `key_of_slot`: the token copied into each slot. `slot_of_query`, `slot_of_key` `[N]`: the first
-    slot that a token lies in. `copies`: where a key may lie in several rows, the slots sorted by their token, and
-    where in that list each token's slots begin. `buckets`: (rows, queries, keys before) of each; `masks` of the layers.
+    slot that a token lies in. `copies`, if a key may be in several rows: the slots sorted by their token, and where
+    each token's slots begin in that list. `buckets`: (rows, queries, keys before) of each; `masks` of the layers.
     """
 
     def __init__(

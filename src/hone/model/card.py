@@ -27,8 +27,8 @@ def model_card(
 ) -> str:
     """Write Markdown with the hub's YAML front matter; a pure function of its arguments.
 
-    `method` is "init", "sft" or "rl". `base_model` is a hub id, or None for a local folder. Only models made from
-    nothing get a licence. `facts` are further rows of the table: settings and measured results.
+    `method` is "init", "sft" or "rl". `base_model` is a hub id, or None for a local folder. Only models with random
+    weights get a licence. `facts` are further rows of the table: settings and measured results.
     """
     front: dict[str, object] = {"license": "apache-2.0"} if from_nothing else {}
     front |= {"library_name": "transformers", "pipeline_tag": "text-generation"}

@@ -79,17 +79,17 @@ class ChatRenderer:
         self.special_texts = SpecialTexts()
 
     def prompt_ids(self, messages: list[Message], tools: list[Tool] | None = None) -> list[int]:
-        """Return the ids of the conversation and the opening of the assistant's turn. `tools`: OpenAI's schemas."""
+        """Return the ids of the conversation and the start of the assistant's turn. `tools`: OpenAI's schemas."""
         return self._rendering.prompt_ids(messages, tools)
 
     def text(self, messages: list[Message], opens: bool, tools: list[Tool] | None = None) -> str:
-        """Return the conversation as text; `opens`: with the opening of the assistant's next turn."""
+        """Return the conversation as text; `opens`: with the start of the assistant's next turn."""
         return self._rendering.text(messages, opens, tools)
 
     def note(
         self, where: str, messages: list[Message], tools: list[Tool] | None = None, key: str | None = None
     ) -> None:
-        """Count messages, once for each `key` (`where` by default), if special tokens in their texts become text."""
+        """Count messages, once per `key` (by default `where`), if special tokens in their texts become text."""
         if found := self._rendering.find_special(messages, tools):
             self.special_texts.add(key or where, where, found)
 
@@ -98,10 +98,10 @@ class ChatRenderer:
     ) -> list[int]:
         """Return the ids between two sampled turns, which follow the end-of-turn id of the conversation's last message.
 
-        They hold what the template writes for `answers`, with the white space before them, and the opening of the next
-        turn. The sampled ids themselves are never rendered again. A turn that stopped by length has no bridge. Raises
-        UserError if the template rewrites earlier turns once the answers follow: Qwen3's drops earlier thoughts after a
-        message of the user, though not after a tool's.
+        They are the template's text for `answers`, with white space before it, and the start of the next turn. Sampled
+        ids are never rendered again. A turn that stopped by length has no bridge. Raises UserError if the template
+        rewrites earlier turns once the answers follow: Qwen3's drops earlier thoughts after a message of the user,
+        though not after a tool's.
         """
         rendering, opened = self._rendering, self.opened_by_template
         turns = stand_ins(conversation, answers, opened)
@@ -177,7 +177,7 @@ class ChatRenderer:
         return self.tokenizer.decode(self._up_to_end(ids), skip_special_tokens=True)
 
     def digest(self) -> str:
-        """Compute SHA-256 of what decides how a conversation becomes ids: the tokenizer's files and the template."""
+        """Compute SHA-256 of all that turns a conversation into ids: the tokenizer's files and the template."""
         if self._source is None:
             tokenizer = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
         else:
@@ -186,7 +186,7 @@ class ChatRenderer:
         return hashlib.sha256(f"{tokenizer} {self._override or ''}".encode()).hexdigest()
 
     def save(self, folder: str | Path) -> None:
-        """Write the tokenizer's files into a weights folder, with the template that rendered, if it was overridden."""
+        """Write the tokenizer's files into a weights folder, with the template if it was overridden."""
         folder = Path(folder)
         if self._source is None:
             save_tokenizer(folder)
@@ -267,7 +267,7 @@ def load_renderer(
 def _by_template(
     tokenizer: Tokenizer, template: str, named: dict[str, str], stop_ids: tuple[int, ...], special_tokens: bool
 ) -> TemplateRendering:
-    """Return the rendering by a template; what it writes for a short conversation tells more special tokens."""
+    """Return the rendering by a template; a short conversation written by it shows further special tokens."""
     rendering = TemplateRendering(TextEncoder(tokenizer, []), template, named)
     if not special_tokens:
         written, turn = "", {"role": "assistant", "content": PROBE}

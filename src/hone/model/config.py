@@ -1,7 +1,7 @@
 """The shape of a dense decoder, read from and written to a Hugging Face `config.json`.
 
 `FAMILIES` is the table of the supported families; to add one like Llama, add a row, and to `rope.py` a scaling rule if
-it has its own. A config that asks for anything else is refused: half understood, it gives a silently wrong model.
+it has its own. A config with anything else is refused, because it would silently give a wrong model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hone.errors import UserError
 
 @dataclass(frozen=True)
 class Family:
-    """A family of decoders. Its defaults hold where a file leaves out a value.
+    """A family of decoders, with defaults for values that a file leaves out.
 
     `attention_bias`: which biases (of q, k and v; of o) the key of that name in config.json turns on. `qkv_bias`: q, k
     and v always have one. `extra` are keys that its config.json has in transformers.
@@ -35,7 +35,7 @@ FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", attention_bias=(False, False), qkv_bias=True),
     "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
 }
-"""By `model_type` in config.json; `qwen2` is Qwen2.5's too."""
+"""By `model_type` in config.json; `qwen2` includes Qwen2.5."""
 MAX_HEAD = 256
 """Widest attention head of a GPU's bf16 kernel for segments of any length."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -102,7 +102,7 @@ class DecoderConfig:
 
     @property
     def stated_context(self) -> int:
-        """Tokens of a sequence by the model's own config.json: hone may compute fewer."""
+        """Longest sequence by the model's config.json; hone's limit may be lower."""
         return self.max_position_embeddings
 
     @property
@@ -121,19 +121,19 @@ class DecoderConfig:
 
     @property
     def linear_shapes(self) -> list[tuple[int, ...]]:
-        """(out, in) of each matrix of the layers that LoRA goes beside; fused ones are listed separately."""
+        """(out, in) of each matrix of the layers that gets an adapter; fused ones are listed separately."""
         hidden, inner, q, kv = self.hidden_size, self.intermediate_size, self.q_size, self.kv_size
         attention = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q)]
         return self.num_layers * [*attention, (inner, hidden), (inner, hidden), (hidden, inner)]
 
     @property
     def embedding(self) -> int:
-        """Scalars of the embedding `[V, D]`, and so of the head."""
+        """Number of weights of the embedding `[V, D]`, and so of the head."""
         return self.vocab_size * self.hidden_size
 
     @property
     def parameters(self) -> int:
-        """All scalars, a tied head counted once."""
+        """Number of weights; a tied head counts once."""
         others = 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm  # norms, and biases
         others += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.o_bias * self.hidden_size
         others += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)

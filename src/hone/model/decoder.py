@@ -1,7 +1,7 @@
 """A dense decoder (Llama, Qwen2, Qwen3) over flat tokens: the same code computes training, prefill and decoding.
 
-Tokens of any number of sequences lie end to end in one dimension N. The caller's `attention` decides which of them see
-each other, so there is no batch dimension, padding or mask here. Projections of the same input are fused (`qkv_proj`,
+Tokens of all sequences lie end to end in one dimension N. The caller's `attention` decides which tokens see each other,
+so there is no batch dimension, padding or mask here. Projections of the same input are fused (`qkv_proj`,
 `gate_up_proj`); `hone.model.hf` joins and splits them for files.
 """
 
@@ -47,7 +47,7 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class Linear(nn.Module):
     """x Wᵀ + b. With `bf16_product` the parameters stay fp32 and the product is in bf16, from a stored cast of W.
 
-    A weight in shards is whole only while it is used, so nothing derived from it is stored (`keep_nothing`).
+    A sharded weight is whole only while it is used, so nothing derived from it is stored (`keep_nothing`).
     """
 
     def __init__(self, in_size: int, out_size: int, bias: bool, dtype: torch.dtype, bf16_product: bool) -> None:
@@ -106,7 +106,7 @@ class Linear(nn.Module):
         other.packed.forget()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Move the parameters; what was derived from them stays behind."""
+        """Move the parameters, not what was derived from them."""
         super()._apply(fn, recurse)
         self.packed.forget()
         if self._weight_bf16 is not None and self._weight_bf16.device != self.weight.device:
@@ -117,7 +117,7 @@ class Linear(nn.Module):
 class LoraLinear(Linear):
     """W x + b + alpha / rank · B A x, where W and b are frozen (arXiv:2106.09685).
 
-    Each of the matrices that W fuses, of `parts` rows, has its own adapter. `lora_A` `[parts · rank, in]` and `lora_B`
+    Each of the matrices fused in W, of `parts` rows, has its own adapter. `lora_A` `[parts · rank, in]` and `lora_B`
     `[out, rank]`, both fp32, hold the adapters in W's order. All products are in W's dtype. With `lora.base`, W is
     stored as `codes` and `scales` of a `Quantized`.
     """
@@ -180,9 +180,9 @@ class LoraLinear(Linear):
         return torch.add(y, delta, alpha=self.scale)
 
     def merged(self, lora_A: Tensor, lora_B: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return W + alpha / rank · B A `[out, in]` in fp32, of these A and B; `whole` makes a W in shards whole.
+        """Return W + alpha / rank · B A `[out, in]` in fp32, with these A and B; `whole` gathers a sharded W.
 
-        Copies of A and B on the host give the bits that those on W's device give.
+        Copies of A and B on the host give the same bits as on W's device.
         """
         weight = self.frozen
         if isinstance(weight, Tensor):
@@ -195,12 +195,13 @@ class LoraLinear(Linear):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _in_low_precision(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return A, and B of all parts on the diagonal of one matrix `[out, parts · rank]`: two products sample."""
+        """Return A, and a matrix `[out, parts · rank]` with each part's B on its diagonal: sampling takes two
+        products."""
         return self.lora_A.to(dtype), torch.block_diag(*self.lora_B.to(dtype).split(self.parts))
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Cast A and B again, in place for CUDA graphs. What is derived from W stays."""
+        """Cast A and B again, in place for CUDA graphs. Values derived from W stay."""
         if self._low is not None:
             for low, new in zip(self._low, self._in_low_precision(self._low[0].dtype), strict=True):
                 low.copy_(new)
@@ -219,8 +220,8 @@ class RMSNorm(nn.Module):
 class DecoderLayer(nn.Module):
     """h += attention(norm(h)); h += mlp(norm(h)).
 
-    `checkpointing` names what is stored for the backward pass, which computes the rest again, to the same bits: "none"
-    (all is stored), "layer" (its input), "selective" (its input, and the results of products and attention; `_STORED`).
+    `checkpointing` names what is stored for the backward pass, which recomputes the rest to the same bits: "none" (all
+    is stored), "layer" (its input), "selective" (its input, and the results of products and attention; `_STORED`).
     """
 
     def __init__(
@@ -289,7 +290,7 @@ _STORED = {
     *(f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")),
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
 }
-"""Operations with results that "selective" stores: all others cost little to compute again."""
+"""Operations with results that "selective" stores; others are cheap to recompute."""
 
 
 @cache
@@ -312,7 +313,7 @@ class Decoder(nn.Module):
     recordable = True
     """Its forward pass can be recorded in a CUDA graph."""
     base_id: str | None = None
-    """Id on the hub of an adapter's base, if it came from there."""
+    """Hub id of an adapter's base, if it came from there."""
     base_digest: str | None = None
     """`hone.model.hf.rows_digest` of an adapter's base."""
 
@@ -343,7 +344,7 @@ class Decoder(nn.Module):
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that make a version of the policy: all, or only the adapter."""
+        """The parameters that a version of the policy consists of: all, or only the adapter."""
         return {n: p for n, p in self.named_parameters() if self.lora is None or ".lora_" in n}
 
     @property
@@ -352,13 +353,13 @@ class Decoder(nn.Module):
 
     @property
     def weights(self) -> dict[str, Any]:
-        """All parameters by name; a quantised matrix as one `Quantized`, by the name of its weight."""
+        """All parameters by name; a quantised matrix is one `Quantized` under its weight's name."""
         frozen = {f"{n}.weight": m.frozen for n, m in self.named_modules() if isinstance(m, LoraLinear)}
         return {n: p for n, p in self.named_parameters() if not n.endswith((".codes", ".scales"))} | frozen
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """Compute with the frozen weights alone in the block; without an adapter that is the model itself."""
+        """In the block, compute without the adapter, if there is one."""
         adapted = [module for module in self.modules() if isinstance(module, LoraLinear)]
         for module in adapted:
             module.enabled = False
@@ -393,7 +394,7 @@ class Decoder(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Scalars, a tied head counted once, without an adapter's."""
+        """Number of weights without an adapter's; a tied head counts once."""
         return self.config.parameters
 
     def hidden(
@@ -401,7 +402,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence.
 
-        `only` are indices of the wanted tokens: for all others the last layer computes keys and values only.
+        `only`: indices of the wanted tokens; for others the last layer computes only keys and values.
         """
         hidden_ND = embedding(token_ids_N, self.embed)
         cos, sin = self.rotary(positions_N)
@@ -425,7 +426,7 @@ class Decoder(nn.Module):
                 ours.exchange_derived(theirs)
 
     def refresh(self) -> None:
-        """Call after parameters changed in place: renews what is derived from them."""
+        """Update values derived from parameters; call it after these changed in place."""
         if self.lora is None:
             self.packed_head.forget()
         for module in self.modules():
@@ -434,7 +435,7 @@ class Decoder(nn.Module):
 
 
 def pack_unless_large(model: Decoder) -> None:
-    """Let a model use packed weights on a CPU only if they are small enough to be held twice."""
+    """Let a model pack weights on a CPU only if they are small enough to be in memory twice."""
     if model.num_parameters * model.embed.itemsize > MAX_PACKED_BYTES:
         for packed in (model.packed_head, *(m.packed for m in model.modules() if isinstance(m, Linear))):
             packed.enabled = False

@@ -1,4 +1,4 @@
-"""Data on its way between the host and a GPU, and what GPUs differ in."""
+"""Copies between host and GPU, and differences of GPUs."""
 
 from __future__ import annotations
 

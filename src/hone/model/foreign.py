@@ -1,8 +1,8 @@
-"""Decoders of other families, computed by transformers' own code: what `hone.model.decoder` does not know.
+"""Decoders of families that `hone.model.decoder` lacks, computed by transformers' code.
 
-transformers lets others attend for its layers. Its model computes one row of flat tokens, and its layers hand queries,
-keys and values to the caller's `attention`. So packing, prompts shared by a group, the KV cache and `batch_invariant`
-are the same code as for hone's decoder, and sampler and trainer agree as closely.
+transformers can use a custom attention function. Its model computes one row of flat tokens, and its layers pass
+queries, keys and values to the caller's `attention`. So packing, shared prompts, the KV cache and `batch_invariant` use
+the same code as for hone's decoder, and sampler and trainer agree as closely.
 
 The model must have causal softmax attention alone, and logits that are a matrix times the last hidden states. Loading
 compares its logits for two packed sequences with transformers' logits for each sequence, and refuses a model that
@@ -42,7 +42,7 @@ NET = "net"
 CHECKED = (5, 9)
 """Lengths of the sequences for the comparison of logits when a model is loaded."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Mean difference of their logprobs that is let pass, by the type of the weights."""
+"""Largest accepted mean difference of their logprobs, by the type of the weights."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
@@ -167,7 +167,7 @@ def longest_context(config: Any) -> int:
 
 
 def logit_scale(config: Any) -> float:
-    """Return what the model multiplies its logits with: Cohere and Granite do."""
+    """Return the factor of the model's logits (Cohere and Granite have one)."""
     return float(getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1))
 
 
@@ -196,7 +196,7 @@ class TransformersDecoder(Decoder):
 
     @torch.no_grad()
     def adapt(self, lora: LoraConfig) -> None:
-        """Freeze the model, and put an adapter, yet to be made, beside each linear layer. UserError if it has none."""
+        """Freeze the model, and add an uninitialised adapter to each linear layer. UserError if there is none."""
         if not self.config.linear:
             raise UserError(f"model.lora is for linear layers, and {self.config.family} has none: leave it out")
         self.lora = lora
@@ -281,7 +281,7 @@ def attend(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as the caller of `TransformersDecoder.hidden` says: query [1, H, N, Dh] → [1, N, H, Dh]."""
+    """Call the attention given to `TransformersDecoder.hidden`: query [1, H, N, Dh] → [1, N, H, Dh]."""
     for name in ("softcap", "s_aux"):
         if others.get(name) is not None:
             raise UserError(
@@ -309,7 +309,7 @@ def register() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from writing to the terminal in the block, and torchao, where it loads that, for good."""
+    """In the block, keep transformers from writing to the terminal; torchao, if loaded, for good."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     register()

@@ -1,9 +1,9 @@
-"""Element-wise steps as one kernel each, written by torch.compile: for runs that ask for it (`model.compile`).
+"""Compiles element-wise steps to one kernel each by torch.compile, if `model.compile` is set.
 
 Only plain functions of tensors are compiled, not layers: matrix products, attention and checkpointing stay as they are.
 A function is compiled at its first call, for each type and device, and once more when the number of tokens first
-changes. The kernels of a process, and so the last bits, depend on the numbers of tokens that it saw first: a resumed
-run may have others, so runs with compiled functions are marked inexact.
+changes. The kernels of a process, and so the last bits, depend on its first numbers of tokens, which a resume may
+change; so runs with compiled functions are marked inexact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The vocabulary head: hidden states to logits, and to the logprob and entropy of given tokens, in one function.
+"""The vocabulary head: logits of hidden states, and logprob and entropy of given tokens, in one function.
 
 With a vocabulary of 150,000, the logits of one micro-batch are the largest tensor of a step and the head its longest
 product. So they are made in chunks. The backward pass needs a chunk's softmax, which is stored if it fits into the
@@ -29,13 +29,13 @@ from hone.types import Ragged
 MAX_LOGITS = 2**25
 """Logits held at once (128 MiB in fp32): more go in chunks."""
 CPU_LOGITS = 2**23
-"""The same where a CPU makes a softmax of them: a fifth faster (measured, V = 49,152), for they stay in its caches."""
+"""The same for a softmax on a CPU: a fifth faster (measured, V = 49,152), because they stay in its caches."""
 LOWEST = -1e4
 """Stands for the logprob -inf where it is multiplied by a probability of 0."""
 
 
 def chunk_rows(vocab_size: int, logits: int = MAX_LOGITS) -> int:
-    """Return how many tokens have at most that many logits together: packed products take multiples of 16."""
+    """Return the most tokens with at most `logits` logits: a multiple of 16, for packed products."""
     rows = max(1, logits // vocab_size)
     return rows - rows % 16 if rows > 16 else rows
 
@@ -63,7 +63,7 @@ def head_logits(
 
 @contextmanager
 def _products(fp32_precision: str) -> Iterator[None]:
-    """Have a GPU multiply fp32 matrices so in the block: "tf32" rounds them to 10 bits of mantissa, "ieee" does not."""
+    """In the block, set a GPU's fp32 products: "tf32" rounds to 10 bits of mantissa, "ieee" does not."""
     settings = torch.backends.cuda.matmul
     before, settings.fp32_precision = settings.fp32_precision, fp32_precision
     try:
@@ -84,7 +84,7 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Compute logprob and entropy `[M]` of `targets_M` under softmax(hidden Wᵀ / temperature), in nats, fp32.
 
-    With `kept` the softmax of each token is over the ids that it was sampled among; others have the probability 0.
+    With `kept` the softmax of each token is over the ids that it was sampled from; others have the probability 0.
     `packed` is of the weight. Both results carry gradients to `hidden_MD` and `weight_VD`. The softmax is stored for
     the backward pass if it takes at most `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j,
     with target y, probabilities p and entropy H: [j = y] - p_j of the logprob, -p_j (log p_j + H) of the entropy, both
@@ -181,7 +181,7 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Cut:
-    """The mask of each token's logits that removes all ids but the candidates that it was sampled among."""
+    """The mask of each token's logits that leaves only the candidates it was sampled from."""
 
     def __init__(self, kept: Ragged, weight_VD: Tensor) -> None:
         self.kept, self.vocab, self.device = kept, len(weight_VD), weight_VD.device
@@ -199,8 +199,8 @@ class _Cut:
 class _Products:
     """The gradients `[M, D]` and `[V, D]` of the head's inputs, from the logits' gradients; None if not needed.
 
-    `own` `[M]` are the gradients of the targets' logits; `add` gets zeros in their place. Every row is yet to be
-    multiplied by its `by_row`.
+    `own` `[M]` are the gradients of the targets' logits; `add` gets zeros in their place. Rows are multiplied by
+    `by_row` at the end.
     """
 
     def __init__(

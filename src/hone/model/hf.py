@@ -1,7 +1,7 @@
 """A model's weights and config on disk, in Hugging Face layout: loading and saving.
 
-The decoder's fused parameters are split into transformers' tensors, and joined on the way in. A file that does not fit
-is refused: every weight must have its place and every place its weight.
+The decoder's fused parameters are split into transformers' tensors, and joined on the way in. A file with missing or
+unknown weights is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
 ALIGNMENT = 64
-"""PyTorch aligns tensors on a CPU to a multiple of these bytes. A product of others may be rounded differently."""
+"""PyTorch aligns tensors on a CPU to these many bytes. Products of unaligned ones may be rounded differently."""
 METADATA = {"format": "pt"}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
@@ -73,7 +73,7 @@ def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
 
 
 def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
-    """Read a config that transformers makes a model of, unless it has more layers than there are tensors."""
+    """Read a config for transformers. Raises UserError if it has more layers than there are tensors."""
     layers = config.get("num_hidden_layers")
     if type(layers) is int and layers > 1000 and layers > len(file_shapes(weight_files(folder))):
         raise UserError(f"{folder / 'config.json'} has {layers:,} layers, more than the weights beside it: restore it")
@@ -108,8 +108,8 @@ def load_model(
     adapter is yet to be made (`hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it, and for weights
     that are missing, unknown, misshapen or (unless `mapped`) not finite.
 
-    `mapped`, on a CPU: parameters are views of the files, without a copy, where their rows lie there in the decoder's
-    order and dtype (see `reserve_files`). Nobody may write into these files while the model is used.
+    `mapped`, on a CPU: parameters are views of the files if their rows are in the decoder's order and dtype there (see
+    `reserve_files`). The files must not change while the model is used.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
@@ -156,14 +156,14 @@ def save_model(
     write: bool = True,
     reserved: bool = False,
 ) -> None:
-    """Write config.json, generation_config.json and the weights (as `dtype`, or as they are), with a merged adapter.
+    """Write config.json, generation_config.json and the weights (in `dtype` or their own), with a merged adapter.
 
-    The bytes are a function of the model alone. Weight files of another model in the folder are removed. Files are
-    written one by one: for a folder that appears whole or not at all, save to a temporary name and rename. `parameters`
-    replace the model's own by name: a copy lets a thread write while the model is trained on.
+    The bytes depend on the model alone. Weight files of another model in the folder are removed. Files are written one
+    by one: for an atomic write, save to a temporary folder and rename it. `parameters` replace the model's own by name:
+    a copy lets a thread write while the model is trained on.
 
-    `whole` makes a parameter in shards whole, with the help of the other ranks, which call this with `write` off; no
-    more than one file's weights are whole at a time. `reserved`: fill the files that `reserve_files` made.
+    `whole` gathers a sharded parameter from the other ranks, which call this with `write` off; at most one file's
+    weights are gathered at a time. `reserved`: fill the files that `reserve_files` made.
     """
     folder = Path(folder)
     dtype = dtype or model.embed.dtype
@@ -198,7 +198,7 @@ def save_model(
 def reserve_files(
     model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES, dtype: torch.dtype | None = None
 ) -> None:
-    """Make the files that `save_model` then fills, at their full size, for others to map.
+    """Make the files for `save_model` to fill, at full size, so that other processes can map them.
 
     Tensors lie end to end in the decoder's order, and in its dtype or `dtype`, the first at a multiple of `ALIGNMENT`.
     Files of another version in `folder` are overwritten. Raises OSError if there is no room.
@@ -223,7 +223,7 @@ def reserve_files(
 
 
 def copy_weights(source: Path, folder: Path) -> None:
-    """Copy a model from files of `reserve_files` to `folder`, with the bytes that `save_model` writes otherwise."""
+    """Copy a model from files of `reserve_files` to `folder`, with the bytes of a plain `save_model`."""
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             save_tensors(load_file(file), folder / file.name, METADATA)
@@ -234,7 +234,7 @@ def copy_weights(source: Path, folder: Path) -> None:
 
 
 def _tensors_of(file: Path) -> BinaryIO:
-    """Open a file of safetensors to write over its tensors, where the first one begins."""
+    """Open a safetensors file to overwrite its tensors, at the start of the first."""
     opened = open(file, "r+b", buffering=0)  # noqa: SIM115 (the caller closes it)
     opened.seek(8 + int.from_bytes(opened.read(8), "little"))
     return opened
@@ -290,7 +290,7 @@ def _files(
 
 
 def non_finite(model: Decoder) -> tuple[str, int] | None:
-    """Return the first tensor that holds NaN or infinity, by its Hugging Face name, and how many; None if none does."""
+    """Return the Hugging Face name of the first tensor with NaN or infinity, and how many; None if all are finite."""
     tensors = list(hf_tensors(model))
     # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too. All
     # sums are read at once, for each read waits for the device, which may be sampling.
@@ -302,7 +302,7 @@ def non_finite(model: Decoder) -> tuple[str, int] | None:
 
 
 def rows_digest(files: Iterable[Path]) -> str:
-    """Digest the first row of each tensor in bf16: a copy in fp32 or bf16, or in other files, has the same."""
+    """Digest the first row of each tensor in bf16: equal for copies in fp32, bf16 or other files."""
     rows: dict[str, bytes] = {}
     for file in files:
         with safe_open(file, "pt") as opened:
@@ -368,7 +368,7 @@ def _load_weights(model: Decoder, files: list[Path], mapped: bool = False) -> No
 
 
 def _map_weights(model: Decoder, file: Path, tensors: Any) -> set[str]:
-    """Make parameters views of `file`, where all their rows lie there in the decoder's order, dtype and alignment.
+    """Make parameters views of `file` if all their rows are there in the decoder's order, dtype and alignment.
 
     Return the names of their tensors in the file; the others are still to be copied.
     """

@@ -31,7 +31,7 @@ ADAPTER = "adapter"
 """Folder of the adapter, within the folder of the merged weights."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "hone_base.json"
-"""File with `base_digest`; not in the other two, for PEFT warns of keys, and safetensors writes them in any order."""
+"""File with `base_digest`. The other two can't hold it: PEFT warns of keys, and safetensors orders them randomly."""
 _PLAIN = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
@@ -42,7 +42,7 @@ _PLAIN = {
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
 _CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
-"""First letters of `init_lora_weights` where PEFT takes the first B A off the base, or quantises it."""
+"""Prefixes of `init_lora_weights` that make PEFT subtract the first B A from the base, or quantise it."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:

@@ -1,4 +1,4 @@
-"""The tensors of Hugging Face files, and the rows of the decoder's fused parameters that they are."""
+"""Maps tensors of Hugging Face files to rows of the decoder's fused parameters."""
 
 from __future__ import annotations
 

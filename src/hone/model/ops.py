@@ -1,14 +1,14 @@
 """The decoder's element-wise steps as autograd functions with hand-written gradients.
 
-On a CPU, PyTorch's own RMS norm takes 2.5 times as long, forward and backward, and RoPE written out for autograd more
-than that, for each intermediate is materialised. Norm and RoPE compute in fp32 whatever their input. Sampling takes
-plain functions of the same bits: an autograd function costs 10 µs a call even when gradients are off.
+On a CPU, PyTorch's own RMS norm takes 2.5 times as long, forward and backward, and RoPE by autograd even longer,
+because each intermediate is materialised. Norm and RoPE compute in fp32 whatever their input. Sampling uses plain
+functions with the same bits: an autograd function costs 10 µs a call even when gradients are off.
 
 On a GPU, training and sampling take PyTorch's kernel for RMS norms, and Liger's for RoPE and SwiGLU if it is installed.
-None of them uses atomics, and a row has the same bits whatever other rows there are.
+None of them uses atomics, and a row's bits don't depend on other rows.
 
-The last part has matrix products in bf16 around an fp32 residual stream. If no cast of a weight is stored (weights in
-shards), forward and backward each make their own: in between, a weight in shards takes no memory.
+The last part has matrix products in bf16 around an fp32 residual stream. If no cast of a weight is stored (sharded
+weights), forward and backward each make their own, so that the weight takes no memory in between.
 
 Shapes: N tokens of all sequences end to end, D hidden size, F intermediate size, H query heads, K key/value heads, Dh
 head size.
@@ -59,7 +59,7 @@ class _EmbeddingSummedInFP32(torch.autograd.Function):
 
 
 def embedding(ids_N: Tensor, weight_VD: Tensor) -> Tensor:
-    """Look up rows `[N, D]`. The gradient of a row adds up all its tokens' in fp32: in bf16, sums of many lose most."""
+    """Look up rows `[N, D]`. The gradient of a row sums its tokens' in fp32: bf16 would lose most of a long sum."""
     if weight_VD.dtype == torch.float32 or not torch.is_grad_enabled():
         return F.embedding(ids_N, weight_VD)
     return _EmbeddingSummedInFP32.apply(ids_N, weight_VD)  # pyright: ignore[reportReturnType]
@@ -248,7 +248,7 @@ def _swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
 def swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
     """Compute the gradient [N, 2F] of `swiglu` to its input, given that to its result.
 
-    Without a compiler it is written in place, to the same bits: `_swiglu_grad` takes twice as long on a CPU.
+    Without a compiler it works in place, with the same bits: `_swiglu_grad` takes twice as long on a CPU.
     """
     if is_compiled():
         return _swiglu_grad(grad, gate_up)
@@ -284,7 +284,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def to_bf16(x: Tensor) -> Tensor:
-    """Cast `[N, D]` to bf16, on a CPU with rows of zeros appended, which cost nothing beside the copy."""
+    """Cast `[N, D]` to bf16, on a CPU with appended rows of zeros, which cost nothing extra."""
     rows = padded_rows(x.shape[0])
     if x.device.type != "cpu" or rows == x.shape[0]:
         return x.bfloat16()
@@ -322,7 +322,7 @@ class _Bf16Linear(torch.autograd.Function):
 def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Tensor | None) -> Tensor:
     """Compute x Wᵀ + b with fp32 input, parameters and result, and the products (output, dx, dW) in bf16.
 
-    `weight_bf16` is the caller's cast of `weight`, which changes only once a step; None makes one here.
+    `weight_bf16` is the caller's cast of `weight`, made once a step; None makes one here.
     """
     return _Bf16Linear.apply(x, weight, bias, weight_bf16)  # pyright: ignore[reportReturnType]
 
@@ -351,9 +351,9 @@ class _Bf16MLP(torch.autograd.Function):
 
 
 def bf16_mlp(x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bf16: Tensor | None, down_bf16: Tensor | None) -> Tensor:
-    """Compute down(silu(gate(x)) * up(x)) without biases: fp32 in and out, all between in bf16.
+    """Compute down(silu(gate(x)) * up(x)) without biases: fp32 in and out, bf16 in between.
 
-    The activation is the input of a bf16 product in any case; computing it in bf16 too saves casting [N, 2F] to fp32
-    and back, forward and backward. `…_bf16` are the caller's casts of the weights, or both None.
+    The activation is the input of a bf16 product anyway; computing it in bf16 saves casting [N, 2F] to fp32 and back,
+    forward and backward. `…_bf16` are the caller's casts of the weights, or both None.
     """
     return _Bf16MLP.apply(x, gate_up, down, gate_up_bf16, down_bf16)  # pyright: ignore[reportReturnType]

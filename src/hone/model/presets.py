@@ -1,4 +1,4 @@
-"""Models made from nothing: the tiny preset, and seeded random weights for any config."""
+"""Models with random weights: the tiny preset, and seeded weights for any config."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ bits the 16 levels of NF4, which normally distributed weights fill evenly (Dettm
 arXiv:2305.14314). Rows are independent of each other, so a file's q, k and v go separately into the rows of the fused
 matrix.
 
-torchao 0.18 was tried: its 8 bits (one scale a row) err by 0.78 % of normal weights, these by 0.59 %; single rows of
-its tensors can't be written, and its 4 bits need another package (mslk).
+Not torchao 0.18: its 8 bits (one scale a row) have errors of 0.78 % of normal weights, these 0.59 %; single rows of its
+tensors can't be written, and its 4 bits need another package (mslk).
 
-Levels are bf16 values, so level x scale is exact in fp32, and in bf16 rounded once: W is the same in every precision.
+Levels are bf16 values, so level x scale is exact in fp32, and rounded once in bf16: W is the same in every precision.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Quantized:
 
     @classmethod
     def empty(cls, out_size: int, in_size: int, base: str) -> Quantized:
-        """Make room for a matrix. Raises UserError for one of odd rows in 4 bits."""
+        """Allocate a matrix. Raises UserError for rows of odd length in 4 bits."""
         if base == "4bit" and in_size % 2:
             raise UserError(f'model.lora.base = "4bit" needs rows of even length, and one has {in_size}: take "8bit"')
         shape, dtype = ((out_size, in_size // 2), torch.uint8) if base == "4bit" else ((out_size, in_size), torch.int8)
@@ -85,7 +85,7 @@ class Quantized:
         return values.unflatten(1, (self.scales.shape[1], -1)).mul_(self.scales[..., None].to(dtype)).flatten(1)
 
     def product(self, x: Tensor) -> Tensor:
-        """Compute x Wᵀ in the dtype of x; the backward pass makes W again."""
+        """Compute x Wᵀ in the dtype of x; the backward pass dequantises W again."""
         return _Product.apply(x, self)  # pyright: ignore[reportReturnType]
 
 

@@ -1,7 +1,7 @@
 """The two renderings of a conversation as ids: a chat template, or `renderers` for the models it knows by name.
 
-A chat template is rendered as transformers does it, without importing it, which takes seconds. One difference is on
-purpose: a template that asks for today's date gets a fixed one, for a prompt must not depend on the day.
+A chat template is rendered as transformers does it, without importing it, which takes seconds. One difference is
+intended: a template that asks for today's date gets a fixed one, because a prompt must not depend on the day.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REMEDY = "give a template that only appends with model.chat_template"
 THINKING = "<think>\nthought\n</think>\n\n"
 END_THINK = "</think>"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message under which data sets have its thought; a chat template reads one of them, or none."""
+"""Keys under which data sets store a message's thought; a chat template reads one of them, or none."""
 FIXED_DATE = datetime.datetime(2024, 7, 26)
 """The default of Llama 3's template."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -56,7 +56,7 @@ class _Marking:
         return [self.encoder.mark(message, self._tokens_of(message)) for message in written]
 
     def _tokens_of(self, message: Message) -> tuple[str, ...]:
-        """Return the special tokens that are tokens in this message: the model calls tools by them."""
+        """Return the special tokens of this message that stay tokens: the model calls tools by them."""
         return self.format.tokens if self.format is not None and message.get("role") == "assistant" else ()
 
 
@@ -76,7 +76,7 @@ class TemplateRendering(_Marking):
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        """Return the ids by which the finished turn continues `prompt_ids`, and the ids that the template adds."""
+        """Return the ids of the finished turn after `prompt_ids`, and ids that the template adds."""
         prompt = self._marked_text(messages, True, tools)
         full = self._marked_text([*messages, completion], False, tools)
         if not full.startswith(prompt):
@@ -164,7 +164,7 @@ Rendering = TemplateRendering | NamedRendering
 
 
 def for_template(message: Message, form: Format | None) -> Message:
-    """Return the message as a template takes it: calls that the text holds only once, arguments as objects."""
+    """Return the message for a template: without calls that the text already has, arguments as objects."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -175,9 +175,9 @@ def for_template(message: Message, form: Format | None) -> Message:
 
 
 def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opened: str) -> list[Message]:
-    """Return the conversation with a marker instead of each text of the model, behind a thought if it had one.
+    """Return the conversation with a marker instead of each text of the model, after a thought if it had one.
 
-    Sampled text is never rendered again: it must not decide how the template writes what follows, nor whether it can.
+    Sampled text is never rendered again: it must not affect how the template writes what follows.
     """
     marker = "said"
     while any(marker in str(message) for message in (*conversation, *answers)):
@@ -212,7 +212,7 @@ def parting(before: str, after: str, one: str, other: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Return the text composed (as some tokenizers write it) and without white space, which templates may move."""
+    """Return the text in Unicode's composed form and without white space, which templates may move."""
     return "".join(composed(text).split())
 
 

@@ -75,7 +75,7 @@ def _mscale(factor: float, mscale: float) -> float:
 class RotaryTable(nn.Module):
     """cos and sin of positions, float32: on a CPU from a table that grows on demand, and is not part of a checkpoint.
 
-    On a GPU they are computed for each forward pass: the size of a table would wait for the largest position.
+    On a GPU they are computed in each forward pass: to size a table, the host would wait for the largest position.
     """
 
     def __init__(self, config: DecoderConfig) -> None:

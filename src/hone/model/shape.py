@@ -38,7 +38,7 @@ def shape_of(model: str | Path, init: InitConfig | None = None, implementation: 
 
 
 def known(name: str) -> DecoderConfig | None:
-    """Return the shape of a model that is known by its hub id, or of a variant of it (`…-Instruct`, `…-Base`)."""
+    """Return the shape of a well-known model by its hub id, or of a variant (`…-Instruct`, `…-Base`)."""
     key = re.sub(r"(?<=qwen2\.5)-(math|coder)", "", name.split("/")[-1].lower())
     return KNOWN.get(re.sub(r"-(instruct|base|reverse-text-sft|it)$", "", key))
 

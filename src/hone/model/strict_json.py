@@ -1,4 +1,4 @@
-"""JSON that a model wrote, read within bounds.
+"""Reads JSON that a model wrote, within bounds.
 
 It is strict, as servers are: a raw line break in a string is an error. So are a key twice, NaN, a number that no float
 holds and half a surrogate pair. Text longer than `MAX_CHARS` or nested deeper than `MAX_DEPTH` is not read.

@@ -24,7 +24,7 @@ from hone.types import Message
 
 T = TypeVar("T")
 MARK = "\x7f"
-"""Stands behind the first character of each special token in a text of data, and behind each DEL. JSON does not escape
+"""Inserted after the first character of each special token in a text of data, and after each DEL. JSON does not escape
 it, and `strip` leaves it."""
 TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
 """A pattern of the tokens that open and end turns in templates."""
@@ -80,7 +80,7 @@ class TextEncoder:
         return re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
 
     def _pattern(self, tokens: tuple[str, ...]) -> re.Pattern[str]:
-        """Return the pattern of characters to mark: the first one of each special token, also where tokens overlap."""
+        """Return a pattern of the characters to mark: the first of each special token, also of overlapping ones."""
         if tokens not in self._patterns:
             others = "|".join(re.escape(token) for token in self._special if token not in tokens)
             self._patterns[tokens] = re.compile(f"{MARK}|(?={others}).", re.DOTALL) if others else re.compile(MARK)

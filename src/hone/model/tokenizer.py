@@ -3,8 +3,8 @@
 It is byte-level BPE without merges, so any Unicode text survives encoding and decoding. ChatML's markers and the end of
 text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too, but
 *not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is a
-token only as a whole word ("user", not "username"). Tools are listed in the system message by their signatures, for a
-schema has many characters; calls and answers are as Qwen's.
+token only as a whole word ("user", not "username"). Tools are listed in the system message by their signatures, because
+schemas are long; calls and answers are as Qwen's.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ r"""Tool calls in the text of a model, in the form that its family was trained t
     XML       Qwen3-Coder, Qwen3.5       <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
     LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, after <|python_tag|> or not
 
-The chat template shows which one it is, as it writes earlier calls in it. A template that knows no tools gets them in
-the form of Hermes, in the texts of the system, the assistant and the user (`without_tools`).
+The chat template shows which one it is, as it writes earlier calls in it. A template without tools gets them in the
+form of Hermes, in texts of the system, the assistant and the user (`without_tools`).
 
 Text of a model is data: calls are read in time linear in its length, as strict JSON within bounds. Thoughts (`<think>`)
 call nothing. A call that cannot be read is a malformed one, which the environment answers with the reason.
@@ -24,7 +24,7 @@ from hone.model.strict_json import MAX_CHARS, read_json, read_object, skip_space
 from hone.types import Message, content_hash
 
 MAX_CALLS = 64
-"""Calls in one message; what follows the last of them is one malformed call."""
+"""Most calls in one message; the text after them is one malformed call."""
 Tool = dict[str, Any]
 """A tool in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
@@ -83,7 +83,7 @@ class Format:
         return found
 
     def _spoken_from(self, text: str, tools: Sequence[Tool]) -> int:
-        """Return where speech starts: behind a `</think>` that the template opened, unless it is in an argument."""
+        """Return where the answer starts: after a `</think>` that the template opened, unless it is in an argument."""
         end = text.find("</think>")
         if end < 0 or "<think>" in text[:end]:
             return 0
@@ -102,8 +102,8 @@ def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> 
     """Return a text's calls in OpenAI's form: `id`, `type`, `function` with `name` and `arguments` (JSON as text).
 
     A malformed call has the name "" and its raw text as arguments. An id is nine letters and digits, as Mistral wants
-    it, and a function of the text and the call's place. `tools` tell the types of XML's arguments, which are text
-    without them.
+    it, and a function of the text and the call's place. `tools` give the types of XML's arguments, which are otherwise
+    text.
     """
     return [openai_call(call, text, i) for i, call in enumerate(form.calls(text, tools))]
 
@@ -122,7 +122,7 @@ def format_of_template(template: str) -> Format | None:
 
 
 def _call(value: Any) -> Call | None:
-    """Return the call that an object describes, None if none. Arguments may be an object, that as text, or missing."""
+    """Return the call in an object, or None. Arguments may be an object, JSON text, or missing."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name.strip():
         return None
@@ -234,7 +234,7 @@ LLAMA = Format(
     tokens=("<|python_tag|>",),
 )
 GLM_SIGN = "<arg_key>"
-"""GLM writes something else between the tags of Hermes."""
+"""Sign of GLM's calls, which use Hermes' tags with another content."""
 FORMATS = (XML, HERMES, LLAMA)
 """In the order of the search through a template."""
 
@@ -252,7 +252,7 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-"""The words of the training of Hermes and Qwen models."""
+"""The text used to train Hermes and Qwen models."""
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:

@@ -1,4 +1,4 @@
-"""Run directories: what the training loops write, and how it is read back. It imports no room but `config`."""
+"""Run directories: written by the training loops, and read back. Imports no other package of hone but `config`."""
 
 from __future__ import annotations
 

@@ -34,15 +34,15 @@ class Alarms:
         self.remedy = ""
         """The flag with which a stopped run goes on; `{}` is the alarm's name with dashes."""
         self.asked = "off"
-        """The strongest thing that is asked for and not done yet: checkpoint, pause or stop; else off."""
+        """The strongest requested action that is not done yet: checkpoint, pause or stop; else off."""
         self.cause = ""
         """The alarm or observer that asked for it."""
         self.active: dict[str, int] = {}
-        """The alarms that are raised and not over, with the step at which each was found last."""
+        """The active alarms, with the last step at which each was found."""
         self.times: Counter[str] = Counter()
 
     def restore(self, name: str, events: Iterable[Mapping[str, Any]], step: int) -> None:
-        """Take in an alarm's events before a resume at `step`, so as not to report it again."""
+        """Read an alarm's event from before a resume at `step`, so that it isn't reported again."""
         kinds = [one["kind"] for one in events if one["kind"] in ("alarm", OVER) and one.get("name") == name]
         self.times[name] = kinds.count("alarm")
         if kinds[-1:] == ["alarm"] and step > 0:
@@ -67,7 +67,7 @@ class Alarms:
         return {"step": step, "name": name, "action": action} | asdict(finding) | {"value": value}
 
     def ask(self, action: str, cause: str) -> None:
-        """Ask for an action of `ORDER`, unless a stronger one is asked for."""
+        """Request an action of `ORDER`, unless a stronger one is pending."""
         if ORDER.index(action) > ORDER.index(self.asked):
             self.asked, self.cause = action, cause
 

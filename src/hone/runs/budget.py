@@ -15,10 +15,10 @@ from hone.config.shared import BudgetConfig
 from hone.runs.view import RunView
 
 CLOSING, OF_START = 2.0, 0.4
-"""Seconds that a process may take after its last line to end its workers and itself; if more, this share of what its
-start took, for both depend on how busy the machine is (the quickstart's RL: 0.9 s after 5 s, 2.2 s after 7 s)."""
+"""Seconds to end a process and its workers after its last line; or this share of its start time if that is more, since
+both depend on the machine's load (the quickstart's RL: 0.9 s after 5 s, 2.2 s after 7 s)."""
 RECENT = 10
-"""The last this many steps tell what the next one will take."""
+"""Number of last steps that predict the next one's time."""
 ENDING = ("checkpoint", "publish", "evaluate", "validate")
 """Phases that the end of a run needs time for."""
 
@@ -35,7 +35,7 @@ class Spent:
     phases: Mapping[str, float] = field(default_factory=dict)
 
     def usd_at(self, price: float) -> float:
-        """Return US dollars, at `price` per hour if there was no price then."""
+        """Return US dollars, at `price` per hour if no price was recorded."""
         return self.seconds / 3600 * price if self.usd is None else self.usd
 
 
@@ -50,7 +50,7 @@ def process_seconds() -> float:
 
 
 class Budget:
-    """The cost of a run over all its processes, and whether another step fits into its limits.
+    """Tracks the cost of a run over all its processes, and checks if another step fits into its limits.
 
     `before` is the cost of its earlier processes. A step is expected to take as much as the largest of the last ten,
     and the phases after it their longest so far.
@@ -90,7 +90,7 @@ class Budget:
             self._phases[phase] = max(seconds, self._phases.get(phase, 0.0))
 
     def expect(self, phase: str, seconds: float) -> None:
-        """Note the expected seconds of a phase, which count until one was timed."""
+        """Set the expected seconds of a phase until one is timed."""
         self._expected[phase] = seconds
 
     def step(self, seconds: float, tokens: int | None) -> None:
@@ -104,7 +104,7 @@ class Budget:
 
     @property
     def used_up(self) -> str:
-        """Return, in words, how much is used of a limit that another step would cross; "" if none. Never reset."""
+        """Return the usage of a limit that another step would cross, in words; "" if none. Never reset."""
         limits = self.limits
         if limits is None:
             return ""
@@ -137,7 +137,7 @@ def _money(usd: float) -> str:
 
 
 def spent(folder: Path, info: Mapping[str, Any]) -> Spent:
-    """Return what the run in `folder` has spent. Tokens count only the steps that it still has."""
+    """Return the cost of the run in `folder`. Tokens of steps that were rolled back don't count."""
     run = RunView(folder)
     lines, superseded, metrics = run.timing_lines(), run.superseded_timings(), run.metric_lines()
     totals = [0, *(line["tokens/total"] for line in metrics if line.get("tokens/total") is not None)]

@@ -23,7 +23,7 @@ Tensors = dict[str, dict[str, "torch.Tensor"]]
 
 
 class Checkpoints:
-    """The checkpoints of a run: it keeps the newest `keep_last`, and those at multiples of `keep_interval`."""
+    """The checkpoints of a run: the newest `keep_last`, and those at multiples of `keep_interval`."""
 
     def __init__(self, folder: Path, keep_last: int | None = None, keep_interval: int | None = None):
         self.folder = folder
@@ -34,7 +34,7 @@ class Checkpoints:
         return self.folder / f"step_{step}"
 
     def save(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Write step `step`, whole or not at all, with the content of the folder `part`. Equal content, equal bytes."""
+        """Write step `step` atomically, with the content of the folder `part`. Equal content gives equal bytes."""
         with new_dir(self.path(step)) as folder:
             for entry in sorted(part.iterdir()) if part else ():
                 entry.rename(folder / entry.name)
@@ -45,14 +45,14 @@ class Checkpoints:
         return self.path(step)
 
     def part(self, step: int) -> Path:
-        """Return an empty folder for what another process has to put into the checkpoint of step `step`; see `save`."""
+        """Return an empty folder for another process's part of the checkpoint of step `step`; see `save`."""
         folder = self.folder / f"{NEW_PREFIX}part_{step}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
     def load(self, step: int, with_tensors: bool = True) -> tuple[Tensors, dict[str, Any]]:
-        """Return the tensors, whole and on the CPU, and the state of step `step`, after `problems` found none."""
+        """Return the tensors, whole and on the CPU, and the state of step `step`. Call `problems` first."""
         folder = self.path(step)
         return load_groups(folder) if with_tensors else {}, json.loads((folder / "state.json").read_bytes())
 
@@ -85,7 +85,7 @@ class Checkpoints:
         return f"complete checkpoints: {', '.join(map(str, steps))} (--resume.step {steps[-1]})"
 
     def surplus(self, best: int | None = None) -> list[int]:
-        """Return complete checkpoints that the run doesn't keep, ascending; it keeps the `best` one."""
+        """Return complete checkpoints to delete, ascending, except `best`."""
         old = self.steps()[: -self.keep_last] if self.keep_last else []
         return [step for step in old if step != best and (not self.keep_interval or step % self.keep_interval)]
 

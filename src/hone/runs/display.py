@@ -25,7 +25,7 @@ _INTERVAL = 2.0
 
 
 def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print at once, on standard output by default. A reader that has left is no reason to lose a run, or results."""
+    """Print at once, on standard output by default. If its reader has gone, the run continues."""
     with suppress(OSError):
         print(text, end=end, flush=True, file=stream)
 
@@ -49,7 +49,7 @@ class Display(Observer):
         self.progress.enter(name)
 
     def doing(self, words: str) -> None:
-        """Show progress within the current phase, in words; without words, the phase."""
+        """Show progress within the current phase; without words, the phase."""
         self.progress.doing = words or self.progress.phase
 
     def message(self, text: str) -> None:
@@ -71,9 +71,9 @@ def make_display(mode: str, progress: Progress, out: TextIO | None = None) -> Di
 
 
 class PlainDisplay(Display):
-    """ASCII lines for logs and pipes; a thread shows what a step is busy with when it takes longer than two seconds.
+    """ASCII lines for logs and pipes; a thread shows the phase of a step that takes longer than two seconds.
 
-    `step 3/8` is the third step, done or being taken: people count from 1.
+    `step 3/8` is the third step, done or current: people count from 1.
     """
 
     def __init__(self, progress: Progress, out: TextIO):
@@ -133,7 +133,7 @@ class PlainDisplay(Display):
         self._last_step_line = self._last_line
 
     def tick(self) -> None:
-        """Show what the step is busy with, once, if it has been for two seconds. The thread calls it twice a second."""
+        """Show the current phase, once, after two seconds. The thread calls this twice a second."""
         progress = self.progress
         doing, now = progress.doing, progress.clock()
         if doing and doing != self._printed_doing and now - max(self._last_line, progress.doing_since) >= _INTERVAL:

@@ -1,7 +1,6 @@
-"""Reads how every draw of an RL run ended, from its checkpoints and rollouts.
+"""Read how every draw of an RL run ended, from its checkpoints and rollouts.
 
-The ledger of record is in the checkpoints. Draws after the newest one come from the rollouts; a resume would take them
-again.
+The checkpoints have the ledger. Draws after the newest one come from the rollouts; a resume would repeat them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def read_draws(run: Run) -> list[dict[str, Any]]:
     """Return one record per draw, in their order: draw, step, example_id, state, tokens, and `source`.
 
     If the curriculum measures, also how many of the `graded` rollouts were `solved`. `source` is `checkpoint` up to the
-    newest intact one, `rollouts` for steps since then, which lack draws that were passed over (`retired`).
+    newest intact one, `rollouts` for later steps, which lack skipped draws (`retired`).
     """
     step, draws = 0, []
     for saved in reversed(run.checkpoints.steps()):

@@ -1,6 +1,6 @@
-"""Files that survive a crash: whole files and directories appear complete or not at all, logs grow by whole lines.
+"""Files that survive a crash: files and directories appear complete or not at all, logs grow by whole lines.
 
-Readers expect that somebody sent a file, or that a disk damaged it: files are regular, JSON is finite and not deep.
+Readers don't trust files: they must be regular, JSON finite and not deep.
 
 Temporary names start with `.tmp-hone-`, so `sweep` recognises what a killed process left, and cleans up.
 """
@@ -85,7 +85,7 @@ def _fsync(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add this file name to a system error that has none, as of a failed `write` or `fsync`."""
+    """Add this file name to a system error without one, as from a failed `write` or `fsync`."""
     try:
         yield
     except Exception as error:
@@ -96,7 +96,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def error_number(error: BaseException) -> int | None:
-    """Return the system's number of an error, if it has one. Libraries written in Rust have it in their text."""
+    """Return the system's number of an error, if any. Libraries written in Rust have it in the text."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
@@ -150,7 +150,7 @@ def _seal(temporary: Path) -> None:
 
 
 def remove_dir(path: Path) -> None:
-    """Delete a directory so that a crash midway leaves only a leftover, never a directory with files missing."""
+    """Delete a directory; a crash midway leaves a temporary one, never one with files missing."""
     old = path.with_name(f"{_OLD}{path.name}")
     shutil.rmtree(old, ignore_errors=True)
     os.rename(path, old)
@@ -170,7 +170,7 @@ def sweep(folder: Path) -> None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return True if `new_dir` made the directory and its files have their names and sizes; reads no contents."""
+    """Return True if `new_dir` made the directory, and names and sizes of its files are right; reads no contents."""
     return not verify(folder, content=False)
 
 
@@ -207,7 +207,7 @@ def sha256(path: Path) -> str:
 
 
 def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
-    """Open a run's file. FileNotFoundError; UserError with the remedy unless readable and regular (a pipe may hang)."""
+    """Open a run's file. FileNotFoundError if missing; UserError with the remedy unless readable and regular."""
     if os.path.lexists(path) and not path.is_file():
         raise UserError(f"{path} cannot be read (it is no regular file): {remedy}")
     try:
@@ -237,7 +237,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def check_plain(value: Any, depth: int = 64, finite: bool = True) -> None:
-    """Raise ValueError for a number that no float holds, or (`finite`) is not finite, or nesting below `depth`."""
+    """Raise ValueError for nesting beyond `depth`, a number too large for a float, or with `finite` NaN, infinity."""
     if isinstance(value, dict | list):
         if depth == 0:
             raise ValueError("nested too deeply")
@@ -273,7 +273,7 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file with their ends, but for a torn last one; `[]` if there is none."""
+    """Return the lines of a file with their ends, without a torn last one; `[]` if there is no file."""
     return split_lines(read_file(path)) if os.path.lexists(path) else []
 
 
@@ -285,7 +285,7 @@ def split_lines(data: bytes) -> list[bytes]:
 class JsonlLog:
     """An append-only file of JSON lines, each written by one `write` call. Several threads may append.
 
-    A torn last line is dropped on open. `bytes` and `sha256` are of the file as it is.
+    A torn last line is dropped on open. `bytes` and `sha256` describe the current file.
     """
 
     def __init__(self, path: Path):

@@ -1,4 +1,4 @@
-"""Following a run from its files, while another process writes them."""
+"""Follow a run by its files, while another process writes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PHASES = {"paused": "pause", "continued": "under way"}
 
 
 def follow(run: Summary, display_mode: str) -> None:
-    """Show the run as it would show itself, until no process writes it. Raises Rewound if a resume began meanwhile."""
+    """Show the run's display, until no process writes the run. Raises Rewound if a resume began meanwhile."""
     resumes = run.info["resumes"]
     first_step, began = (resumes[-1]["step"], resumes[-1]["time"]) if resumes else (0, run.info["started"])
     progress = Progress(run.kind, run.progress.max_steps, time.time)

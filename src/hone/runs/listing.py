@@ -1,4 +1,4 @@
-"""Finding runs on disk: all runs under a folder, or one that a user names."""
+"""Find runs on disk: all under a folder, or one that a user names."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def is_previous(path: Path) -> bool:
 
 
 def count_text(runs: int, evaluations: int, previous: int) -> str:
-    """Return `4 runs, 1 evaluation, 2 earlier runs`; of evaluations and earlier runs only what there is."""
+    """Return `4 runs, 1 evaluation, 2 earlier runs`, without zero counts except of runs."""
     counts = ((runs, "run"), (evaluations, "evaluation"), (previous, "earlier run"))
     parts = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count or word == "run"]
     return ", ".join(parts)
 
 
 def find_run(name: str) -> Path:
-    """Return the directory of a run, given that, or its id in `outputs` or a unique start of it; else UserError."""
+    """Return the directory of a run, by that or by its id in `outputs` or a unique start of it; else UserError."""
     path = Path(name)
     if os.path.lexists(path / INFO):
         return path

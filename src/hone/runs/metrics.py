@@ -1,7 +1,7 @@
-"""METRICS: what a run writes, a row each. A new metric is one row here, beside the place where it is computed.
+"""METRICS: a table of all metrics of runs. A new metric needs one row here, and code that computes it.
 
-Predictions read from it which metrics a run writes, and when; the viewer labels, units and which curves come first;
-`hone replay` how far a metric may be off where sums round otherwise.
+Predictions read which metrics a run writes, and when; the viewer labels, units and default curves; `hone replay` the
+tolerance if sums round differently.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Metric:
 
     name: str
     where: str
-    """Its writer: `rl` and `sft` at each step, `val` and `eval` where they measure (`eval` as `eval/ENV/<name>`),
-    `canary` after each publication of weights, `time` from a clock, in timings.jsonl."""
+    """Its writer: `rl` and `sft` at each step, `val` and `eval` at measurements (`eval` as `eval/ENV/<name>`), `canary`
+    after each publication of weights, `time` from a clock, in timings.jsonl."""
     unit: str = ""
     label: str = ""
     """Its meaning, if its name does not say it; `{}` is what the `*` matches."""
@@ -39,7 +39,7 @@ class Metric:
     curve: bool = False
     """True if it is drawn by default."""
     tolerance: float | None = 0
-    """Largest difference of a run on other ranks, in rounding limits; 0 means equal, None: not compared."""
+    """Largest difference on other ranks, in rounding limits; 0: equal; None: not compared."""
 
 
 _OF_ENV = "(?:eval|env)/[^/]+/"
@@ -108,7 +108,7 @@ METRICS = (
 
 
 def row(metric: str) -> Metric | None:
-    """Return the row of a metric, by what follows `eval/ENV/` or `env/ENV/` if it is a task's; None for a plugin's."""
+    """Return the row of a metric, ignoring `eval/ENV/` or `env/ENV/`; None for a plugin's."""
     name = re.sub(rf"^{_OF_ENV}", "", metric)
     return next((one for one in METRICS if fnmatchcase(name, one.name)), None)
 
@@ -129,7 +129,7 @@ def label(metric: str) -> str:
 
 
 def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[int] | str:
-    """Return the steps at which a run of `config` writes `metric`; if it never does, the fault, to end a sentence with.
+    """Return the steps at which a run of `config` writes `metric`; if none, the reason, to end a sentence.
 
     `env_id` is the id of a single task, if known: its metrics carry that name.
     """
@@ -164,7 +164,7 @@ def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[i
 
 
 def check(config: RunConfig, env_id: str | None = None) -> None:
-    """Raise UserError if the run has no such `stop.metric` or `ckpt.best`, or measures that at no checkpoint."""
+    """Raise UserError if the run doesn't write `stop.metric` or `ckpt.best`, or never the latter at a checkpoint."""
     interval = config.ckpt and config.ckpt.interval
     named = {"stop.metric": config.stop and config.stop.metric, "ckpt.best": config.ckpt and config.ckpt.best}
     for name, metric in named.items():

@@ -24,7 +24,7 @@ Action = Literal["checkpoint", "pause", "stop"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: the measured `value`, the `threshold` that it passed, the evidence in words, and advice."""
+    """A problem: the measured `value`, the `threshold` that it exceeds, the evidence in words, and advice."""
 
     value: float
     threshold: float
@@ -36,7 +36,7 @@ class Observer:
     """Watches a run and changes none of its numbers. Override what you need; any exception ends the run."""
 
     def check_config(self, config: Any, env: Any = None) -> None:
-        """Called first of all; of RL with the (first) task, an Environment. UserError refuses the config."""
+        """Called first; in RL with the (first) task, an Environment. UserError refuses the config."""
 
     def check(self, training: Any) -> None:
         """Called before anything is written, with the `RL` or `SFT`. UserError refuses the run."""

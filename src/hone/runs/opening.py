@@ -38,11 +38,11 @@ class Opening:
     """A run directory that is being opened.
 
     Given: the config, its kind (sft, rl), the typed command, `say` (shows a line to the user), the model's parameters
-    by name, digests of the run's `sources` besides the config, whether the checkpoint's tensors are wanted or its state
-    only, and the number of ranks.
+    by name, digests of the run's `sources` besides the config, whether to load the checkpoint's tensors or only its
+    state, and the number of ranks.
 
-    Made by `open`: run.json, the first step to take, the (tensors, state) to go on from, and the cost so far. `differs`
-    are changes that make it another run than one that never stopped. `nothing_left`: it is at its end.
+    Made by `open`: run.json, the first step to take, the (tensors, state) to continue from, and the cost so far.
+    `differs` are changes that make results differ from an uninterrupted run. `nothing_left`: the run is finished.
     `lost_checkpoint`: a checkpoint newer than the loaded one is damaged.
     """
 
@@ -76,9 +76,9 @@ class Opening:
             )
 
     def check(self, protect: Sequence[Path], keep: Iterable[str]) -> bool:
-        """Return True if the config asks to go on with a run. UserError, with nothing touched, if another process
-        writes to its directory, or that holds foreign files, one of `protect` (paths that the run reads), or a file
-        named in `keep`.
+        """Return True if the config resumes a run. UserError, with nothing touched, if another process writes to its
+        directory, or if that holds foreign files, one of `protect` (paths that the run reads), or a file named in
+        `keep`.
         """
         check_free_names(self.folder, keep)
         if (self.folder / view.LOCK).exists():
@@ -95,9 +95,9 @@ class Opening:
         return self.branches
 
     def open(self) -> None:
-        """Start a new run, resume, or go on from the checkpoint of another run, as the config says.
+        """Start a new run, resume one, or branch from another run's checkpoint, as the config says.
 
-        UserError, with nothing moved, if it can't go on: another kind of run, a damaged file, other settings or
+        UserError, with nothing moved, if that is impossible: another kind of run, a damaged file, other settings or
         sources, or a checkpoint that is missing, damaged, past `max_steps` or of another model.
         """
         if self.branches:
@@ -162,7 +162,7 @@ class Opening:
         self._note_resume(changes)
 
     def _branch(self) -> None:
-        """Copy another run's history up to its checkpoint, and go on; the same command resumes that."""
+        """Copy another run's history up to its checkpoint, and continue; the same command resumes the copy."""
         from hone.runs.rollback import copy_history, interrupted
 
         folder, source = self.folder, self.source
@@ -188,7 +188,7 @@ class Opening:
         self._note_resume(changes)
 
     def _resumable_info(self) -> dict[str, Any]:
-        """Return the run.json of a run. Raises UserError if this command can't go on with it, or read its logs."""
+        """Return the run.json of a run. Raises UserError if this command can't resume it, or read its logs."""
         source, info = self.source, view.run_info(self.source)
         if info is None:
             raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
@@ -241,8 +241,8 @@ class Opening:
             )
 
     def _last_step(self) -> int | None:
-        """Return the last version of a run that is at its end, with its weights, even if its checkpoint is older. None:
-        go on, also for a damaged newer checkpoint, or if the user asked for an older one.
+        """Return the last version of a finished run if its weights are saved, even if its checkpoint is older. None:
+        continue, also if a newer checkpoint is damaged, or the user asked for an older one.
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
@@ -260,7 +260,7 @@ class Opening:
         return verify(path) if path.exists() else ["the folder is gone"]
 
     def _note_resume(self, changes: list[Change]) -> None:
-        """Enter the resume in run.json. A run without a restored checkpoint begins anew, and is exact."""
+        """Record the resume in run.json. A run without a restored checkpoint starts over, and is exact."""
         step, info = self.start_step, self.info
         if changes:
             self.say(f"Changed since the run began: {', '.join(map(str, changes))}.")
@@ -287,8 +287,8 @@ class Opening:
     def _checked_changes(self, info: Mapping[str, Any]) -> list[Change]:
         """Return the changes since the run was at `start_step`; none without a restored checkpoint.
 
-        Raises UserError if they break exactness without permission. A run that went on with other settings may do so
-        again, or get back its settings at that step.
+        Raises UserError if they break exactness without permission. A run that was resumed with other settings may be
+        so again, or return to its settings at that step.
         """
         if self.restored is None:
             return []
@@ -350,7 +350,7 @@ def target_in_words(info: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, before, now) of the facts in two run.json that can make equal runs differ, if both have them."""
+    """Return (name, before, now) of facts in two run.json that can make equal runs differ, if both have them."""
     pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
     pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]
     pairs += [

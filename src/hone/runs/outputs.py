@@ -1,4 +1,4 @@
-"""The owner of an output directory: hone recognises its files by run.json, and never touches others."""
+"""Ownership of output directories: hone recognises its files by run.json, and never touches others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
-    """Return the run with `path` among its files, and the name in it that leads there, or ""."""
+    """Return the run that contains `path`, and the first name below it on the way there, or ""."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]
@@ -47,7 +47,7 @@ def refuse_inside_run(path: Path, flag: str) -> None:
 
 
 def check_target(path: Path, flag: str) -> None:
-    """Raise UserError if no file can be put at `path`, given by `flag`: called before long work."""
+    """Raise UserError if `path`, given by `flag`, can't be written: called before long work."""
     refuse_inside_run(path, flag)
     refuse_inside_run(path.parent, flag)
     if path.is_dir():
@@ -59,8 +59,8 @@ def check_target(path: Path, flag: str) -> None:
 def with_own_folder(config: Config, name: str) -> Config:
     """Return the config with an `output_dir`; if it names none, a new `outputs/NAME-1`, or the first free number.
 
-    The folder is made, so that no other run takes it; `delete_unused` deletes an empty one. With `resume` it is the
-    folder of the last run of that name.
+    The folder is created to reserve it; `delete_unused` deletes an empty one. With `resume` it is the folder of the
+    last run of that name.
     """
     if "output_dir" in config.model_fields_set:
         return config
@@ -136,7 +136,7 @@ def check_free_names(folder: Path, names: Iterable[str]) -> None:
 
 
 def clear(folder: Path) -> Path | None:
-    """Move the earlier run in `folder` to `.previous/<its id>`, run.json last: after a crash the next call goes on."""
+    """Move the earlier run in `folder` to `.previous/<its id>`, run.json last: a call after a crash continues."""
     sweep_run(folder)
     info = view.run_info(folder)
     if info is None:
@@ -158,7 +158,8 @@ def size_of_run(folder: Path) -> int:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete the files of the run in `folder`, run.json last; links are not followed. UserError while it is written."""
+    """Delete the files of the run in `folder`, run.json last; links aren't followed. UserError if it is being
+    written."""
     with writable(folder):
         lock = Lock(folder)
         try:
@@ -177,7 +178,7 @@ def delete_run(folder: Path) -> None:
 
 
 def _run_files(folder: Path) -> list[Path]:
-    """Return where the run in `folder` has its files, or may have them; run.json last."""
+    """Return all paths where the run in `folder` may have files; run.json last."""
     given = [name for name in view.GIVEN if name in (view.run_info(folder) or {}).get("kept", [])]
     return [*view.steps_in(folder / view.EVALS, ".jsonl").values(), *(folder / name for name in (*given, *view.NAMES))]
 
@@ -203,9 +204,9 @@ _held: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
 
 
 class Lock:
-    """Held by the process that writes a run (as LAUNCHER, by its launcher), until that ends, however it ends.
+    """Held by the process that writes a run (as LAUNCHER, by its launcher) until it ends, however it ends.
 
-    A record lock (`lockf`), for it is not inherited: a worker that outlives its parent does not hold the run.
+    A record lock (`lockf`) is not inherited: a worker that outlives its parent doesn't hold it.
     """
 
     def __init__(self, folder: Path, name: str = view.LOCK):
@@ -230,14 +231,13 @@ class Lock:
 
 
 ELSEWHERE = 0
-"""The holder is a process that has no id here: on another machine, or outside this container."""
+"""The holder has no process id here: it is on another machine, or outside this container."""
 
 
 def holder(folder: Path) -> int | None:
-    """Return the id of the process that writes the run in `folder`: `ELSEWHERE` if it can't be named, None for none.
+    """Return the id of the process that writes the run in `folder`: `ELSEWHERE` if it has no id here; None for none.
 
-    A launcher comes first: it takes the signals that end a run. The process itself must not call this: closing the file
-    would release its own lock.
+    A launcher comes first: it handles signals. The holder must not call this: closing the file releases its lock.
     """
     launcher = _holder(folder / view.LAUNCHER)
     return _holder(folder / view.LOCK) if launcher is None else launcher

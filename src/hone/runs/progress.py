@@ -1,4 +1,4 @@
-"""The state of a run at a moment, and its wording: shared by the plain and the live display."""
+"""The current state of a run, and its wording: shared by the plain and the live display."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Progress:
     doing: str = ""
     doing_since: float = 0.0
     task: str = ""
-    """The name of the task, where its metrics have FUNCTIONS for it."""
+    """Name of the task to show instead of FUNCTIONS."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -63,7 +63,7 @@ class Progress:
         self.doing = self.phase
 
     def update(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """Take in the lines of one step. One without an update leaves the training numbers as they were."""
+        """Read the lines of one step. Without an update, the training numbers stay."""
         evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}
         if evals:
             self.first_evals, self.evals, self.eval_step = self.first_evals or evals, evals, step
@@ -82,12 +82,12 @@ class Progress:
 
     @property
     def current(self) -> int:
-        """The step being taken, from 0; after the last one, the last."""
+        """The current step, from 0; after the end, the last one."""
         return min(self.done, self.max_steps - 1)
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end, from the mean step but the first, which is slow; None before any."""
+        """Estimated seconds to the end, by the mean step without the slow first one; None before any."""
         if not self.seconds or self.step is None:
             return None
         return fmean(self.seconds[1:] or self.seconds) * (self.max_steps - self.done)
@@ -141,7 +141,7 @@ def reward_interval(metrics: Mapping[str, float | None], env: str) -> tuple[floa
 
 
 def percent(share: float) -> str:
-    """Return "12 %" for 0.123; shares below 1 % keep a decimal, so that rare is not shown as never."""
+    """Return "12 %" for 0.123; shares below 1 % keep a decimal, so that rare isn't shown as 0."""
     return f"{share:.1%}".replace("%", " %") if 0 < share < 0.0995 else f"{share:.0%}".replace("%", " %")
 
 

@@ -1,4 +1,4 @@
-"""Origin of a run: code revision, package versions, hardware, ranks; and the command that goes on with it."""
+"""Origin of a run: code revision, package versions, hardware, ranks; and the command that continues it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hone.runs.budget import Spent
 from hone.runs.view import CONFIG
 
 NUMERICS = 6
-"""Rises with every change of hone that may change a run's bytes, or what is computed from them; run.json records it.
+"""Incremented with every change of hone that may change a run's bytes or results from them; run.json records it.
 
 1  hone 0.1
 2  hone 0.2: top_p goes by what top_k left; where a math answer is found; intervals of evaluations; a sample whose
@@ -66,7 +66,7 @@ def numerics(info: Mapping[str, Any]) -> Any:
 
 
 def other_numerics(info: Mapping[str, Any]) -> str | None:
-    """Return why executing this run's steps again proves nothing, if it was made under other numerics; else None."""
+    """Return why repeating this run's steps proves nothing, if it has other numerics; else None."""
     made = numerics(info)
     return None if made == NUMERICS else f"made under numerics {made}, this is {NUMERICS}"
 
@@ -85,7 +85,7 @@ def refuse_other_numerics(info: Mapping[str, Any], folder: Path) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of what can change a run's numbers; None for a package that isn't installed."""
+    """Return versions of packages that can change a run's numbers; None for one that isn't installed."""
     found: dict[str, str | None] = {"python": platform.python_version(), "hone-rl": hone.__version__}
     for name in _PACKAGES:
         try:
@@ -116,7 +116,7 @@ def hardware() -> dict[str, Any]:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that choose between kernels which round differently."""
+    """Return the environment variables that select kernels, which round differently."""
     prefixes = ("ATEN_", "CUBLAS_", "DNNL_", "MKL_", "NVIDIA_TF32_", "ONEDNN_")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
@@ -127,7 +127,7 @@ def threads() -> int | None:
 
 
 def most_ranks(info: Mapping[str, Any]) -> int:
-    """Return the most processes that trained any step of the run, without the steps that resumes rolled back."""
+    """Return the most processes that trained a step of the run, steps that were rolled back aside."""
     parts = [(0, info.get("ranks", 1))]
     for resume in info.get("resumes", []):
         parts = [part for part in parts if part[0] < resume["step"]] + [(resume["step"], resume.get("ranks", 1))]

@@ -50,12 +50,12 @@ class Run(RunView):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved config (config.toml), which names files that the run keeps where they are now."""
+        """The resolved config (config.toml), with current paths of files stored in the run."""
         table = read_toml(self.path / CONFIG)
         return moved(table, table.get("output_dir", ""), self.path)
 
     def locate(self, name: str) -> str:
-        """Return a folder or file of the config as seen from here: relative names start where the run began."""
+        """Return a path of the config: a relative one starts at the run's working directory."""
         here, written = self.path.resolve(), Path(self.config.get("output_dir", ""))
         if written.is_absolute() or Path(name).exists() or here.parts[-len(written.parts) :] != written.parts:
             return name
@@ -83,7 +83,7 @@ class Run(RunView):
         """Return a readable table (Arrow) of the completions of a step, by default of the last, which a notebook shows.
 
         Columns: sample_id, prompt and text (of messages their contents), answer, reward (null if grading failed),
-        outcome, detail (why), advantage, stop_reason, and one for each component of the reward, before its weight.
+        outcome, detail (the reason), advantage, stop_reason, and each component of the reward, unweighted.
         """
         import pyarrow as pa
 
@@ -151,7 +151,7 @@ class Run(RunView):
     def ledger(self) -> list[dict[str, Any]]:
         """Return how every draw of an RL run ended: draw, step, example_id, state, tokens.
 
-        `source` is `checkpoint`, or `rollouts` for the steps since the newest one, which a resume would take again.
+        `source` is `checkpoint`, or `rollouts` for steps since the newest one, which a resume would repeat.
         """
         from hone.runs.draws import read_draws
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hone.types import Column, Columns, Group, Segment
 
 COLUMNS = {"candidates": ("kept_ids", "kept_counts")} | {name: (name,) for name in gathered("COLUMNS", {})}
-"""A segment's columns (`hone.types.Columns`), and the names of their values and counts in the file; columns of
-extensions have one name.
+"""A segment's columns (`hone.types.Columns`) by the names of their values and counts in the file; extensions' columns
+have one name.
 """
 OPTIONS: dict[str, Any] = {
     "compression": "zstd",
@@ -51,7 +51,7 @@ def schema(
     by_call: bool = False,
     columns: Sequence[str] = (),
 ) -> pyarrow.Schema:
-    """Return columns and types. Every step's file has all of them, so that any set of files is one table.
+    """Return columns and types. Every step's file has all, so that files can be read as one table.
 
     Further columns: `truncated` if sampling cuts the distribution, `mixed` for several tasks, `branched` for an agent,
     `by_call` for rewards of each call, and `columns` of extensions.
@@ -272,7 +272,7 @@ def to_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def as_read(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows in the values that reading them back gives."""
+    """Return the rows as reading them back would give them."""
     return [json.loads(line) for line in to_lines(rows)]
 
 
@@ -285,7 +285,7 @@ def write_evaluation(folder: Path, version: int, rows: Sequence[dict[str, Any]])
 
 
 def plain(value: Any) -> Any:
-    """Return `value` in what JSON knows: `info` may hold dates (Parquet), and NaN and infinities, which become null."""
+    """Convert `value` to JSON's types: dates (`info` from Parquet) to text, NaN and infinities to null."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

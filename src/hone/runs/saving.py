@@ -29,8 +29,8 @@ Ending = Literal["done", "stopped", "budget"]
 class Snapshot:
     """The state that an exact resume needs: the live tensors (group `model` is the policy), and the loop's state.
 
-    Another thread may call `state()` later, for the state of now. `part` is a folder of files that other processes
-    wrote; they are moved into the checkpoint.
+    `state()` returns this moment's state, even if another thread calls it later. `part` is a folder of files that other
+    processes wrote; they are moved into the checkpoint.
     """
 
     tensors: Tensors
@@ -41,9 +41,9 @@ class Snapshot:
 class Saver:
     """Saves versions of the policy: weights to use, checkpoints to resume from, each with its weights.
 
-    `export(folder, step, parameters)` writes weights; `snapshot` gets whether a checkpoint will be made of it. Unless
+    `export(folder, step, parameters)` writes weights; `snapshot` gets True if they become a checkpoint. Unless
     `ckpt.background` is off, the loop waits only while the tensors are copied. An alarm may ask for a checkpoint, and
-    for a pause after it. With `planned`, only a version for which `wants_checkpoint` was true becomes one.
+    for a pause after it. With `planned`, only a version with a true `wants_checkpoint` becomes one.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Saver:
         self._writing: Future[None] | None = None
         self._saved: tuple[int, bool] | None = None
         self.halted = False
-        """Set when the run must not go on: then a checkpoint is saved."""
+        """True if the run must end: then a checkpoint is saved."""
 
     @property
     def stopping(self) -> bool:
         return bool(self.stop) or bool(self.run.budget.used_up)
 
     def at_target(self, version: int = 0, metrics: Mapping[str, float] = MappingProxyType({})) -> bool:
-        """Return True once a metric, or one of these of `version`, has come to the target of `config.stop`."""
+        """Return True once a metric, or one of these of `version`, has reached the target of `config.stop`."""
         self.run.look_for_target(version, metrics)
         return self.run.target is not None
 
@@ -116,7 +116,7 @@ class Saver:
             self.halted = False
 
     def wants_checkpoint(self, step: int) -> bool:
-        """Return True if `save(step)` will make a checkpoint, as far as that is known now."""
+        """Return True if `save(step)` will make a checkpoint, as far as is known now."""
         if self.run.alarms.saves and self._promised is None:
             self._promised = step
         return step == self._promised or (self.ckpt is not None and self._is_due(step))
@@ -136,7 +136,7 @@ class Saver:
         return True
 
     def _is_resumed(self, step: int) -> bool:
-        """Return True if the run went on from this version: it has a checkpoint, but maybe damaged weights."""
+        """Return True if the run resumed from this version: it has a checkpoint, but its weights may be damaged."""
         return step == self.run.start_step and self.run.restored is not None
 
     def _start(self, step: int, with_checkpoint: bool, in_background: bool) -> None:

@@ -22,14 +22,14 @@ from hone.runs.files import RESTORE
 from hone.runs.view import CONFIG, GIVEN, read_toml
 
 _SOURCES = {"environment": "task file", "model": "initial model"}
-"""Names in run.json's `sources`, in words where they don't say it."""
+"""Readable names for some of run.json's `sources`."""
 
 
 @dataclass(frozen=True)
 class Change:
     """A changed setting (None: not set) or source (its digest) of a run.
 
-    `harmless`: the numbers are as if it had always been so.
+    `harmless`: the numbers don't depend on it.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Change:
 
 
 def run_toml(config: RunConfig, kind: str) -> str:
-    """Return the whole config, but for how a process started; its first line names the command that it is for."""
+    """Return the whole config without keys about a process's start; its first line names its command."""
     fields = type(config).model_fields.items()
     usual = {name: field.default for name, field in fields if meta_of(field).decides == "start"}
     return f"{CONFIG_OF}{kind}\n" + to_toml(changed(config, usual))
@@ -127,12 +127,12 @@ def about(name: str) -> Meta:
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat settings with the paths of a run's files independent of its directory."""
+    """Return flat settings with paths of the run's files made independent of its directory."""
     return moved(settings, settings.get("output_dir", ""), "RUN")
 
 
 def moved(settings: Mapping[str, Any], before: str | Path, now: str | Path) -> dict[str, Any]:
-    """Return settings, flat or nested, with the run's files in the folder `now` instead of `before`."""
+    """Return settings, flat or nested, with paths in `before` replaced by paths in `now`."""
 
     def change(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,7 +1,6 @@
-"""Tensors that several ranks wrote together, each its rows: `FOLDER/trainer/`, by `torch.distributed.checkpoint`.
+"""Tensors that several ranks wrote, each its rows: `FOLDER/trainer/`, by `torch.distributed.checkpoint`.
 
-Its index is a pickle, which could run code of whoever made the checkpoint. Here it can only make the records that such
-an index consists of.
+Its index is a pickle, which could run code of the checkpoint's author. Here it can only make the records of an index.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def is_sharded(folder: Path) -> bool:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes only the records, numbers and paths of an index: a pickle could run any code."""
+    """Makes only the records, numbers and paths of an index; a plain pickle could run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         import torch
@@ -125,6 +124,6 @@ def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group
 
 
 def _flat(groups: dict[str, dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """Put them in order of name, so that equal tensors make equal files in whatever order an optimiser holds them."""
+    """Sort them by name, so that equal tensors make equal files, whatever an optimiser's order."""
     flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
     return dict(sorted(flat.items()))

@@ -1,8 +1,8 @@
 """Reasons for an early end: signals, and failures of the machine (a full disk, an I/O error, no memory).
 
-The first signal lets the step finish and be saved; a second Ctrl-C stops at once. Schedulers and spot machines send
+After the first signal the step is finished and saved; a second Ctrl-C stops at once. Schedulers and spot machines send
 SIGTERM a moment before they kill the process: a step that would take longer than the grace period is given up. The
-state before it is whole, and is saved.
+state before it is complete, and is saved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_MEMORY = "lower --trainer.micro-batch-tokens (rl) or --data.micro-batch-toke
 
 
 class StepAbandoned(KeyboardInterrupt):
-    """The step can't be finished in the grace period. A KeyboardInterrupt, so that no grader can swallow it."""
+    """The step can't be finished in the grace period. A KeyboardInterrupt, so that no grader catches it."""
 
 
 class StopRequest:
@@ -70,7 +70,7 @@ class StopRequest:
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
-        """Allow StepAbandoned to be raised at any point of the block, which must change nothing that is saved."""
+        """Allow StepAbandoned at any point of the block, which must not change anything that is saved."""
         self._abandonable = True
         try:
             self.check()
@@ -79,7 +79,7 @@ class StopRequest:
             self._abandonable = False
 
     def release(self) -> None:
-        """Let Ctrl-C end the remaining waits at once: all is saved."""
+        """Let Ctrl-C end the remaining waits at once, as all is saved."""
         if self._before:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -123,9 +123,9 @@ class StopRequest:
 
 
 def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
-    """Return (cause, remedy) if the machine caused `error`; None for a possible bug, or a file of the user's.
+    """Return (cause, remedy) if the machine caused `error`; None for a possible bug, or an error about a user's file.
 
-    A file error counts only if it concerns a file below `folder`, or names none.
+    An error about a file counts only if that is below `folder`, or not named.
     """
     if is_out_of_memory(error):
         return "out of memory", _NO_MEMORY
@@ -155,7 +155,7 @@ def _final_name(file: Any) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for Python's, the system's and PyTorch's error: on a CPU that is a plain RuntimeError."""
+    """Return True for Python's, the system's and PyTorch's error, which on a CPU is a plain RuntimeError."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     named = type(error).__name__ == "OutOfMemoryError"  # torch.OutOfMemoryError, without importing torch

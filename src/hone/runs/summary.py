@@ -1,4 +1,4 @@
-"""A run in facts and words, from its files: progress, latest numbers, next commands. Shared by commands and pages."""
+"""Summary of a run from its files: progress, latest numbers, next commands. Shared by commands and pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hone.runs.settings import about, config_class, flat, read_config
 from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, OVER, WEIGHTS, RunView
 
 KILLED = "killed"
-"""Status of a run that ended without a word: run.json names a process that is gone."""
+"""Status of a run that ended without recording it: the process in run.json is gone."""
 _NEEDED = ("command", "hardware", "seed", "status", "threads", "versions")
 _NEEDED_OF_TRAINING = ("exact", "inexact", "resumes", "started")
 """Keys of run.json that the words about a run need, and further keys of a run that trains."""
@@ -87,12 +87,12 @@ class Summary:
 
     @cached_property
     def alarms(self) -> list[Raised]:
-        """The alarms that are not over, as they were at the first look."""
+        """The active alarms, read once."""
         return [alarm for alarm in alarms_in(self.files.events()) if alarm.over is None]
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to its end; None if it is not at work, or has taken no step."""
+        """Estimated seconds to its end; None if it isn't running, or has taken no step."""
         return self.progress.left if self.status == "running" else None
 
     @property
@@ -107,7 +107,7 @@ class Summary:
 def summarize(path: Path, ours: bool = False) -> Summary:
     """Return the summary of the run in `path`. Raises UserError if it isn't a run, or one of its files is damaged.
 
-    `ours`: this process holds the run's lock, which asking for the holder would let go of.
+    `ours`: this process holds the run's lock, which a look for the holder would release.
     """
     run, pid = RunView(path), os.getpid() if ours else holder(path)
     info = run.info  # after the lock was looked at: a run writes its last status before it lets go of it
@@ -130,7 +130,7 @@ def summarize(path: Path, ours: bool = False) -> Summary:
 
 
 def status_of(info: dict[str, Any], pid: int | None) -> str:
-    """Return the status in run.json; `killed` if that says a process is at work, but none (`pid` None) is."""
+    """Return the status in run.json; `killed` if that is running, but no process (`pid` None) is."""
     return KILLED if info["status"] in ("running", "paused", "copying") and pid is None else info["status"]
 
 
@@ -178,14 +178,14 @@ def print_next(run: Summary) -> None:
 
 
 def refuse_interrupted(path: Path) -> None:
-    """Raise UserError if a resume of the run was killed during its roll-back: its files contradict each other."""
+    """Raise UserError if a resume of the run was killed during its roll-back: its files are inconsistent."""
     if interrupted(path):
         command = _resuming(summarize(path))
         raise UserError(f"{path} was left in the middle of an interrupted resume: finish it with {command}")
 
 
 def _resuming(run: Summary) -> str:
-    """Return the command that goes on with the run, from its own config.toml; a used up budget is doubled."""
+    """Return the command that continues the run with its config.toml; doubles a used-up budget."""
     if not run.config:  # it ended before it had one
         return typed(run.info["command"])
     words = ["--detach"] if "--detach" in run.info["command"] else []
@@ -197,7 +197,7 @@ def _resuming(run: Summary) -> str:
 
 
 def typed(command: list[str], ranks: int = 1) -> str:
-    """Return a recorded command as it was typed, without its folder; for several ranks of SFT with torchrun."""
+    """Return a recorded command as typed, without the program's folder; for several ranks of SFT with torchrun."""
     if not command:
         return ""
     program = Path(command[0]).name
@@ -287,7 +287,7 @@ def describe_event(event: dict[str, Any]) -> str:
 
 
 def shortened(value: Any) -> str:
-    """Return a value in at most 60 characters on one line, without control characters; cut behind a word if it can."""
+    """Return a value in at most 60 characters on one line, without control characters; cut after a word if possible."""
     text = str(value).lower() if isinstance(value, bool) else "".join(c if c.isprintable() else " " for c in str(value))
     return text if len(text) <= 60 else f"{text[: max(text.rfind(' ', 30, 58), 0) or 57]}..."
 
@@ -309,7 +309,7 @@ def missed_target(run: Summary) -> str:
 
 @dataclass(frozen=True)
 class Raised:
-    """An alarm that was raised, and the step at which it was over; None before."""
+    """An alarm that was raised, and the step at which it ended; None before."""
 
     name: str
     since: int
@@ -386,13 +386,13 @@ def regraded_in_words(info: Mapping[str, Any]) -> list[str]:
 
 
 def certificate_path(run: Path) -> Path:
-    """Return where the certificate of the run in this directory lies: beside it, never in it."""
+    """Return the path of the certificate of the run in this directory: beside it, not in it."""
     folder = run.resolve()
     return folder.with_name(folder.name + CERTIFICATE)
 
 
 def pinned(run: Path) -> dict[str, str]:
-    """Return the SHA-256 of the files that contain the hashes of all others that a verification covers."""
+    """Return the SHA-256 of the files with the hashes of all others that a verification covers."""
     markers = [path for kind in (WEIGHTS, CHECKPOINTS) for path in sorted(run.glob(f"{kind}/step_*/{MARKER}"))]
     files = [run / name for name in (INFO, CONFIG, HASHES, METRICS)] + markers
     return {file.relative_to(run).as_posix(): sha256(file) for file in files if file.is_file()}

@@ -37,37 +37,37 @@ from hone.runs.files import (
 INFO, CONFIG = "run.json", "config.toml"
 METRICS, TIMINGS, EVENTS, HASHES = LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 ROLLOUTS, TOKENS, EVALS = OF_STEPS = ("rollouts", "tokens", "evals")
-"""Folders with a file for each step, or some; `hone eval` may put folders beside the files of `evals`."""
+"""Folders with a file for each or some steps; `evals` may also have folders of `hone eval`."""
 CHECKPOINTS, WEIGHTS = OF_VERSIONS = ("checkpoints", "weights")
 """Folders with a folder for each version that was saved."""
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 """Samples and numbers of `hone eval`."""
 AUDIT, JUDGEMENTS, PAUSED = "audit.json", "judgements.jsonl", "paused.json"
-"""Findings of the audit before step 0; replies of services that reward; exists while an alarm pauses the run."""
+"""Findings of the audit before step 0; replies of reward services; a file that exists while an alarm pauses the run."""
 OVER = "alarm_over"
-"""Kind of the event that an alarm is over."""
+"""Kind of the event at an alarm's end."""
 CARD = ("report.html", "report.json", "card.md")
-"""The run card: as a page, and as facts; and a file of hone 0.1."""
+"""The run card: page and facts; and a file of hone 0.1."""
 PROCESS_LOGS, SPOOL, SUPERSEDED = "logs", "spool", "superseded"
-"""Folders: what processes print; weights on their way to a server, which outlive no process; what was rolled back."""
+"""Folders: processes' output; weights for a server to load, removed at the end; rolled-back files."""
 REWARDS, DATA, _ = GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
 """Files that a program gave a run, if its run.json lists them under `kept`."""
 NAMES = (
     *(CONFIG, *LOGS, AUDIT, PAUSED, JUDGEMENTS, ROLLOUTS, TOKENS, CHECKPOINTS, WEIGHTS, SPOOL, PROCESS_LOGS),
     *(SUPERSEDED, "wandb", "trackio", *CARD, "curve.svg", RESULTS, METADATA, INFO),
 )
-"""Files of a run or an evaluation; run.json, the last, is also moved away last. `evals/step_N.jsonl` are not here, for
-evaluations have their folders beside them."""
+"""Files of a run or an evaluation; run.json, the last, is also moved last. `evals/step_N.jsonl` are not here, because
+evaluations have folders beside them."""
 PREVIOUS, LOCK, LAUNCHER = ".previous", ".hone.lock", ".hone.launcher.lock"
 """Earlier runs of the same directory; locked by the process that writes the run, and by its launcher in mode split."""
 CERTIFICATE = ".verify.json"
-"""Ending of the certificate that `hone verify` writes beside a run, after the name of its directory."""
+"""Suffix of the certificate that `hone verify` writes beside a run, after the directory's name."""
 FORMAT = "hone-run-1"
 _STEP = re.compile(r"step_(\d+)")
 
 
 class RunView:
-    """The run or evaluation in the folder `path`, as its files are now. A file that is missing is empty."""
+    """The run or evaluation in the folder `path`, as its files are now. A missing file counts as empty."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -138,16 +138,16 @@ class RunView:
         return {step: path for step, path in steps_in(self.path / kind).items() if path.is_dir()}
 
     def stamp(self) -> tuple[Any, ...]:
-        """Return a value that changes with any file that a summary is made of."""
+        """Return a value that changes with any file that a summary reads."""
         return tuple(stamp(self.path / name) for name in (INFO, CONFIG, METRICS, TIMINGS, EVENTS, METADATA))
 
 
 class Rewound(Exception):
-    """A log lost lines: a resume has rolled the run back, and earlier reads of it are no longer valid."""
+    """A log lost lines: a resume rolled the run back, so earlier reads are no longer valid."""
 
 
 class Tail:
-    """The records that a growing JSON-lines file got since the last call. A line that isn't whole yet waits."""
+    """Reads the new records of a growing JSON-lines file; an incomplete line waits."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -155,7 +155,7 @@ class Tail:
         self._bytes = self._lines = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the new records. Rewound if what was read is no longer there, UserError for a damaged line."""
+        """Return the new records. Raises Rewound if lines that were read are gone, UserError for a damaged line."""
         if not self._inode and not self.path.exists():
             return []
         try:
@@ -228,8 +228,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Return the record in a line of a log. UserError unless it is a JSON object, its step is a number if it has one,
-    and in a log of numbers it has one and all values are numbers or null; in events.jsonl texts must be texts.
+    """Return the record in a line of a log. UserError unless it is a JSON object, and its step a number. A log of
+    numbers needs a step, and only numbers or null; events.jsonl may lack steps, and texts must be texts.
     """
     numbers = path.name in (METRICS, TIMINGS)
     try:

@@ -1,4 +1,4 @@
-"""RunWriter: all that a training loop tells the world, in one place.
+"""RunWriter: all output of a training loop.
 
 with RunWriter.start(config, "rl", sys.argv) as run:
     tensors, state = run.restored or fresh()
@@ -47,7 +47,7 @@ class RunWriter:
     """Writes one run directory; made by `RunWriter.start`.
 
     `start_step` is the first step to take; `restored` the (tensors, state) of its checkpoint, None at the beginning.
-    `nothing_left`: a finished run was resumed, and is as it was.
+    `nothing_left`: a finished run was resumed, and is unchanged.
     """
 
     def __init__(self, config: RunConfig, opened: Opening, observers: Sequence[Observer], lock: Lock):
@@ -64,7 +64,7 @@ class RunWriter:
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, *keep)
         self.budget = Budget(config.budget, opened.spent)
         self.target: dict[str, Any] | None = None
-        """Metric, value, target and step with which the run came to `config.stop`; None before."""
+        """Metric, value, target and step at which the run reached `config.stop`; None before."""
         self._stop, self._best = config.stop, config.ckpt and config.ckpt.best
         self.alarms = Alarms()
         self._started: list[Observer] = []
@@ -205,7 +205,7 @@ class RunWriter:
             raise AlarmStop(step, cause, self.alarms.remedy if cause in self.alarms.actions else "")
 
     def look_for_target(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Set `target`, here and in run.json, if these metrics of version `step` are the first that come to it."""
+        """Set `target`, here and in run.json, if these metrics of version `step` are the first to reach it."""
         value = metrics.get(self._stop.metric) if self._stop and not self.target else None
         if self._stop is None or value is None or not self._stop.reached(value):
             return
@@ -214,11 +214,11 @@ class RunWriter:
         self.event("target", step, **{name: self.target[name] for name in ("metric", "value", "target")})
 
     def waited(self, seconds: float) -> None:
-        """Leave seconds that waited for the user out of `time/step`."""
+        """Exclude seconds of waiting for the user from `time/step`."""
         self._step_began += seconds
 
     def log_positions(self) -> dict[str, dict[str, Any]]:
-        """Return size in bytes and SHA-256 of the logs that are the same in every run of this config."""
+        """Return size in bytes and SHA-256 of the logs that equal runs write equally."""
         logs = (self._metrics, self._hashes)
         return {log.path.name: {"bytes": log.bytes, "sha256": log.sha256} for log in logs}
 
@@ -302,7 +302,7 @@ class RunWriter:
             self._save_info()  # before the rest, which may take a while
 
     def _files(self) -> ExitStack:
-        """Return a stack that closes all files and the lock, the last first, each even if others raise."""
+        """Return a stack that closes all files, then the lock, each even if others raise."""
         ends = ExitStack()
         ends.callback(self._lock.release)
         for log in self._logs:
@@ -326,7 +326,7 @@ class RunWriter:
     ) -> None:
         """End a run that didn't call `finish`: done, interrupted (KeyboardInterrupt) or failed.
 
-        Raises UserError if the machine refused something, such as a full disk; it names the last checkpoint.
+        Raises UserError for a problem of the machine, such as a full disk; it names the last checkpoint.
         """
         if self.nothing_left:
             self._files().close()

@@ -1,4 +1,4 @@
-"""Writing the policy: into a folder for transformers and `hf upload`, and on its way to a server."""
+"""Writes the policy: into a folder for transformers and `hf upload`, or for a server to load."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def _limit(trainer: Trainer) -> int:
 
 
 class Spool:
-    """Weights on their way to a server: the last two versions of `model`, so that the server can still read the older.
+    """Weights for a server to load: the last two versions of `model`, so that the server can still read the older.
 
-    They lie in the folder `memory`, or in `folder` once `memory` has no room (after a call of `no_room`).
-    `adapter_alone`: write only the adapter, into `folder`. `dtype` is the server's; None: the model's.
+    They are in the folder `memory`, or in `folder` once `memory` is full (after a call of `no_room`). `adapter_alone`:
+    write only the adapter, into `folder`. `dtype` is the server's; None: the model's.
     """
 
     def __init__(

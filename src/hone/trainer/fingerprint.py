@@ -11,7 +11,7 @@ import torch
 from hone.trainer.parallel import ALONE, Ranks, local, rows_of
 
 _CHUNK = {"cpu": 2**16, "cuda": 2**22}
-"""Elements at a time, to stay in a core's cache, or to keep a GPU busy."""
+"""Elements per chunk: they fit a core's cache, or keep a GPU busy."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -1,4 +1,4 @@
-"""Settings of glibc for freed memory. Other C libraries and systems are left alone."""
+"""Settings of glibc for freed memory; nothing with other C libraries or systems."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hone.hardware import resident_bytes
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 GROWTH = 256 * 2**20
-"""Bytes by which a process grows before it gives freed memory back."""
+"""Growth of a process, in bytes, before it returns freed memory."""
 
 
 def tune(alone: bool) -> None:
     """Set glibc's thresholds.
 
-    Alone, a rank reuses freed memory: mapping it anew took a fifth of an SFT step of the tiny preset (63 ms against 50
-    ms). A sharded model gathers and frees its layers all the time, which leaves gaps in the heap: with memory given
-    back at once, 61M parameters take 950 MiB a rank instead of 1,550.
+    A single rank keeps freed memory: mapping it again took a fifth of an SFT step of the tiny preset (63 ms against 50
+    ms). A sharded model keeps gathering and freeing layers, which leaves gaps in the heap: if memory is returned at
+    once, 61M parameters take 950 MiB a rank instead of 1,550.
     """
     if _LIBC is None or not hasattr(_LIBC, "mallopt"):
         return
@@ -28,10 +28,10 @@ def tune(alone: bool) -> None:
 
 
 class Heap:
-    """Gives freed memory back when the process has grown by GROWTH.
+    """Returns freed memory when the process has grown by GROWTH.
 
-    oneDNN compiles and stores kernels for each number of tokens. They lie between activations, and leave gaps that are
-    too small for the next ones: four layers of SmolLM2's size grew by 50 MB a step of SFT in bf16.
+    oneDNN compiles and stores kernels for each number of tokens. They lie between activations and leave gaps too small
+    for the next ones: with four layers of SmolLM2's size, each SFT step in bf16 took 50 MB more.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """KL in the reward: a completion's divergence from the reference is subtracted from its reward, before advantages.
 
-The orchestrator computes advantages from rewards alone, and the trainer, which has the reference's logprobs, adds the
-difference that the KL makes. A masked completion counts in the baseline of the rewards, but not in this difference.
+The orchestrator computes advantages from rewards alone; the trainer, which has the reference's logprobs, adds the KL's
+change. A masked completion counts in the baseline of the rewards, but not in this change.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewardKL:
-    """`coef` weighs the KL, `rollouts` are the completions G of a prompt, `advantage` makes advantages of rewards.
+    """`coef` weighs the KL, `rollouts` are the completions G of a prompt, `advantage` configures advantages.
 
-    With its scale "token_std" tokens have separate advantages: the KL of a token counts for it and the tokens before.
+    With the scale "token_std" each token has its own advantage: a token's KL counts for it and the tokens before.
     """
 
     coef: float

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under the model, without ever holding all logits when the vocabulary is large."""
+"""Log-probabilities of given tokens under the model. With a large vocabulary, all logits are never held at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute log-probability and entropy `[M]` of predicting the tokens at `indices_M`, in nats, with gradients.
 
-    Both are of softmax(logits / temperature), over the token's candidates if the batch has them. For `cache_bytes` see
+    Both are of softmax(logits / temperature), among the token's candidates if the batch has them. For `cache_bytes` see
     `hone.model.head`.
     """
     hidden_MD = token_hidden(model, batch, indices_M)

@@ -17,13 +17,13 @@ from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
-"""Logits of a chunk for which `hone.model.head` makes a softmax. To make them again, a CPU takes as many as a GPU."""
+"""Logits of a chunk for the softmax in `hone.model.head`. To recompute them, a CPU takes as many as a GPU."""
 CHECKPOINTING = get_args(Checkpointing)
 """From the fastest to the leanest."""
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}
 """Bytes of a moment of one weight; in 8 bits, each block of 256 has a scale in fp32."""
 BASE_BYTES = {"8bit": 1 + 2 / 64, "4bit": 0.5 + 2 / 64}
-"""Bytes of a weight that `model.lora.base` freezes, with its share of a bf16 scale for each 64."""
+"""Bytes of a frozen weight of `model.lora.base`, with its share of a bf16 scale per 64 weights."""
 
 
 def training_bytes(
@@ -109,8 +109,8 @@ def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lo
 def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
     """Return the bytes of the host's memory that `optim.offload` takes for a model on a GPU; 0 without it.
 
-    Moments, masters and arrived gradients are in fp32; the last two in pinned blocks, which torch rounds up to a power
-    of two.
+    Moments, masters and copied gradients are in fp32; the last two are in pinned blocks, which torch rounds up to a
+    power of two.
     """
     scalars = trained(model, lora)
     block = 1 << (4 * scalars - 1).bit_length()
@@ -142,7 +142,7 @@ def micro_batch_limit(config: RLConfig | SFTConfig, device: str) -> int:
 def micro_batch(config: RLConfig | SFTConfig, device: str, prompt: int, completion: int) -> tuple[int, int, int]:
     """Return (tokens, attention slots, tokens with loss) of the largest micro-batch.
 
-    Completions of one prompt share it as long as they are in one micro-batch; attention sees its keys once for each.
+    Completions of one prompt share it within a micro-batch; attention reads its keys once for each.
     """
     most, completion = micro_batch_limit(config, device), max(1, completion)
     if isinstance(config, SFTConfig):

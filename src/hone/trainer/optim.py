@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class Optimizer:
     """AdamW (decoupled weight decay, arXiv:1711.05101) with global-norm clipping. Each rank updates its rows.
 
-    Weights that are not fp32 get an fp32 master copy and fp32 sums of gradients: bf16 has 8 bits, and would round an
-    update of lr 1e-6 away. Matrices decay; norms, biases and embeddings don't.
+    Weights that are not fp32 get an fp32 master copy and fp32 sums of gradients: bf16 has 8 bits of precision, and
+    would lose an update at lr 1e-6. Matrices decay; norms, biases and embeddings don't.
 
     With `offload`, a GPU's weights have masters, moments and update on the host. With `state` "8bit", the moments of
     weights of 4,096 scalars and more are codes of 8 bits with a scale for each 256 (arXiv:2110.02861).
 
     With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps), with
     q, k, v, gate and up separate. Its updates are scaled to the usual RMS of AdamW's (0.2 times the learning rate,
-    arXiv:2502.16982), so both take the same learning rate. These three are for one rank; see `check_state`.
+    arXiv:2502.16982), so both take the same learning rate. These three need a single rank; see `check_state`.
     """
 
     def __init__(self, model: Decoder, config: OptimConfig) -> None:
@@ -92,7 +92,7 @@ class Optimizer:
         return grad_norm
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
-        """Have torchao compile its update on a GPU only: on a CPU that takes a C++ compiler, and half a minute."""
+        """Let torchao compile its update only on a GPU: on a CPU that needs a C++ compiler, and half a minute."""
         on_gpu = any(master.is_cuda for master in self.masters.values())
         return nullcontext() if self.config.state == "fp32" or on_gpu else torch.compiler.set_stance("force_eager")
 
@@ -130,8 +130,8 @@ class Optimizer:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `state` returned, bit for bit. Restore the model's weights first.
 
-        A rank takes its rows of whole tensors. Raises UserError for the state of another `type`, or of 8 bits for fp32;
-        the other way round it is rounded.
+        A rank takes its rows of whole tensors. A state in fp32 is rounded to 8 bits if needed. Raises UserError for an
+        8-bit state if fp32 is needed, or the state of another `type`.
         """
         self.adamw.state.clear()
         for momentum in self.momenta.values():
@@ -172,7 +172,7 @@ class Optimizer:
 
 
 def check_state(config: OptimConfig, ranks: int = 1) -> None:
-    """Raise UserError if torchao is missing for a state of 8 bits, or if several ranks ask for that or to offload."""
+    """Raise UserError if an 8-bit state lacks torchao, or if several ranks use that or `offload`."""
     config.check_ranks(ranks)
     if config.state == "8bit":
         _adamw_8bit()

@@ -28,7 +28,7 @@ class Sequence:
 
     `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` of the sequence, or
     `[T]` float32; `group`, `sample` and `pool` number its prompt, completion and task. `weight` of each token in the
-    step's loss; None: 1 / the step's loss tokens. `reward` is given if the trainer takes the KL off it.
+    step's loss; None: 1 / the step's loss tokens. `reward` is given if the trainer subtracts the KL from it.
     """
 
     token_ids: np.ndarray
@@ -65,7 +65,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Batch:
-    """The sequences of a step; the part `filtered` for lack of signal; the most tokens that a completion may have."""
+    """The sequences of a step; the part `filtered` for equal rewards; the most tokens that a completion may have."""
 
     sequences: list[Sequence]
     filtered: Counts = field(default_factory=Counts)
@@ -92,7 +92,7 @@ def prompt_runs(sequences: list[Sequence]) -> list[list[Sequence]]:
 
 
 def run_tokens(run: list[Sequence]) -> int:
-    """Count the tokens of sequences that share their prompt, which counts once."""
+    """Count the tokens of sequences that share their prompt, with the prompt once."""
     return sum(len(sequence) for sequence in run) - (len(run) - 1) * run[0].prompt_length
 
 
@@ -117,7 +117,7 @@ def pack(
     share_prompts: bool = False,
     minibatch: int = 0,
 ) -> PackedBatch:
-    """Lay sequences end to end in the order given. They are the whole step unless `num_loss_tokens` counts more."""
+    """Lay sequences end to end in the order given. Give `num_loss_tokens` of the step if it has other sequences."""
     assert sequences, "nothing to pack"
     segments = _segments(prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences])
     lengths_S = np.array([len(segment) for segment in segments])
@@ -180,10 +180,10 @@ def deal(
 ) -> list[PackedBatch]:
     """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens, and return this rank's.
 
-    All ranks pass all sequences of the step. `max_tokens` None: as suits `device`. `num_loss_tokens` counts all ranks.
-    A longer sequence is a micro-batch alone. Sequences that share a prompt, which counts once, stay together if they
-    fit. No micro-batch has sequences of two `minibatches`. Each rank gets the same number of micro-batches, as few as
-    `max_tokens` allows and of about equal size, with one without loss if there are not enough sequences.
+    All ranks pass all sequences of the step. `max_tokens` None: by `device`. `num_loss_tokens` counts all ranks. A
+    longer sequence is a micro-batch alone. Sequences that share a prompt, which counts once, stay together if they fit.
+    No micro-batch mixes `minibatches`. Each rank gets the same number of micro-batches, as few as `max_tokens` allows
+    and of about equal size; if there are too few sequences, some have no loss.
     """
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
@@ -234,9 +234,9 @@ def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
 
 
 def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, world: int) -> list[list[Sequence]]:
-    """Cut a step's sequences into micro-batches for `world` ranks. Rank r takes every `world`-th from r on.
+    """Cut a step's sequences into micro-batches for `world` ranks. Rank r takes every `world`-th, starting at r.
 
-    The largest is as small as possible without more micro-batches for a rank than `max_tokens` asks for.
+    The largest is as small as the number of micro-batches that `max_tokens` requires allows.
     """
     runs = prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences]
     if world == 1:
@@ -259,9 +259,9 @@ def _cut_run(run: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
 
 
 class RowPacker:
-    """First-fit packing of a stream into rows of `row_tokens` tokens each, until a sequence fits in none.
+    """First-fit packing of a stream into rows of `row_tokens` tokens, until a sequence fits in none.
 
-    It takes the stream strictly in order, so one number says where the next step goes on.
+    It takes the stream strictly in order, so one number tells where the next step continues.
     """
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:

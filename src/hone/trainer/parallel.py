@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 has_joined = False
-"""True in a process that has joined other ranks: torch's threads are left, so it should end by `os._exit`."""
+"""True in a process that has joined other ranks: torch's threads still run, so it should end by `os._exit`."""
 _FOREVER = timedelta(days=365)
-"""Time limit of the control group, during which rank 0 may read data, sample or wait for an order."""
+"""Time limit of the control group: rank 0 may read data, sample or wait that long."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Ranks:
             torch.distributed.barrier(group=self.control)
 
     def watched(self) -> AbstractContextManager[None]:
-        """End this process, in the block, soon after another rank's has ended; see `PeerWatchdog.armed`."""
+        """In the block, end this process soon after another rank's process has ended; see `PeerWatchdog.armed`."""
         return self.watchdog.armed() if self.watchdog else nullcontext()
 
     def together(self, action: Callable[[], T]) -> T:
@@ -130,8 +130,8 @@ def joined(device: str) -> Iterator[Ranks]:
     """Join the processes that torchrun started (RANK, WORLD_SIZE, …), or give ALONE; `device` as from `device_of`.
 
     Gradients and weights go over gloo on a CPU, over nccl between GPUs. Ends with a barrier. After an error the process
-    group stays, because destroying it waits for collectives that other ranks may never join: the command must end the
-    process by `os._exit`, and then the others' next collective fails.
+    group is not destroyed, because that would wait for collectives that other ranks may never join: the command must
+    end the process by `os._exit`; then the others' next collective fails.
     """
     if launched_ranks() == 1:
         yield ALONE
@@ -165,7 +165,7 @@ def joined(device: str) -> Iterator[Ranks]:
 def _meeting_point(rank: int, world: int) -> Any:
     """Return the store over which ranks find each other, served by rank 0; None where torchrun has one.
 
-    It has no password, so it listens on MASTER_ADDR alone if it can, and gloo on loopback if all ranks are here.
+    It has no password, so it listens only on MASTER_ADDR if possible, and gloo on loopback if all ranks are here.
     """
     from torch.distributed.distributed_c10d import default_pg_timeout
 
@@ -182,10 +182,10 @@ def _meeting_point(rank: int, world: int) -> Any:
 
 
 def shard(model: Decoder, ranks: Ranks) -> None:
-    """Leave each rank its rows of every parameter (a DTensor each), in place. All ranks must have loaded equal weights.
+    """Shard every parameter in place: each rank keeps its rows (a DTensor). All ranks must have loaded equal weights.
 
-    A layer is gathered for its forward and again for its backward pass; embedding, last norm and head stay gathered
-    between the two. Gradients are summed in fp32, not averaged: the loss is divided by the token count of all ranks.
+    A layer is gathered for its forward and again for its backward pass; embedding, last norm and head stay gathered in
+    between. Gradients are summed in fp32, not averaged: the loss is divided by the token count of all ranks.
     """
     if ranks.alone:
         return
@@ -263,14 +263,14 @@ def _fsdp_params(module: nn.Module) -> Sequence[Any]:
 
 
 def reduce_gradients(model: nn.Module, last: bool) -> None:
-    """Have the next backward pass sum gradients over ranks if it is the `last` of a step, or if they are large."""
+    """Let the next backward pass sum gradients over ranks if it is the `last` of a step, or if they are large."""
     if hasattr(model, "set_requires_gradient_sync"):
         few = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad) <= WHOLE_GRADIENT_BYTES
         model.set_requires_gradient_sync(last or not few)  # pyright: ignore[reportCallIssue]
 
 
 def drop_gradients(model: nn.Module) -> None:
-    """Forget gradients that are not summed over ranks yet: FSDP keeps them, out of an optimiser's reach."""
+    """Drop gradients that are not summed over ranks yet, which FSDP holds where an optimiser can't."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
             for param in _fsdp_params(module):
@@ -280,13 +280,13 @@ def drop_gradients(model: nn.Module) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Free the weights that a forward pass without a backward one left gathered."""
+    """Free weights left gathered by a forward pass without a backward pass."""
     if hasattr(model, "reshard"):
         model.reshard()  # pyright: ignore[reportCallIssue]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return True if this process holds only rows of the tensor: a DTensor, which one rank does not import."""
+    """Return True if this process holds only rows of the tensor (a DTensor, which a single rank doesn't import)."""
     return hasattr(tensor, "to_local")
 
 
@@ -300,7 +300,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the first row of this rank and the one after its last, as `torch.chunk` does: the last may have none."""
+    """Return this rank's first row and the one after its last, as by `torch.chunk`: the last rank may have none."""
     rows = tensor.shape[0] if tensor.ndim else 1
     if not is_sharded(tensor):
         return 0, rows
@@ -325,7 +325,7 @@ def sharded_like(rows: Tensor, model: Tensor) -> Tensor:
 
 
 def share_of(value: Tensor, model: Tensor) -> Tensor:
-    """Return `value` as `model` lies: whole, or this rank's rows."""
+    """Return `value` laid out as `model`: whole, or this rank's rows."""
     if is_sharded(value) or not is_sharded(model):
         return value
     start, stop = rows_of(model)

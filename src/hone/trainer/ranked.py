@@ -1,6 +1,6 @@
-"""A trainer on all ranks that one loop drives: every rank repeats rank 0's calls.
+"""A trainer on several ranks, driven by one loop: every rank repeats rank 0's calls.
 
-Loop, data, run directory and decisions are rank 0's alone; the other ranks `follow`, with their shards of the model.
+Only rank 0 has the loop, data, run directory and decisions; the other ranks `follow`, with their shards of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hone.types import PackedBatch
 
 
 class Dismissed(BaseException):
-    """Ends the ranks that follow, with the exit code of rank 0. It may come instead of any answer of rank 0."""
+    """Ends the other ranks with rank 0's exit code. They may get it instead of any answer of rank 0."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -37,7 +37,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def on_all_ranks(method: Method) -> Method:
-    """Run a method of `RankedTrainer` that rank 0 calls on every rank, on the others in `follow`."""
+    """Decorate a method of `RankedTrainer`: a call on rank 0 runs on every rank, on the others in `follow`."""
 
     @wraps(method)
     def call(trainer: RankedTrainer, *arguments: Any) -> Any:
@@ -141,7 +141,7 @@ class RankedTrainer:
         return self.trainer.deal(batch, self.micro_batch_tokens, self.share_prompts)
 
     def abandonable(self, stop: StopRequest) -> AbstractContextManager[None]:
-        """Enter `stop.abandonable`; do nothing on several ranks, which may part between micro-batches only."""
+        """Enter `stop.abandonable`; do nothing on several ranks, which can only stop between micro-batches."""
         return stop.abandonable() if self.ranks.alone else nullcontext()
 
     def follow(self) -> int:

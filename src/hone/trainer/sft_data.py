@@ -1,8 +1,8 @@
 """SFT's data: rows of a data set, or an environment's demonstrations, as token sequences with a loss mask.
 
-A source holds no iterator. Positions 0, 1, 2, … run through the epochs: position p is example `p % n` of the order of
-epoch `p // n`, which depends on the seed alone. `next_batch` takes the examples of one step from a position on, and
-returns the position of the next step, which is all that a checkpoint has to hold.
+A source has no iterator. Positions 0, 1, 2, … run through the epochs: position p is example `p % n` in the order of
+epoch `p // n`, which depends only on the seed. `next_batch` takes the examples of one step from a position on, and
+returns the position of the next step: a checkpoint needs no more.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Limit:
         self.truncated: set[str] = set()
 
     def apply(self, sequence: Sequence, where: str) -> Sequence | None:
-        """Return the sequence, cut if the policy says so; None if it is dropped, or if a cut leaves no loss."""
+        """Return the sequence, truncated if the policy says so; None if it is dropped, or has no loss left."""
         if len(sequence) <= self.tokens:
             return sequence
         if self.policy == "error":
@@ -69,8 +69,8 @@ def tokenize(
 
     The sequence ends with the last message with loss, and its end-of-turn token. The prompt lists `tools`; `where`
     names the example in errors. A thought, in one of `THOUGHTS`, is learned as the template writes it; before the first
-    message with loss the template may drop it. If the template rewrites a turn after the answers of tools (Qwen3's
-    drops an empty thought), the turn stays as it was learned, as a rollout's stays as it was sampled.
+    message with loss the template may drop it. If the template rewrites a turn after tool answers (Qwen3's drops an
+    empty thought), the turn stays as learned, just as a rollout's stays as sampled.
     """
     learned = [_carries_loss(message, i, where) and i >= start for i, message in enumerate(messages)]
     if not any(learned):
@@ -114,7 +114,7 @@ def _carries_loss(message: Message, index: int, where: str) -> bool:
 
 
 def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[Tool] | None) -> None:
-    """Raise UserError if the template cannot write a thought of a prompt at all; it may drop it in later turns."""
+    """Raise UserError if the template can't write a prompt's thought; it may drop it in later turns."""
     for i, message in enumerate(prompt):
         if message["role"] == "assistant" and any(map(message.get, THOUGHTS)):
             renderer.completion_ids(prompt[:i], message, tools)
@@ -136,7 +136,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
 
     A row has `prompt` and `completion` as messages, and the recorded `token_ids` and `sampled_mask` if the run's
     tokenizer has the digest `tokenizer`. Raises UserError if there is none, if an agent's rollout has several segments,
-    or if tools answered and there are no ids: the messages do not list the prompt's tools.
+    or if tools answered and there are no ids, because messages lack the prompt's tools.
     """
     from hone.environments.data import Rows
 
@@ -209,7 +209,7 @@ def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int
 
 
 def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
-    """Return the tools that the prompt lists: the column `tools`, a list in OpenAI's form or that as JSON."""
+    """Return the prompt's tools: the column `tools`, a list in OpenAI's form, or such a list as JSON."""
     given = row.get("tools")
     try:
         given = json.loads(given) if isinstance(given, str) and given.strip() else given
@@ -333,7 +333,7 @@ def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Return (training rows, validation rows), disjoint in content, not only in index.
 
     Rows are ranked by a keyed hash of their content and the lowest `fraction` of distinct rows is held out, in the
-    order of rank. So equal rows fall on the same side, and adding rows moves few others.
+    order of rank. So equal rows are on the same side, and adding rows moves few others.
     """
     ranks = np.array([key(seed, "sft-val", content_hash(row)) for row in rows], dtype=np.uint64)
     distinct = np.unique(ranks)

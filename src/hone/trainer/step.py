@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchUse:
-    """Use of a step's batch. `keeps_old`: the old policy is the trainer's before the first update, not the sampler's.
+    """Use of a step's batch. `keeps_old`: the old policy is the trainer before the first update, not the sampler.
 
     The reference becomes the policy every `reference_interval` steps.
     """
@@ -57,10 +57,10 @@ class Trainer:
     """Owns the optimiser of `model` and the step counter (= the policy version: steps so far, skipped ones included).
 
     `reference`, if given, is the model of the KL term; with LoRA it may be `model`, with the adapter off. `temperature`
-    is the sampler's, because the ratio compares the distributions that tokens were drawn from. `weigh` sets the tokens'
-    weights in the loss, by default equal ones. Before each micro-batch of a step's first update, rank 0 calls
-    `interrupt`, and in `evaluate`; an error there is raised on all ranks, with weights, optimiser and counter as before
-    the step. With `record_tokens`, `token_stats` describes the last step's tokens before its first update.
+    is the sampler's, because the ratio compares the distributions that tokens are drawn from. `weigh` sets the tokens'
+    weights in the loss, by default equal ones. Rank 0 calls `interrupt` in `evaluate` and before each micro-batch of a
+    step's first update; its error is raised on all ranks, with weights, optimiser and counter as before the step. With
+    `record_tokens`, `token_stats` describes the last step's tokens before its first update.
 
     On several `ranks`, model and reference are sharded before (`parallel.shard`). All ranks call `step`, `evaluate`,
     `fingerprint` and `load_tensors` together, with equally many micro-batches, and get the same results.
@@ -115,8 +115,8 @@ class Trainer:
         """Take one step: an update for each minibatch, in each pass.
 
         Returns loss, entropy (nats), grad_norm (before clipping), lr and the objective's statistics, as means over loss
-        tokens, and over updates. Without loss tokens, or with a gradient that is not finite, the weights stay, the
-        counter and the schedule go on, and `optimizer/skipped` is the share of such updates.
+        tokens, and over updates. Without loss tokens, or with a gradient that is not finite, an update leaves the
+        weights, but advances counter and schedule; `optimizer/skipped` is the share of such updates.
         """
         self._tokens.clear()
         metrics, parts, norms = {"lr": self.lr}, list[dict[str, torch.Tensor]](), list[float]()
@@ -150,7 +150,7 @@ class Trainer:
         return metrics
 
     def _update(self, micro_batches: Sequence[PackedBatch], first: bool) -> tuple[list[dict[str, torch.Tensor]], float]:
-        """Return statistics by micro-batch (with the gap to the sampler if `first`) and the gradient's norm."""
+        """Return statistics by micro-batch (if `first`, with the gap to the sampler) and the gradient's norm."""
         parts = []
         for batch in self._uninterrupted(micro_batches) if first else micro_batches:
             reduce_gradients(self.model, last=batch is micro_batches[-1])
@@ -174,7 +174,7 @@ class Trainer:
             yield batch
 
     def _accumulate(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
-        """Add one micro-batch's gradient; returns its summed statistics, which the host does not wait for."""
+        """Add one micro-batch's gradient; returns its summed statistics without waiting for a GPU."""
         indices_M = batch.loss_indices
         if self.ranks.alone and not len(indices_M):
             return {}
@@ -190,7 +190,7 @@ class Trainer:
         return {"loss": loss.detach(), "entropy": entropies_M.sum(), **sums}
 
     def _prepared(self, micro_batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """Add what is fixed before the first update: old logprobs, the reference's, the KL in the reward."""
+        """Add what is computed before the first update: old and reference logprobs, the KL in the reward."""
         prepared = list(micro_batches)
         if self.use.keeps_old and self.use.updates > 1:
             prepared = [replace(batch, old_logprobs=self._logprobs_by(self.model, batch)) for batch in prepared]
@@ -263,7 +263,7 @@ def _weights(model: Decoder) -> dict[str, torch.Tensor]:
 
 
 def _read(parts: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:
-    """Return the statistics as numbers. Only here the host waits for a GPU."""
+    """Return the statistics as numbers. Only this waits for a GPU."""
     values = [value.double() for part in parts for value in part.values()]
     numbers = iter(torch.stack(values).tolist() if values else [])
     return [{name: next(numbers) for name in part} for part in parts]

@@ -17,7 +17,7 @@ class TokenStats:
 
     `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, its number in the draw, and its
     tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are of the distribution that the token was
-    drawn from, by the weights before the update.
+    drawn from, with the weights before the update.
     """
 
     draws: np.ndarray
@@ -47,7 +47,7 @@ class TokenStats:
         return cls(*(np.concatenate(column) for column in columns))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays by name, such that `TokenStats(**arrays)` equals this."""
+        """Return the arrays by name: `TokenStats(**arrays)` equals this."""
         return dict(vars(self))
 
     def by_completion(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:

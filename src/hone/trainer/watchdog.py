@@ -22,10 +22,10 @@ GRACE = 5.0
 
 
 class PeerWatchdog:
-    """Threads that are blocked in a receive over gloo, which fails when the process of the sender ends.
+    """Threads blocked in a receive over gloo, which fails when the sender's process ends.
 
-    Rank 0 and each other rank listen to one another; nobody sends before `close`. If a peer is lost while `armed`, the
-    main thread has `GRACE` seconds to leave the block; then the process ends with exit code 1.
+    Rank 0 and each other rank receive from one another; nobody sends before `close`. If a peer is lost while `armed`,
+    the main thread has `GRACE` seconds to leave the block; then the process ends with exit code 1.
     """
 
     def __init__(self, rank: int, world: int, group: Any) -> None:

@@ -213,7 +213,7 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
     )
     assert "TOOL" not in output and "3 (14 tokens)" in output
     write_run(tmp_path / "runs" / "a", {1: [row("let me see", completion=json.dumps(messages[:2] * 2))]})
-    assert "its turns are not those that were sampled" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
+    assert "the turns differ from those sampled" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
 
 
 def test_search_shows_what_it_found_where(root: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_call_with_a_reward_of_its_own_has_its_own_advantage(tmp_path: Path, t
     run, one = sampled(tmp_path, "ab", sampled_mask=mask, call_advantages=[0.25, -1.0], call_rewards=[1.5, 0.25])
     first, between, second = read_tokens(run, one, tiny).values["advantage"]
     assert (first, second) == (0.25, -1.0) and np.isnan(between)
-    with pytest.raises(UserError, match="not as many advantages as calls"):
+    with pytest.raises(UserError, match="another number of advantages than calls"):
         read_tokens(run, one | {"call_advantages": [0.25]}, tiny)
 
 
@@ -134,7 +134,7 @@ def test_damaged_tokens_cost_a_sentence(tmp_path: Path, tiny: Vocabulary) -> Non
     (run.path / "tokens" / "step_000000.parquet").write_bytes(b"PAR1 nothing")
     found = read_tokens(run, one, tiny)
     assert "cannot be read" in found.missing["gap"] and not np.isnan(found.values["logprob"]).any()
-    with pytest.raises(UserError, match="not as many logprobs as tokens"):
+    with pytest.raises(UserError, match="another number of logprobs than tokens"):
         read_tokens(run, one | {"logprobs": [0.0]}, tiny)
 
 

@@ -32,7 +32,7 @@ def clip(
 def clipped_surrogate(
     ratio_M: Tensor, advantages_M: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute `clip` of ratios `[M]`, whatever they are ratios of."""
+    """Compute `clip` of any ratios `[M]`."""
     unclipped_M = ratio_M * advantages_M
     clipped_M = ratio_M.clamp(1 - eps_low, 1 + eps_high) * advantages_M
     loss_M, active_M = -torch.minimum(unclipped_M, clipped_M), clipped_M < unclipped_M

@@ -1,4 +1,4 @@
-"""prime-rl's loss: it masks tokens with a probability that has moved too far, by difference, not by ratio."""
+"""prime-rl's loss: masks tokens with too large a change of probability, by difference, not by ratio."""
 
 from __future__ import annotations
 

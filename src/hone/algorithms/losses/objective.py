@@ -1,4 +1,4 @@
-"""A micro-batch's part of a step's loss and statistics: the losses, put together as a config says."""
+"""A micro-batch's part of a step's loss and statistics, with the losses combined by a config."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sft_objective(
 
 
 def token_loss(config: LossConfig, stale: bool = False) -> TokenLoss:
-    """Return the loss that `config.type` names: the function of its file, with what its parameters name."""
+    """Return the loss function named by `config.type`, with the config's values of its parameters."""
     loss: Callable[..., Any] = getattr(import_module(f"hone.algorithms.losses.{config.type}"), config.type)
     names = signature(loss).parameters
     low, high = config.range
@@ -75,8 +75,8 @@ def policy_objective(
     """Make a policy gradient's objective: the loss that `config` names, or `custom`, with KL and entropy terms.
 
     The old policy of the ratio is the batch's (`old_logprobs`), else the sampler's: so the ratio corrects for tokens of
-    older versions (`stale`) and for a sampler that computes otherwise. With `old_policy` = "trainer", or a correction,
-    it is the policy before the update. A token without a finite logprob of the sampler has no loss.
+    older versions (`stale`) and for another sampler. With `old_policy` = "trainer", or a correction, it is the policy
+    before the update. A token without a finite logprob of the sampler has no loss.
     """
     loss_of = custom or token_loss(config, stale)
     weigh = correction(correct) if correct is not None else None

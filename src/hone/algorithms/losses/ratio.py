@@ -30,5 +30,5 @@ def sequence_means(values_M: Tensor, lengths_S: Tensor) -> Tensor:
 
 
 def spread(values_S: Tensor, lengths_S: Tensor, tokens: int) -> Tensor:
-    """Give each of a completion's tokens its value: `[S]` to `[M]`, M = `tokens`."""
+    """Repeat each completion's value for its tokens: `[S]` to `[M]`, M = `tokens`."""
     return values_S.repeat_interleave(lengths_S, output_size=tokens)

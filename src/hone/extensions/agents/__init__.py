@@ -1,1 +1,1 @@
-"""Programs that make rollouts: they call the model as often as they like, and give the reward."""
+"""Programs that make rollouts: they call the model any number of times, and give the reward."""

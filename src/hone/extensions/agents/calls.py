@@ -1,7 +1,7 @@
 """Calls of the model by a program, and their answers.
 
-Calls come as requests in OpenAI's form (`hone.extensions.agents.host`). They are sampled with the run's settings, under
-separate keys, and a rollout has limits.
+Calls are requests in OpenAI's form (`hone.extensions.agents.host`). They are sampled with the run's settings and
+separate keys, within limits of a rollout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 LONGEST_TOKEN = 16
 """Most characters per token on average: a longer prompt can't fit, and is not tokenised."""
 Reply = tuple[str, Message, str, dict[str, int]]
-"""The id of an answer, its message, why it ended, and its usage."""
+"""An answer's id, message, finish reason and usage."""
 
 
 class ModelCalls:
@@ -41,7 +41,7 @@ class ModelCalls:
         self.api_key = f"hone-{model.sample_id}-{secrets.token_hex(16)}"  # no other program can guess it
         self.sampled = self.refused = 0
         self.limit = ""
-        """The limit that a call was refused for, in words."""
+        """The limit that a refused call exceeded, in words."""
         self.closed = False
         self.entering = asyncio.Lock()
         """Held until a call has started: calls start one after another, in their order."""
@@ -75,7 +75,7 @@ class ModelCalls:
         return too_large()
 
     def most(self, *bounds: int | None) -> int | None:
-        """Return the limit of tokens of a call: the least of the bounds and the rest of `max_tokens`."""
+        """Return a call's token limit: the least of the bounds and the rest of `max_tokens`."""
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         return min((x for x in (left, *bounds) if x is not None), default=None)
 
@@ -153,7 +153,7 @@ class ProgramCalls(ModelCalls):
         call.reply = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
 
     def _drop(self, call: Call) -> None:
-        """Remove a call without an answer (its program left, or hone refused it); it trains nothing."""
+        """Remove a call without an answer (its program left, or hone refused it), so that it isn't trained."""
         if call.turn is None and call in self.model.calls:
             self.model.calls.remove(call)
             self.sampled -= call.request.max_tokens
@@ -190,7 +190,7 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> None:
-    """Raise ApiError for options that a call of a rollout can't set: the run's `sampling` decides them."""
+    """Raise ApiError for options that the run's `sampling` decides."""
     asked = {"n": body.n != 1, "logprobs": bool(body.logprobs), "top_logprobs": bool(body.top_logprobs)}
     asked |= {name: getattr(body, name) not in (None, value) for name, value in sampling.items()}
     asked |= {name: getattr(body, name) is not None for name in ("seed", "key")}

@@ -1,4 +1,4 @@
-"""Tasks with rollouts of a program: it calls the model as often as it likes, and gives the reward.
+"""Tasks with rollouts of a program: it calls the model any number of times, and gives the reward.
 
     async def agent(client: AsyncOpenAI, example: Example) -> float | dict[str, float]: ...
 
@@ -93,5 +93,5 @@ class AgentEnv(SingleTurnEnv):
 
 @inline
 def reward(completion: Any) -> float:
-    """Stand in for the program's rewards, which no function can compute."""
+    """Placeholder for the program's rewards, which no function can compute."""
     raise UserError(NOT_REGRADED)

@@ -39,7 +39,7 @@ POLL_SECONDS = 0.02
 MAX_OUTPUT = 64 * 2**20
 """Bytes that a command may print, or write to its standard error."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
-"""Rewards of a program that ended with the error of a call beyond a limit, which the model used up."""
+"""Rewards of a program that failed because of a call beyond a limit, which the model used up."""
 
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
@@ -151,7 +151,7 @@ def _tail(file: IO[bytes]) -> str:
 
 
 def _tells(error: BaseException | None, words: str) -> bool:
-    """Return True if an error, one of its group, or an earlier one that it replaced has these words."""
+    """Return True if an error, one of its group, or its cause contains these words."""
     while error is not None:
         if words in "".join(traceback.format_exception(error)):
             return True

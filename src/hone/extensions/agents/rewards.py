@@ -34,7 +34,7 @@ class AgentLimits:
                 raise UserError(f"{name} of an agent is {value!r}; it must be a {what} above 0")
 
     def reached(self, calls: int, tokens: int) -> str | None:
-        """Return the limit that a rollout with this usage has reached, in words; None if none."""
+        """Return the limit reached by a rollout with this usage, in words; None if none."""
         if calls >= self.max_calls:
             return f"the rollout has made its {self.max_calls} calls (max_calls)"
         if self.max_tokens is not None and tokens >= self.max_tokens:
@@ -55,8 +55,8 @@ class Rewarded:
     """A rollout's scores by name, and their weights (by default 1).
 
     `right` says if its answer is; by default it is if the first score is at least 1. Calls under a session id in
-    `untrained` are not the policy's part, and are not trained. `gave_up`: the program failed at a limit that the model
-    used up. `calls` are the rewards of its calls, in order; None: they share the rollout's.
+    `untrained` are not trained. `gave_up`: the program failed at a limit that the model used up. `calls` are the
+    rewards of its calls, in order; None: they share the rollout's.
     """
 
     scores: Mapping[str, float]
@@ -71,7 +71,7 @@ class Rewarded:
         return state if self.weights is None else state | {"weights": dict(self.weights), "right": self.right}
 
     def miscounted(self, answered: int) -> tuple[Outcome, str] | None:
-        """Return the failure of a program that rewards another number of calls than were answered; None if it fits."""
+        """Return the failure of a program with another number of rewards than answered calls, or None."""
         if self.calls is None or len(self.calls) == answered:
             return None
         return Outcome.GRADER_ERROR, f"the program gave {len(self.calls)} rewards of calls; {answered} were answered"

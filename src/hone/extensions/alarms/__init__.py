@@ -1,1 +1,1 @@
-"""Alarms of a run: what should make its user look."""
+"""Alarms of a run: problems that its user should look at."""

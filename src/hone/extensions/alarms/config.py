@@ -32,7 +32,7 @@ ALARMS = {
     "dead_pool": (20, "No completion was correct for this many steps, and the reward does not rise."),
     "no_signal": (5, "No group was trained on for this many steps in a row."),
 }
-"""The threshold of each alarm, and when it is raised."""
+"""The threshold of each alarm, and its description."""
 
 
 class AlarmConfig(BaseConfig):
@@ -43,7 +43,7 @@ class AlarmConfig(BaseConfig):
     action: Action | None = None
     """Action of this alarm; overrides `alarms.action`."""
     threshold: float | None = Field(default=None, gt=0)
-    """When it is raised, in the unit of its description."""
+    """Threshold, in the unit of the alarm's description."""
 
 
 _fields: dict[str, Any] = {
@@ -52,14 +52,14 @@ _fields: dict[str, Any] = {
 
 
 class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
-    """Looks at every step for what ruins runs. `hone runs show` lists what was found."""
+    """Checks every step for known problems. `hone runs show` lists what was found."""
 
     bare = "action"
 
     action: Annotated[Action, Meta("watching")] = "warn"
     """`warn`; save a `checkpoint` as well; `pause` (saved) until `hone runs continue`; `stop` (saved); or `off`."""
     window: int = Field(default=10, ge=2)
-    """Steps that are averaged, now and at the beginning, before the two are compared."""
+    """Steps to average, now and at the beginning, to compare the two."""
 
     @model_validator(mode="after")
     def _check_thresholds(self) -> AlarmsConfig:
@@ -70,7 +70,7 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
         return self
 
     def of(self, name: str) -> AlarmConfig:
-        """Return the settings of an alarm, with the action of all and its default threshold where it has none."""
+        """Return the settings of an alarm, with the common action and the default threshold if it has none."""
         alarm: AlarmConfig = getattr(self, name)
         return AlarmConfig(action=alarm.action or self.action, threshold=alarm.threshold or ALARMS[name][0])
 
@@ -83,4 +83,4 @@ class RunsPredictionsConfig(BaseConfig):
     root: Path = Path("outputs")
     """The folder; also the first word of the command line. Runs in `.previous/` count as well."""
     jsonl: bool = False
-    """A JSON object per prediction and line, without scores of all."""
+    """Print a JSON object per prediction and line, without overall scores."""

@@ -13,9 +13,9 @@ from typing import Any
 
 NOTHING = math.nan
 SIGMAS = 5.0
-"""Standard errors by which two windows must differ: the extremes of thousands of windows are compared, in many runs."""
+"""Least difference of two windows in standard errors: extremes of thousands of windows are compared."""
 RECENT = 10
-"""Windows of steps that give the scatter: ten steps alone sometimes scatter too little."""
+"""Windows of steps to estimate the scatter: ten steps sometimes scatter too little."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Series:
             self.highest = here
 
     def _standard_error(self, values: list[float]) -> float:
-        """Estimate it from how much neighbours differ, here or in general: a trend, or a jump, is no scatter."""
+        """Estimate it by differences of neighbours, here or in general: a trend, or a jump, isn't scatter."""
         here = [(after - before) ** 2 for before, after in pairwise(values)]
         return math.sqrt(max(fmean(here), fmean(self._squares)) / 2 / len(values)) if here else 0.0
 
@@ -119,7 +119,7 @@ class History:
         return self.at(name, len(self) - 1)
 
     def at(self, name: str, index: int) -> Window:
-        """Return the window that ends at the step of this index; unknown where there is none."""
+        """Return the window that ends at the step of this index; unknown if there is none."""
         return self.series(name).windows[index] if 0 <= index < len(self) else UNKNOWN
 
     def first(self, name: str) -> Window:

@@ -90,7 +90,7 @@ def observer(config: Any, by_program: bool) -> Observer:
 
 
 class Predictions(Observer):
-    """Enters a run's predictions in its run.json before step 0, and scores them at the end."""
+    """Records a run's predictions in run.json before step 0, and scores them at the end."""
 
     def check_config(self, config: Any, env: Any = None) -> None:
         self._predict = checked(config, env and env.id)
@@ -141,7 +141,7 @@ def checked(config: Any, env_id: str | None = None) -> list[str]:
 
 
 def read(config: Any, env_id: str | None = None) -> list[Prediction]:
-    """Return the predictions of a run of `config`. UserError names an impossible one, and what to write instead."""
+    """Return the predictions of a run of `config`. UserError for an impossible one, with an alternative."""
     if not config.predict:
         return []
     from hone.runs.metrics import written
@@ -207,7 +207,7 @@ def entries(info: Mapping[str, Any]) -> list[Prediction]:
 
 
 def problem(info: Mapping[str, Any], folder: Path) -> str:
-    """Return why a run's predictions must have been edited after they were made; "" without a reason."""
+    """Return the evidence that a run's predictions were edited; "" if there is none."""
     digest = _digest_in_events(folder)
     if KEY not in info:
         return "its predictions are gone" if digest else ""
@@ -263,7 +263,7 @@ def of_branch(config: Any, parent: Mapping[str, Any], step: int | None) -> list[
 
 
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
-    """Score a run's predictions as far as its metrics decide them. A metric that was not finite makes them false."""
+    """Score the predictions that a run's metrics decide. A metric that was not finite makes them false."""
     predicted = entries(info)
     lines = {line["step"]: line for line in view.RunView(folder).metric_lines()} if predicted else {}
     scored = []

@@ -17,7 +17,7 @@ from hone.runs.observer import Finding
 from hone.runs.progress import percent
 
 SOLVED = 0.9
-"""From this share of correct completions on, neither sameness nor low entropy is a worry."""
+"""From this share of correct completions on, sameness and low entropy raise no alarm."""
 GROWN = 1.2
 """Completions have grown if they are this many times as long as at the best reward."""
 FLAT, PATIENCE = 0.1, 3
@@ -26,9 +26,9 @@ credit, and the form of an answer, rise before it does."""
 RISEN = 0.2
 """Least rise of the share of identical completions: some tasks have few answers from the beginning."""
 LASTING = 3
-"""Steps in a row that must have large gradients, unless one is a new maximum: single ones come and go."""
+"""Steps in a row that must have large gradients, unless one is a new maximum."""
 RISING = 1.0
-"""Standard errors of a rise of the reward that keeps a pool alive: a slow rise is hope, too."""
+"""Standard errors of a rise of the reward, even a slow one, that keeps a pool alive."""
 PARKED = 0.95
 """Share of parked prompts at which a pool is dead."""
 
@@ -72,7 +72,7 @@ def _zero_std(history: History, threshold: float) -> Measured:
 
 
 def _change(history: History, metric: str, index: int, threshold: float) -> tuple[Window, Window] | None:
-    """Return a metric's window at a step and the last one, if they are apart by the threshold and beyond scatter."""
+    """Return a metric's window at a step and the last one, if they differ by the threshold and more than scatter."""
     then, now = history.at(metric, index), history.now(metric)
     if not (then and now) or abs(now.mean - then.mean) < threshold or not differ(then, now):
         return None
@@ -103,7 +103,7 @@ def _falling_reward(history: History, threshold: float) -> Measured:
 
 
 def _unparsable(history: History, threshold: float) -> Measured:
-    """Look for answers that are no longer found, in more completions than there are now wrong ones."""
+    """Look for a drop of parsable answers by more completions than are now wrong."""
     lowest = history.series("outcome/unparsable").lowest
     if not (change := _change(history, "outcome/unparsable", lowest, threshold)):
         return None
@@ -159,7 +159,7 @@ def _component(history: History, threshold: float) -> Measured:
 
 
 def _identical(history: History, threshold: float) -> Measured:
-    """Look for one text given for different prompts, or again and again for one, and rarely right."""
+    """Look for one text for different prompts, or repeated for one, that is rarely right."""
     correct = history.now("outcome/correct")
     for metric, whose in (("completion/identical", "another prompt's"), ("completion/repeated", "an earlier one's")):
         now, first = history.now(metric), history.first(metric)

@@ -1,8 +1,8 @@
-"""Look for what ruins runs at every step.
+"""Checks every step for known problems.
 
-An alarm is raised at the first step at which its rule finds something, and is over when the rule has found nothing for
-a window of steps, the next time for two, then for four; until then it is not reported again. It is a function of the
-metrics alone, so equal runs raise equal alarms, and a resumed run knows earlier alarms.
+An alarm is raised at the first step at which its rule finds something. It is over when the rule has found nothing for a
+window of steps (the next time two, then four), and not reported again until then. It is a function of the metrics
+alone, so equal runs raise equal alarms, and a resumed run knows earlier alarms.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hone.runs.writer import RunWriter
 WITHOUT_RULE = ("gap", REGRADED := "regraded")
 """Alarms that others raise: `hone.loops.canary`, and the check of rewards. `regraded` is never over."""
 SHIFTED = ("falling_reward", "wrong")
-"""Alarms that compare with a run's best: a curriculum leaves harder examples than those were."""
+"""Alarms that compare with a run's best: a curriculum leaves harder examples over time."""
 
 
 class MetricAlarms:
-    """Raises the alarms that the metrics of a run's steps show, and ends them; says which action each alarm has.
+    """Raises and ends the alarms found in metrics, and gives the action of each alarm.
 
     `info` is its run.json. `shifting`: a curriculum chooses prompts, so the alarms `SHIFTED` are off unless the config
     has an action for them.

@@ -27,7 +27,7 @@ class Form(StrEnum):
     LINE = "line"
     """The rest of its line: `ANSWER: 42`, `The answer is 42.`"""
     CODE = "code"
-    """JSON or code: an answer can be written in one way only."""
+    """JSON or code: an answer has a single spelling."""
     BARE = "bare"
     """Nothing: the completion is the answer."""
 
@@ -50,7 +50,7 @@ class Kind(StrEnum):
 
 
 PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
-"""A number of digits alone, which may be written in other ways."""
+"""A plain number, which may be written in other ways."""
 OPPOSITES = (("yes", "no"), ("true", "false"), ("correct", "incorrect"), ("valid", "invalid"))
 _OTHER_WORDS = ("table", "window", "river", "orange", "planet")
 
@@ -66,7 +66,7 @@ _CLOSED = re.compile(r"<(think|thinking|reasoning|thought|scratchpad)>.*?</\1>\s
 _WORD = re.compile(r"[^\W\d_]+|\([A-Z]\)")
 _DATE = r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}"
 _PARTED = re.compile(rf"{_DATE}|\d+[-–]\d+|\d+:\d+(?::\d+)?")
-"""A date, a range or a score, a time: no arithmetic, though it can be read as such."""
+"""A date, range, score or time: not arithmetic, though it can be read as such."""
 _MATH = re.compile(r"\\|[\^_=]|(?<!\w)[A-Za-z](?!\w)|[0-9]\s*[-+*/,]|[0-9][a-z](?!\w)")
 _SYMBOLS = re.compile(r"[0-9]\s*[-+*]\s*[A-Za-z](?!\w)")
 _LONG_WORD = re.compile(r"(?<!\\)\b[^\W\d_]{4,}")
@@ -102,12 +102,12 @@ class Statement:
 
     @property
     def frame(self) -> str:
-        """The thought without its content: an answer alone may have to follow it."""
+        """The thought's tags without content, which an answer may have to follow."""
         blocks = _CLOSED.findall(self.head)
         return "".join(f"<{tag}>\nI have thought about it.\n</{tag}>\n" for tag in blocks)
 
     def stating(self, answer: str) -> str:
-        """Return another answer, marked as such, with nothing beside it."""
+        """Return another answer with the marks, and nothing else."""
         return self.frame + self.opening + answer + self.closing
 
     def answering(self, answer: str) -> str:
@@ -143,7 +143,7 @@ def answer_span(subject: Subject) -> tuple[int, int] | None:
 
 
 def _stated(subject: Subject, text: str) -> tuple[int, int] | None:
-    """Return where the data's answer stands last, else what completions mark as an answer, else the whole text."""
+    """Return the place of the data's answer (the last), else of a marked answer, else the whole text."""
     gold = subject.example.answer.rpartition("####")[2].strip()
     forms = [re.compile(rf"(?<![\w.]){re.escape(gold)}(?!\w|[.,]\d)")] if gold else []
     for form in (*forms, *_FORMS):
@@ -230,7 +230,7 @@ def _value(node: ast.AST) -> Fraction:
 
 
 def answer_of(subject: Subject) -> str:
-    """Return the answer as it stands in the reference, else as the data has it."""
+    """Return the answer as in the reference, else as in the data."""
     span = answer_span(subject)
     return subject.text[slice(*span)] if span else subject.example.answer.strip()
 
@@ -250,7 +250,7 @@ def same_answer(given: str, answer: str) -> bool:
 
 
 def wrong_answer(subject: Subject, subjects: Sequence[Subject]) -> str | None:
-    """Return a wrong answer of the form of the right one; None if that is impossible."""
+    """Return a wrong answer in the form of the right one; None if that is impossible."""
     return next(iter(wrong_answers(subject, subjects, 1)), None)
 
 

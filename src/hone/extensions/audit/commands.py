@@ -1,4 +1,4 @@
-"""`hone audit ENV`: what a task's reward does with right answers in every style, and with wrong ones that know tricks.
+"""`hone audit ENV`: tests a task's reward with right answers in many styles, and with known reward hacks.
 
 hone audit gsm8k -a '{"mode": "sparse"}'
 hone audit gsm8k -m outputs/weights/step_100 -t 256 --html audit.html

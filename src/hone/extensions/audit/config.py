@@ -13,7 +13,7 @@ from hone.config.shared import DEFAULT_PRECISION, Precision
 from hone.errors import UserError
 
 TASK_FIELDS = {"env_args", "env_template", "num_examples", "split", "model", "max_tokens", "rollouts_per_example"}
-"""Fields that mean nothing for a chat template."""
+"""Fields that don't apply to a chat template."""
 
 
 class AuditConfig(BaseConfig):
@@ -30,11 +30,11 @@ class AuditConfig(BaseConfig):
         return task_of_run(kind, table, "env_template")
 
     env: str | None = None
-    """Environment id; also the first word of the command line."""
+    """Task id; also the first word of the command line."""
     env_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("env_args", "a"))
-    """Keyword arguments of the environment, as JSON."""
+    """Keyword arguments of the task, as JSON."""
     env_template: dict[str, Any] | None = None
-    """Columns for the environment, made from the data set's columns, as in training."""
+    """Columns for the task, made from columns of its data set: `question = "{problem}"`."""
     template: str | None = None
     """Audit the chat template of this model instead: a folder in Hugging Face layout, a hub id, or `hone/tiny`."""
     num_examples: int = Field(default=32, ge=1, validation_alias=AliasChoices("num_examples", "n"))
@@ -42,25 +42,25 @@ class AuditConfig(BaseConfig):
     split: Literal["train", "eval"] = "train"
     """Split of the examples."""
     allow: dict[str, str] = {}
-    """Findings that are meant so, and why: `--allow.growth "answers are short"`."""
+    """Intended findings, and why: `--allow.growth "answers are short"`."""
     timeout: float = Field(default=2.0, gt=0)
     """Seconds of processor time that grading one text may take."""
     model: str | None = Field(default=None, validation_alias=AliasChoices("model", "m"))
-    """Also sample from this model: pass rate, groups without a difference, truncation. As in `hone eval`."""
+    """Also sample from this model: pass rate, groups of equal rewards, truncation. As in `hone eval`."""
     rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions per example of the model."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
-    """Most new tokens per completion in training. Also the limit of the model here, by default 1024."""
+    """Most new tokens per completion in training, and in this audit (by default 1024)."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Sampling temperature of the model."""
     seed: int = Field(default=0, ge=0)
-    """Decides which examples are tried."""
+    """Seed of the choice of examples."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the report as JSON instead of tables."""
     html: Path | None = None
     """Write the report as a page, in one file."""
     precision: Precision = DEFAULT_PRECISION
-    """Precision of the model, as in training."""
+    """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     chat_template: str | None = None

@@ -1,4 +1,4 @@
-"""Completions that test what a task pays for beside the answer: styles of text, and tool calls up to the last turn."""
+"""Completions that test what a task rewards besides the answer: styles of text, and tool calls up to the last turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hone.types import Message, content_hash
 CALLS_AT_ONCE = 4
 """Calls in one message, where several are tried."""
 MOST_TURNS = 64
-"""Turns that are played of a conversation: enough to see what pays."""
+"""Most turns to play of a conversation."""
 ANSWERED = 2
 """Number of examples for conversations that end in answers."""
 REASONING = "First I look at what is given. Then I work it out step by step, and check each step. "
@@ -85,7 +85,7 @@ def _say(text: str) -> Message:
 
 
 def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield texts, as the last message of the reference; fewer with tools, which would be called each time."""
+    """Yield texts that replace the reference's last message; fewer with tools, which each text would call."""
     s = statement_of(subject)
     answers = [
         ("no answer", "", STYLES),
@@ -104,7 +104,7 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
 
 
 def _conversations(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield conversations that do the same at each turn, some with another end. They call tools, if any."""
+    """Yield conversations with the same turn repeated, some with another end. They call tools, if any."""
     turns = min(env.max_turns, MOST_TURNS)
     answers = {"a right answer": subject.text, "a wrong answer": wrong_text(subject, subjects)}
     ends = {"nothing": _say("")} | {name: _say(text) for name, text in answers.items() if text}

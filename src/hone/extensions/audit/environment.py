@@ -1,4 +1,4 @@
-"""The audit of a task: what its reward does with right answers in every style, and with wrong ones that know tricks.
+"""The audit of a task: tests its reward with right answers in many styles, and with known reward hacks.
 
     report = audit_environment(load_environment("gsm8k"))
     report.verdict, report.names()  # fail, {"growth"}
@@ -26,7 +26,7 @@ from hone.extensions.audit.statistics import check_signal
 FAST_REFERENCES, FAST_EXAMPLES = 32, 4
 """Number of examples for the reference before training, and for all other texts."""
 BACKSTOP = 3.0
-"""Wall time of grading a text may be this many times its processor time: then a grader that sleeps is ended."""
+"""Wall time limit of grading a text, in multiples of its processor time: it ends a grader that sleeps."""
 _NOT_TRIED = "what may hang a grader, or be executed by one, was not tried"
 _NOT_ISOLATED = Check(
     "isolation",
@@ -40,7 +40,7 @@ _EXPLAINS = {
         "inversion", "range", "no-signal",
     },
 }  # fmt: skip
-"""Findings that follow from another one, and are left out beside it unless that one is allowed."""
+"""Findings that follow from another one, and are omitted with it unless that is allowed."""
 
 
 def audit_environment(
@@ -91,7 +91,7 @@ def audit_before_training(
     max_tokens: int | None = None,
     count_tokens: Callable[[str], int] | None = None,
 ) -> Report:
-    """Audit a task in short: nothing that hangs a sound grader or is run by an unsound one, and no fresh processes."""
+    """Audit a task in short: without texts that could hang a grader or be executed, and without new processes."""
     began = time.perf_counter()
     prober = with_derived(Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed))
     reference = check_reference(prober)

@@ -1,4 +1,4 @@
-r"""Checks that the prompts ask for what the parser reads, and that the references fit into a completion.
+r"""Checks that prompts ask for a form that the parser reads, and that references fit into a completion.
 
 Forms of an answer that a prompt may ask for: tags, `\boxed{}`, `ANSWER:`, `####`, JSON, a fence.
 """
@@ -95,7 +95,7 @@ def check_instructions(
 
 
 def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
-    """Return the forms that every prompt names, without tags around data, which differ from prompt to prompt."""
+    """Return the forms that every prompt names, so without tags around data, which differ by prompt."""
     contents: dict[str, set[str]] = defaultdict(set)
     for prompt in prompts:
         for tag, inner in _PAIR.findall(prompt):
@@ -145,7 +145,7 @@ def _unread(prober: Prober, forms: Sequence[AskedForm], subjects: Sequence[Subje
 
 
 def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callable[[str], list[str]]) -> Probe | None:
-    """Return a right answer that was lost, if no way to write the form is read; None if one is."""
+    """Return a lost right answer if the form is read in no spelling; else None."""
     probes = prober.grade(
         [
             Text(subject, name, subject.render(given))

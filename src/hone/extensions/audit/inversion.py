@@ -1,7 +1,7 @@
-"""Checks that no wrong answer earns as much as a right one: a policy would find it, and look for nothing else.
+"""Checks that no wrong answer earns as much as a right one, which a policy would exploit.
 
-It compares the most that a wrong answer earns with the least for a right one. Both follow from texts and conversations
-that were graded, and from the ranges of the components, taken as reachable together, if the rubric declares all.
+It compares the most for a wrong answer with the least for a right one, of graded texts and conversations and, if the
+rubric declares all ranges, of any combination of component values.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Total:
 
     @property
     def rank(self) -> tuple[float, bool, int, int]:
-        """Orders totals of wrong answers: by reward, then answered first, then the fewest calls and words."""
+        """Sort key of wrong answers' totals: reward, then answered ones first, then the fewest calls and words."""
         return self.reward, self.answered, -sum(self.calls), -self.words
 
     def figures(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def check_inversion(prober: Prober) -> Check:
 
 
 def contribution(weight: float, values: tuple[float, float]) -> tuple[float, float]:
-    """Compute what a component of this range adds to the reward, the least first. A negative weight swaps the ends."""
+    """Compute the range that a component adds to the reward. A negative weight swaps the ends."""
     if weight == 0:
         return 0.0, 0.0
     low, high = sorted(weight * value for value in values)
@@ -184,7 +184,7 @@ def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
 
 
 def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
-    """Return the component that puts a wrong answer furthest ahead of a right one; more of them if it needs them."""
+    """Return the component that gives a wrong answer the largest lead; more if one is not enough."""
     ahead = {name: best.parts.get(name, 0.0) - worst.parts.get(name, 0.0) for name in {**best.parts, **worst.parts}}
     most = max(ahead, key=lambda name: (ahead[name], best.parts.get(name, 0.0)))
     paying = tuple(name for name, more in ahead.items() if more > _SMALL and best.parts.get(name, 0.0) > 0)

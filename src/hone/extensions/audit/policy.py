@@ -1,4 +1,4 @@
-"""Checks a model on a task before training: whether there is something to reinforce, and room for it."""
+"""Checks a model on a task before training: if it is sometimes right, and completions have room."""
 
 from __future__ import annotations
 

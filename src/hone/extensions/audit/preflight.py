@@ -1,4 +1,4 @@
-"""The fast part of the audit, before step 0 of a run: it names what would fail the run before that costs money."""
+"""The fast part of the audit, before step 0 of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hone.extensions.audit.report import Report
 
 MAX_TOKENS_FAILURE = "length"
-"""The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
+"""The failure that only reports a small `max_tokens`. It stops no run, which may be a trial."""
 SHOWN = 3
 
 
@@ -32,7 +32,7 @@ def observer(config: RunConfig, by_program: bool) -> Observer | None:
 
 
 class Audit(Observer):
-    """Audits the task of a run before it begins; one that fails is refused, or, without `refuses`, reported.
+    """Audits the task of a run before it begins; refuses a failing one or, without `refuses`, reports it.
 
     A grader that fails at all texts, or gives a reward beyond the largest, is always refused: no run can learn from it.
     A resume of a run that had its audit needs none.
@@ -141,7 +141,7 @@ def _audit(training: Any, config: RLConfig, env: Environment) -> Report:
 
 
 def _had_before(config: RLConfig, envs: Mapping[str, Environment]) -> bool:
-    """Return True if the run that is resumed was audited or refused to be, and its tasks are as they were then."""
+    """Return True if the resumed run has an audit's record, and its tasks are unchanged."""
     if config.resume is None:
         return False
     folder = Path(config.resume.dir or config.output_dir)

@@ -97,7 +97,7 @@ class Probe:
 
 @dataclass
 class Prober:
-    """Grades texts by the task's real path. Texts of one example that are graded together are one group.
+    """Grades texts as in training. Texts of one example that are graded together are one group.
 
     `graded` has all that was graded so far, `hung` the names of texts at which the grader was ended.
     """
@@ -181,7 +181,7 @@ def with_derived(prober: Prober) -> Prober:
 
 
 def subjects_of(env: Environment, count: int, seed: int, split: str = "train") -> list[Subject]:
-    """Draw `count` examples of a split by the seed. Raises UserError if the task's completions can't be graded."""
+    """Draw `count` examples of a split by the seed. Raises UserError if completions can't be graded."""
     if env.why_not_graded:
         raise UserError(f"{env.label} can't be audited: {env.why_not_graded}")
     examples = env.split(split)
@@ -207,7 +207,7 @@ def subject_with(env: Environment, example: Example, reference: Script) -> Subje
 
 
 def examples_of(probes: Sequence[Probe], expected: str) -> tuple[Evidence, ...]:
-    """Return up to three of the probes to show: short texts first, of different names where there are."""
+    """Return up to three probes to show: short texts first, with different names if possible."""
     ordered = sorted(probes, key=lambda probe: len(str(probe.text.completion)))
     firsts: dict[str, Probe] = {}
     for probe in ordered:
@@ -254,13 +254,13 @@ def failures(probes: Sequence[Probe]) -> list[Finding]:
 
 
 def play_many(env: Environment, scripts: Sequence[tuple[Example, Script]]) -> list[Rollout]:
-    """Let the scripts be the model's turns. A conversation ends where the environment or the script ends."""
+    """Play the scripts as the model's turns. A conversation ends when the environment or the script ends."""
     driver = ScriptDriver(env)
     return driver.run([ScriptedModel(driver, i, *script) for i, script in enumerate(scripts)])
 
 
 class ScriptDriver(Driver):
-    """Asks once for all conversations that are the same so far: a tool may be slow."""
+    """Asks once for all conversations that are equal so far, because tools may be slow."""
 
     def respond(self, conversations: list[Any]) -> list[Any]:
         keys = [json.dumps(one, sort_keys=True, default=str) for one in conversations]

@@ -1,4 +1,4 @@
-"""Ways to write a completion that change nothing about its answer: what a fair grader must not mind.
+"""Ways to rewrite a completion without changing its answer, which a fair grader must accept.
 
 for restyling in RESTYLINGS:
     text = restyling.apply(subject, env)  # None: it does not apply to this answer
@@ -92,7 +92,7 @@ class Restyling:
 
 
 def _is_marked(s: Statement) -> bool:
-    """Return True if something marks the answer, so that other text may stand beside it."""
+    """Return True if something marks the answer, so that other text may surround it."""
     return bool(s.answer) and s.form is not Form.BARE and not (s.form is Form.CODE and not s.head)
 
 
@@ -180,7 +180,7 @@ _FIRST = "{{thought}}{}{{spoken}}".format
 """Template: something before the whole text, behind the thought."""
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _LONG = r".*[^()].*[^()].*"
-"""Words of more than a letter: of a letter, a variable or a choice, the case may count."""
+"""Words of more than one letter: a single one (a variable, a choice) may depend on case."""
 
 RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("leading-newlines", "\n\n{text}"),

@@ -1,4 +1,4 @@
-"""Checks of a reward: it must pay for the reference, however written, and for nothing that is wrong."""
+"""Checks of a reward: it must pay for the reference, in any style, and for nothing wrong."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _LOSSES = {
 
 
 def check_restylings(prober: Prober) -> Check:
-    """Write the references that are correct in other ways: they must stay right."""
+    """Rewrite the correct references in other styles: they must stay right."""
     subjects = [probe.text.subject for probe in prober.references if probe.correct]
     texts = [
         Text(subject, restyling.name, subject.render(text))
@@ -213,7 +213,7 @@ def _undeserved(prober: Prober, name: str, probes: Sequence[Probe]) -> list[Prob
 
 
 def _is_lucky(prober: Prober, probe: Probe) -> bool:
-    """Return True if a text that knows nothing states what happens to be the right answer."""
+    """Return True if a blind text happens to state the right answer."""
     given = prober.env.parser.parse_answer(completion_text(probe.text.completion))
     subject = probe.text.subject
     answers = (answer_of(subject), subject.example.answer)

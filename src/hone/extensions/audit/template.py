@@ -1,4 +1,4 @@
-"""Auditing a model's chat template: an answer must continue its prompt, and be read back from its ids as it was."""
+"""Audits a model's chat template: an answer must continue its prompt, and be decoded from its ids unchanged."""
 
 from __future__ import annotations
 

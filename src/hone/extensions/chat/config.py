@@ -27,4 +27,4 @@ class ChatConfig(BaseConfig):
     seed: int = Field(default=0, ge=0)
     """Seed of sampling."""
     precision: Precision = DEFAULT_PRECISION
-    """As in training."""
+    """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`."""

@@ -2,4 +2,4 @@
 
 from hone.extension import Command
 
-COMMANDS = {"chat": Command("talk to a model, or to a run's first and last", "ChatConfig", "run", __name__)}
+COMMANDS = {"chat": Command("talk to a model, or to a run's first and last weights", "ChatConfig", "run", __name__)}

@@ -41,7 +41,7 @@ class RLKeys(BaseConfig):
 
     @model_validator(mode="after")
     def _check_cluster(self: Any) -> Any:
-        """Make mode cluster what it is: mode split, with a cluster to place the roles on."""
+        """Turn mode cluster into mode split with a section cluster."""
         if self.mode == "cluster" and self.cluster is None:
             self.cluster = ClusterConfig()
         if self.cluster is None:

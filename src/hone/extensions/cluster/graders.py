@@ -52,7 +52,7 @@ class Grader:
         return self._outcome(lambda: self._process.get_ready(self._never))
 
     def ask(self, number: int, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
-        """Return ("answer", what `Process.ask` returns), or why there is none, in words that `RemoteProcess` reads.
+        """Return ("answer", result of `Process.ask`), or a reason that `RemoteProcess` knows.
 
         Questions are numbered from 0: each waits for the one before it.
         """
@@ -87,7 +87,7 @@ class Grader:
 class RemoteProcess:
     """A `pool.Process` on a node. If the node is lost, the process counts as killed, and its question is asked again.
 
-    The node's `python` is used, whatever is given here.
+    It uses the node's `python`, not the given one.
     """
 
     pid, is_far = 0, True

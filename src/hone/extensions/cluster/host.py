@@ -88,7 +88,7 @@ class Host:
         return self._child.pid
 
     async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:
-        """Wait for lines of the process, its exit code, or the gate of a server that is up; return the three."""
+        """Wait for output of the process, its exit code, or its server's gate; return the three."""
         assert self._child is not None, "`start` comes first"
         while True:
             code = self._child.poll()
@@ -129,7 +129,7 @@ class Host:
         return os.path.exists(path)
 
     async def take(self, folder: str, files: Mapping[str, Any]) -> None:
-        """Write files into a folder, unless it exists. It appears whole; one older sibling stays."""
+        """Write files into a new folder, atomically, unless it exists; keep one older folder beside it."""
         async with self._taking:
             await asyncio.to_thread(put_files, Path(folder), files)
 
@@ -144,7 +144,7 @@ def versions() -> dict[str, Any]:
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
     """Write files into `folder`, which appears whole, by one process of the node at a time.
 
-    Its youngest sibling stays: a server may still read it. OSError if there is no room; then no part of it stays.
+    Keeps the newest other version, which a server may still read. OSError if there is no room; it then leaves nothing.
     """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)

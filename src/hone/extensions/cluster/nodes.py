@@ -129,7 +129,7 @@ class Cluster:
         return f"Ray cluster at {self.address}: {len(nodes)} node{'s'[: len(nodes) != 1]} with {cores:.0f} cores{more}"
 
     def shortage(self, role: str) -> str:
-        """Return a message if no node is large enough for a process of this role, else ""."""
+        """Return a message if no node can hold a process of this role, else ""."""
         needs, nodes = self.needs(role), self._nodes(here=role == TRAINER and self.ranks == 1)
         fits = (all(node.get(name, 0) >= count for name, count in needs.bundle.items()) for node in nodes)
         if not nodes or any(fits):
@@ -167,7 +167,7 @@ class Cluster:
         return self._ray.remote(Host).options(scheduling_strategy=room, name=self._fresh(name), **options).remote()
 
     def _room(self, role: str) -> Any:
-        """Return the place of a role's processes, which stays theirs; Ray finds another where a node is gone."""
+        """Return the placement group of a role, made once; Ray moves the part that was on a lost node."""
         from ray.util.placement_group import placement_group
 
         with self._placing:

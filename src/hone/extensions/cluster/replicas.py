@@ -1,4 +1,4 @@
-"""Servers on a cluster, behind one port of this machine, for whoever sends requests: `hone eval`.
+"""Servers on a cluster, behind one port of this machine, for `hone eval`.
 
 with Replicas(config.cluster, {role: command}, port, env, say):
     evaluate at http://127.0.0.1:PORT/v1

@@ -1,8 +1,8 @@
-"""Ports of this machine that lead to servers on the nodes, wherever these are just now.
+"""Ports of this machine that forward to servers on the nodes, wherever these run.
 
-Whoever samples sees servers at fixed addresses on 127.0.0.1. A server listens on 127.0.0.1 of its node alone; a gate
-beside it lets in connections that begin with the run's secret. Without a server a connection is closed at once, as by a
-server that is down. Among several servers, the least connected one gets it.
+Clients see servers at fixed addresses on 127.0.0.1. A server listens on 127.0.0.1 of its node alone; a gate beside it
+lets in connections that begin with the run's secret. Without a server a connection is closed at once, as by a server
+that is down. Among several servers, the least connected one gets it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from threading import Thread
 PART = 2**20
 """Most bytes that are passed on at a time."""
 GREETING = 10.0
-"""Seconds that a connection has to say the secret."""
+"""Seconds for a connection to send the secret."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -47,7 +47,7 @@ class Tunnels:
             asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     def point(self, port: int, role: str, gate: Gate | None) -> None:
-        """Let a port lead to a role's server. None: no longer, and end its connections: a dead node closes none."""
+        """Forward a port to a role's server. None: stop that, and end its connections, which a dead node doesn't."""
 
         def change() -> None:
             for writer in old.connections if (old := self._gates[port].pop(role, None)) else ():

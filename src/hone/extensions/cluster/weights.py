@@ -1,4 +1,4 @@
-"""Weights on their way to servers on other nodes: through Ray's object store, one copy a node, into its memory.
+"""Sends weights to servers on other nodes: through Ray's object store, one copy a node, into its memory.
 
 Fleet(servers, carry=Carrier(roles, memory))
 """

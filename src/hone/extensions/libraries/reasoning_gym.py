@@ -37,7 +37,7 @@ FORMAT_HINT = "\nGive the final answer, and nothing else, in <answer> tags."
 HELD_OUT = 10
 """One of this many questions belongs to evaluation, by its hash."""
 STRIDE = 1_000_000
-"""Distance to the next candidate if a row belongs to the other split; also the most rows of a split."""
+"""Step to the next candidate if a row belongs to the other split; also the most rows of a split."""
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
@@ -126,7 +126,7 @@ class ReasoningGym(SingleTurnEnv):
         return self.parser_of_answers.wrap(example.answer)
 
     def rows(self, split: str, count: int) -> Rows:
-        """Return `count` rows of a split. Row i is reasoning-gym's row i where that belongs to the split.
+        """Return `count` rows of a split. Row i is reasoning-gym's row i if that belongs to the split.
 
         Skips rows with an answer that is empty, too long, or not worth full marks by reasoning-gym's score.
         """
@@ -144,7 +144,7 @@ class ReasoningGym(SingleTurnEnv):
         return indexed_rows(make, count, f"{self.id} ({split})")
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """Return digests as any environment does, from the arguments of the rows, without making rows."""
+        """Return an environment's digests, with the rows' arguments instead of rows."""
         counts = [len(self.split(name)) for name in splits]
         data = content_hash([self.task, self.config, self.hint, self.system_prompt, counts])
         assert self.module is not None

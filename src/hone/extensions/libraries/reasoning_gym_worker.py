@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 SIZE = 5_000
-"""Rows of one data set. Row 5,000 is the first of the next one, of a seed higher by 5,000: the same row in most tasks,
-which make row i from seed + i. Some tasks lay out all rows when the data set is made."""
+"""Rows of one data set. Row 5,000 is the first of the next one, with a seed higher by 5,000: in most tasks the same
+row, since they make row i from seed + i. Some tasks make all rows with the data set."""
 
 
 def start(task: str, config: dict[str, Any]) -> Callable[[list[Any]], Any]:

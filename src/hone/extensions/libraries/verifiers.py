@@ -5,7 +5,7 @@
 - **Text**: a taskset of a prompt and an answer is scored by its `task.score(trace)`. Each reward function is a
   component with its weight. verifiers and the taskset run in a separate process, without network once the tasks are
   loaded and under a limit of processor time.
-- **Episodes**: verifiers runs any other taskset (`verifiers_driver.py`). Its agents call the policy as programs do: see
+- **Episodes**: verifiers runs any other taskset (`verifiers_driver.py`). Its agents call the policy like programs: see
   `hone.extensions.agents`. Rewards are components, metrics are components without weight.
 
 Both run in hone's environment or in `.venv-verifiers`.
@@ -70,7 +70,7 @@ class TasksetProcess:
         keys = self._admitted(["load", self.limit])["keys"]
         if self._keys is not None and self._keys != keys:
             raise UserError(
-                f"{self.env_id} has other tasks than when it was loaded first, which would score the wrong answers: "
+                f"{self.env_id} loaded other tasks the second time, so answers would be scored for the wrong task: "
                 "its load() must give the same tasks in the same order each time"
             )
         self._keys = keys
@@ -139,7 +139,7 @@ class Verifiers(Tasks):
         super().__init__(served, rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
 
     def _component(self, name: str, first: bool) -> RewardFunc:
-        """Return the reward function `name`. The first one has the taskset score the answer for all."""
+        """Return the reward function `name`. The first one lets the taskset compute all scores."""
 
         @inline
         def component(completion: list[Message], info: dict[str, Any], state: dict[str, Any]) -> float | GraderFailure:
@@ -154,7 +154,7 @@ class Verifiers(Tasks):
 
 
 class Episodes(AgentEnv, Tasks):
-    """Tasks with rollouts that verifiers makes and rewards, all in one separate process, started at the first."""
+    """Tasks with rollouts that verifiers makes and rewards, in one separate process, started at the first."""
 
     def __init__(self, served: TasksetProcess, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
         super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)

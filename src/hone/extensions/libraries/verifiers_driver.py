@@ -1,11 +1,11 @@
-"""verifiers as a maker of rollouts for `hone.extensions.libraries.verifiers`: JSON lines in, JSON lines out.
+"""Makes rollouts by verifiers for `hone.extensions.libraries.verifiers`: JSON lines in, JSON lines out.
 
     python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
 
 `{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7, with this task key. Its calls of
 the model go to the URL under the API key. `{"cancel": 3}` cancels it. Standard output has a line `{"ready": true}`,
 then one for each episode: its number and its `summary`; for a cancelled one its number alone, at once. Prints of
-libraries go to the standard error. When the input ends, all that it started is ended.
+libraries go to the standard error. When the input ends, it ends all that it started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 POLICY_URL = "http://policy.invalid/v1"
-"""A placeholder for the policy's endpoint, which changes with each step: `policy_client` has all."""
+"""A placeholder for the policy's endpoint, which changes with each step: `policy_client` routes calls."""
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def summary(episode: Any) -> dict[str, Any]:
 def policy_client() -> dict[str, tuple[str, str]]:
     """Route calls of the policy to the endpoint of their trace's episode; return {trace: (URL, key)}.
 
-    verifiers keeps a client for each endpoint as long as it serves, and the policy's changes with each episode.
+    verifiers stores a client for each endpoint, but the policy's endpoint changes with each episode.
     """
     from verifiers.v1.clients import EvalClient, client  # pyright: ignore[reportMissingImports]
     from verifiers.v1.clients.client import SESSION_ID_HEADER  # pyright: ignore[reportMissingImports]

@@ -84,7 +84,7 @@ class DriverProcess:
         self._sending = threading.Lock()
         self._open: dict[int, Future[dict[str, Any]]] = {}
         self._given_up: dict[int, threading.Event] = {}
-        """Cancelled episodes without its confirmation."""
+        """Cancelled episodes that are not confirmed yet."""
         self._is_over = self._is_blocked = False
         if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
             self.end()

@@ -1,4 +1,4 @@
-"""Advice before a run starts: settings that surprise, settings that make it fit into memory, and missing inputs."""
+"""Advice before a run starts: surprising settings, settings that save memory, and missing inputs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 LONG = 2 * 3600
 """Seconds of a run that should have checkpoints."""
 CUT = 0.02
-"""Share of reference answers beyond the limit that is worth a note."""
+"""Least share of reference answers beyond the limit for a note."""
 KEPT_GIB = 4
-"""Size of the ids that sampling a step may store at worst, worth a note."""
+"""Least worst-case size of the ids that sampling a step stores for a note."""
 CUSTOMARY = {
     ("RL", "large"): (2e-7, 1e-5, "1e-6"),
     ("RL", "small"): (5e-7, 1e-4, "1e-6 to 1e-5"),
@@ -43,7 +43,7 @@ CUSTOMARY = {
     ("SFT", "small"): (5e-6, 1e-3, "2e-5 to 1e-4"),
     ("SFT", "tiny"): (1e-4, 5e-3, "2e-3"),
 }
-"""Learning rates (lowest, highest, usual) of full training: from 0.4B parameters on, below, and under 20M."""
+"""Learning rates (lowest, highest, usual) of full training: 0.4B parameters or more, fewer, under 20M."""
 
 
 def surprises(plan: Plan) -> Iterator[str]:
@@ -168,7 +168,7 @@ def free_disk(folder: Path) -> int:
 def resolved(
     config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, lengths: Lengths, here: bool
 ) -> tuple[RLConfig | SFTConfig, str, Memory]:
-    """Return the config as a run resolves it, before it sees the data; what that saves; and the memory it takes."""
+    """Return the config as a run resolves it without its data; the settings that save memory; and the memory."""
     ranks = config.trainer.ranks if isinstance(config, RLConfig) else 1
     limits = *longest(config, lengths.turns), lengths.turns, ranks
     config, saving = fitted(config, shape, device.kind, device.available, *limits, here=here)
@@ -211,7 +211,7 @@ def remedies(plan: Plan) -> Iterator[str]:
 
 
 def missing(config: RLConfig | SFTConfig) -> dict[str, str]:
-    """Return by name (model, task, data) what the run needs and can't fetch from the hub, each with a remedy."""
+    """Return missing inputs by name (model, task, data), unless the hub has them, each with a remedy."""
     absent, name = {}, config.model.name
     if not (name == TINY or is_fetched(name) or is_hub_id(name) or Path(name).exists()):
         run, weights, _ = name.partition("/weights/step_")

@@ -1,4 +1,4 @@
-"""The amount of work of a run: its steps, and the lengths of its sequences."""
+"""The work of a run: its steps, and the lengths of its sequences."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Lengths:
 
     @property
     def decoded(self) -> int:
-        """Steps of decoding a batch."""
+        """Decode steps of a batch."""
         return self.reached or self.longest_completion
 
     @property
@@ -152,7 +152,7 @@ class Lengths:
 
     @classmethod
     def of(cls, config: RLConfig | SFTConfig, turns: int = 1) -> Lengths:
-        """Guess by the config alone: the longest it allows, and half of that as the mean (a packed row is full)."""
+        """Guess from the config alone: its longest, and half of that as the mean (packed rows are full)."""
         prompt, new = longest(config, turns)
         share = 1.0 if isinstance(config, SFTConfig) and config.data.pack else 0.5
         return cls(share * prompt, share * new, prompt, new, turns=turns)
@@ -175,7 +175,7 @@ def retained_checkpoints(config: RunConfig) -> int:
 
 
 def _times(steps: int, interval: int) -> int:
-    """Count what is due every `interval` steps and at the end, without step 0."""
+    """Count multiples of `interval` up to `steps`, and the end, without step 0."""
     return -(-steps // interval)
 
 

@@ -14,7 +14,7 @@ from hone.config.sft import SFTConfig
 
 
 class _AboutRun(BaseConfig):
-    """A command that takes the files and flags of a run besides its own."""
+    """A command that also takes the files and flags of a run."""
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
@@ -35,10 +35,9 @@ class _AboutRun(BaseConfig):
 
 
 class PlanConfig(_AboutRun):
-    """Predict what a run will do, take and cost: steps, memory, time, money, and settings that surprise.
-
-    Takes the files and flags of `hone rl` or `hone sft`; their keys tell which of the two. Exit code 1 if the run
-    does not fit into memory, or a prompt not into `seq_len`.
+    """Predict steps, memory, time and cost of a run, and settings that surprise. Takes the files and flags of `hone rl`
+    or `hone sft`, and tells by their keys which it is. Exit code 1 if the run does not fit into memory, or a prompt not
+    into `seq_len`.
     """
 
     headings = "The plan: plan"
@@ -54,7 +53,7 @@ class PlanConfig(_AboutRun):
 
 
 class DoctorConfig(_AboutRun):
-    """Looks at this machine for what breaks or slows runs, and says the command that fixes it. Exit code 1 for errors.
+    """Check this machine for what breaks or slows runs, and print commands that fix it. Exit code 1 for errors.
 
     With the files and flags of `hone rl` or `hone sft` it also looks at what that run needs: model, task, port, disk.
     """

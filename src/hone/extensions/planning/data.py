@@ -26,7 +26,8 @@ EXAMPLES = 64
 CHARACTERS = 4.0
 """Characters of a token, if the tokenizer is missing."""
 THOUGHT = 8
-"""If the limit is at least this many times the mean reference, the model thinks first, and references tell nothing."""
+"""If the limit is at least this many times the mean reference, the model probably thinks first, and references don't
+show lengths."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def tasks_of(config: RLConfig | SFTConfig) -> dict[str, EnvConfig]:
 
 
 def look_at(config: RLConfig | SFTConfig) -> Facts:
-    """Read the config's data, as far as it is on this machine."""
+    """Read the config's data, if it is on this machine."""
     import datasets.config
 
     renderer = _renderer(config)

@@ -1,4 +1,4 @@
-"""`hone doctor`: looks at the machine for what breaks or slows runs, and names the command that fixes it.
+"""`hone doctor`: checks the machine for what breaks or slows runs, and prints commands that fix it.
 
 A check yields (name, status, text, fix): the status is `ok`, `warning` or `error`, and the fix a command, or "". This
 module needs the standard library only, as packages may be missing. They are imported in separate processes, as a broken

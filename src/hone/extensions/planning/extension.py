@@ -1,4 +1,4 @@
-"""`hone plan` and `hone doctor`: what a run will take, and what this machine lacks."""
+"""`hone plan` and `hone doctor`: resources of a run, and problems of this machine."""
 
 from hone.extension import Command, Watch
 

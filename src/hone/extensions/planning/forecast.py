@@ -23,12 +23,12 @@ EXAMPLES = 16
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer:
-    """Return the observer that says what a run will take."""
+    """Return the observer that prints the time and memory of a run."""
     return Forecast()
 
 
 class Forecast(Observer):
-    """Says what a run will take, when it begins; not when it is resumed."""
+    """Prints the time and memory of a run when it begins, but not when it is resumed."""
 
     def check(self, training: Any) -> None:
         self._training = training
@@ -50,7 +50,7 @@ def forecast(
     envs: Mapping[str, Environment] | None = None,
     alone: bool = True,
 ) -> Iterator[str]:
-    """Yield lines to print before step 0, or why no plan can be made: the run goes on without one.
+    """Yield lines to print before step 0, or why no plan can be made: the run starts without one.
 
     `envs` are the tasks of RL by name, with their data read. A run of several processes is not `alone`: a plan
     does not know what each of them takes.

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 class Plan:
     """Prediction of a run before it starts, as one process on one device.
 
-    `memory` and the times are None where the model's shape isn't known. `evaluated` is the config as a run
-    resolves it for the device's memory, with an evaluation of no more examples than are held out; `saving` names what
-    it chose to save memory; `here`: on this machine. `usual` are the times if completions are as long as `lengths`
-    says, `worst` if all run to their limit.
+    `memory` and the times are None if the model's shape is unknown. `evaluated` is the config resolved for the device's
+    memory, and for the number of held-out examples; `saving` names settings chosen to save memory; `here`: on this
+    machine. `usual` are the times if completions are as long as in `lengths`, `worst` if all reach their limit.
     """
 
     config: RLConfig | SFTConfig
@@ -92,8 +91,7 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a run on `device`; `here`: on this machine.
 
-    `facts` are what its data showed, `shape` its model's, if it is at hand. A device of unknown speed has no
-    times.
+    `facts` are of its data, `shape` of its model, if known. A device of unknown speed has no times.
     """
     config = with_precision(config, device.kind)
     notes, evaluated = list(facts.notes), config
@@ -214,7 +212,7 @@ def measured_words(plan: Plan, measured: Plan) -> Iterator[tuple[str, list[str]]
 def times_words(times: Times) -> str:
     """Return `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`.
 
-    Named are parts of a twentieth of the step or more.
+    Parts below a twentieth of the step are not named.
     """
     parts = {"sampling": times.sample, "grading": times.grade, "training": times.train}
     parts = {name: part / times.step for name, part in parts.items() if part >= 0.05 * times.step}
@@ -227,8 +225,8 @@ def times_words(times: Times) -> str:
 
 
 def short(plan: Plan) -> list[str]:
-    """Return lines for the start of a run: memory, then each surprise. Of a train step that does not fit `resolved`
-    has warned.
+    """Return lines for the start of a run: memory, then each surprise. `resolved` warns of a train step that does not
+    fit.
     """
     lines = []
     if needs := plan.memory:

@@ -1,8 +1,8 @@
-"""Seconds and dollars of a run, from the device's peak figures and the shares of them that such work reaches.
+"""Seconds and dollars of a run, from the device's peak figures and typical shares of them.
 
 Sampling reads all weights and the keys and values of every sequence for each token: it is bound by memory bandwidth
 until the batch is large enough to be bound by arithmetic. Training is 6 FLOPs for each parameter and token (2 forward,
-4 backward), and attention besides. Both wait for the launch of their kernels, which is all that a tiny model does.
+4 backward), and attention besides. Both wait for kernel launches, which take all the time of a tiny model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALL_MODEL = 10_000_000
 TRAIN = {"cuda": 0.11, "cpu": 0.25}
 """Shares of the peak FLOP/s that training reaches, by kind of device."""
 PREFILL, BANDWIDTH = 0.25, 0.5
-"""Shares of the peak FLOP/s that sampling reaches, and of the peak bytes/s."""
+"""Shares that are reached of the peak FLOP/s in sampling, and of the peak bytes/s."""
 LAUNCH = {"cuda": 300e-6, "cpu": 150e-6}
 """Seconds to launch a layer's kernels, forward once."""
 DEQUANTIZED = {"8bit": 9.0, "4bit": 12.5}
@@ -159,6 +159,6 @@ def sample_seconds(
 
 
 def _flops(config: RLConfig | SFTConfig, device: Device) -> tuple[float, float]:
-    """Return the FLOP/s of the layers' matrices, and of head and attention, which are more exact."""
+    """Return the FLOP/s of the layers' matrices, and of head and attention, which use a higher precision."""
     matrices = device.flops["fp32" if config.precision == "fp32" else "bf16"]
     return matrices, device.flops["bf16" if config.precision == "bf16" else "fp32"]

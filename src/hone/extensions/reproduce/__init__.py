@@ -1,1 +1,1 @@
-"""Re-executing and re-scoring what a run recorded: replay, verify, diff, regrade. Nothing here writes into a run."""
+"""Re-executes and re-scores recorded runs: replay, verify, diff, regrade. Writes nothing into a run."""

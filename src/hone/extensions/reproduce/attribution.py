@@ -1,4 +1,4 @@
-"""Where a reward went: two graders' scores of the same completions, split into skill, parser, truncation and format.
+"""Explains a change of reward by two graders' scores of the same completions: skill, parser, truncation, format.
 
 For each completion, `recorded` is the recorded reward; `main` and `extra` are the other grader's, on the recorded
 grader's scale. In a window of steps, over the completions that both could grade:
@@ -63,7 +63,7 @@ class MainPart:
 
     @classmethod
     def from_rubric(cls, rubric: Rubric) -> MainPart:
-        """Take as full marks the best that declared ranges allow for a right answer; 1 for a component without."""
+        """Full marks are the most by declared ranges for a right answer; 1 for a component without."""
         weights, ranges = rubric.weights, rubric.ranges
         if weights[rubric.correctness]:
             return cls((rubric.correctness,), weights[rubric.correctness])
@@ -169,7 +169,7 @@ def windows(points: np.ndarray) -> list[Window]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`cause`: a part of the split, `mixed`, `undecided` if the other grader can't tell, or `none` without a change."""
+    """`cause`: a part of the split, `mixed`, `undecided` by the other grader, or `none` without a change."""
 
     cause: str
     sentence: str
@@ -183,7 +183,8 @@ class Verdict:
 
 
 def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
-    """Choose the windows to compare: the best paid and the last; if these are about equal, the first and the last."""
+    """Choose the windows to compare: the best rewarded and the last; if they are about equal, the first and the
+    last."""
     best, last = max(windows, key=lambda w: w.recorded), windows[-1]
     return (best, last) if best.recorded - last.recorded > noise(best, last, Z_BEST) else (windows[0], last)
 

@@ -1,7 +1,7 @@
 """The first difference between two records of the same step.
 
-Quantities are compared in the order of a step (`QUANTITIES`), so that the first one that differs is the cause of the
-others. Metrics begin with gradient norm and loss.
+Quantities are compared in the order of a step (`QUANTITIES`), so the first one that differs causes the others. Metrics
+begin with gradient norm and loss.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class Difference:
 
 
 def first_difference(first: StepRecord, second: StepRecord, limit: float = 0.0) -> Difference | None:
-    """Return the first difference of two records of a step; None if they agree in all that both know.
+    """Return the first difference of two records of a step; None if all that both have is equal.
 
-    `limit` is for the replay of several ranks in one process, where sums round otherwise: weights are not compared, and
-    metrics of training may differ by `limit`, relative to their size.
+    `limit` is for the replay of several ranks in one process, where sums round differently: weights are not compared,
+    and metrics of training may differ by `limit`, relative to their size.
     """
     assert first.step == second.step
     return next(_differences(first, second, limit), None)

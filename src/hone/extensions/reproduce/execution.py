@@ -1,4 +1,4 @@
-"""Taking the steps of a run again, one after the other, in this process."""
+"""Repeats the steps of a run, one after the other, in this process."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ from hone.types import Group, Message, Outcome, Rollout, Segment, dense, with_co
 OnStep = Callable[[int], None]
 FAILED = [outcome for outcome in Outcome if outcome.is_failure]
 TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
-"""Largest relative distance of the loss of several ranks from one process's on the same batches."""
+"""Largest relative difference of the loss between several ranks and one process on the same batches."""
 
 
 class Memory:
-    """The recorder, log and saver of a loop, instead of a run directory: keeps the last step."""
+    """Recorder, log and saver of a loop, instead of a run directory: stores the last step."""
 
     seconds_so_far, stopping = 1.0, False
 
@@ -146,7 +146,7 @@ class Rebuilt:
         return f"checkpoint step_{version}" if version in self.intact else "the initial model"
 
     def approach(self, version: int) -> None:
-        """Load the nearest version, unless the current one is nearer."""
+        """Load the nearest version before, unless the current one is nearer."""
         nearest = self.nearest(version)
         assert nearest is not None, f"no version up to {version} can be loaded"
         if self.loaded < 0 or not nearest < self.trainer.version <= version:
@@ -317,7 +317,7 @@ def why_not_resampled(config: RLConfig | SFTConfig, run: Run) -> str | None:
 
 @contextmanager
 def needed_here(what: str) -> Iterator[None]:
-    """Add to a UserError that the task or data must be at its old place."""
+    """Add to a UserError that the task or data must be at its recorded place."""
     try:
         yield
     except NotTrusted:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 Progress = Callable[[str], None]
 CLOSED = frozenset({"done", "stopped", "budget"})
-"""Statuses of runs that ended in order, so that all their files have hashes."""
+"""Statuses of runs that ended properly, so that all their files have hashes."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Differences of this machine from a run's (versions, hardware, threads, variables, digests of sources), by run.json.
 
-They are reasons why a re-execution may differ although nobody changed the run.
+Because of them a re-execution may differ although nobody changed the run.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = T
 
 
 def sampled_by(info: Mapping[str, Any]) -> str | None:
-    """Return the first sampler that can't be asked again, by the run's record; None if there is none."""
+    """Return the first recorded sampler that can't be used again; None if there is none."""
     causes = (entry["cause"] for entry in info.get("inexact", []))
     return next((cause.removeprefix(SAMPLED_BY) for cause in causes if cause.startswith(SAMPLED_BY)), None)

@@ -66,7 +66,7 @@ def _config_class(run: Run) -> type[RLConfig] | type[SFTConfig]:
 
 
 def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_checked: bool = False) -> Rebuilt:
-    """Build what it takes to execute the run's steps again; with `replay_only` without its task.
+    """Build the parts to execute the run's steps again; with `replay_only` without its task.
 
     `model_name` is the initial model, if it has moved. `files_checked`: the caller has checked the checkpoints; else
     they are checked here. Call this within `trust.opened_run`. Raises UserError if the run's code is not trusted.

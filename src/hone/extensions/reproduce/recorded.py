@@ -1,4 +1,4 @@
-"""A policy that repeats recorded completions, for an environment that answers and grades anew."""
+"""A policy that repeats recorded completions, while the environment answers and grades again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hone.types import Rollout, Segment, ragged, where
 
 
 class RecordedPolicy:
-    """A `Policy` that repeats what was `recorded`, by sample id, as this `version`.
+    """A `Policy` that repeats `recorded` completions, by sample id, as this `version`.
 
     Versions of tokens are clipped to `version` and the `lag` before it. A turn that was not recorded is an end token.
     `sample` raises UserError for a sample that was not recorded.

@@ -39,7 +39,7 @@ LONGEST = 200
 
 @dataclass(frozen=True)
 class Recorded:
-    """A completion as a run recorded it: of the group `draw`. `length` counts the tokens that the policy chose."""
+    """A recorded completion, of the group `draw`. `length` counts the tokens that the policy sampled."""
 
     step: int
     example: Example

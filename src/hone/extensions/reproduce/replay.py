@@ -40,8 +40,8 @@ class Replayed:
 def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replayed:
     """Take the updates of steps `start` to `until` - 1 again; compare each with the record and with saved weights.
 
-    Stops at the first difference. If sums round otherwise than in the run (`rebuilt.limit`), saved weights are not
-    compared, and the replay goes on from each checkpoint.
+    Stops at the first difference. If sums round differently than in the run (`rebuilt.limit`), saved weights are not
+    compared, and the replay continues from each checkpoint.
     """
     trainer, records, result = rebuilt.trainer, rebuilt.records, Replayed(start)
     rebuilt.load(start)
@@ -68,7 +68,7 @@ def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replaye
 
 
 def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
-    """Yield the saved weights of the current version, and the first tensor that is not as replayed, or None."""
+    """Yield the saved weights of the current version, and the first tensor that differs from the replay, or None."""
     trainer, run, model = rebuilt.trainer, rebuilt.records.run, rebuilt.trainer.model
     version, saved, replayed = trainer.version, {}, trainer.tensors()
     if version in rebuilt.intact:

@@ -32,7 +32,7 @@ from hone.types import Score
 
 REGRADED = "regraded"
 EVERY = 10
-"""Steps from one check to the next, which is left out while one is running."""
+"""Steps between checks; one is skipped while another is running."""
 COMPLETIONS, FEW = 8, 2
 """Most completions of a step to grade again, in a separate process and in this one; whole groups count as one group."""
 SHARE = 4
@@ -198,7 +198,7 @@ class RewardCheck(Observer):
         self._run.note(regraded=dict(self._record))
 
     def _report(self, found: Checked) -> None:
-        """Raise the alarm, unless it is raised already, and mark the run."""
+        """Raise the alarm, unless it is active, and mark the run."""
         first = min(found.differing, key=lambda pair: pair.recorded.step)
         one, task = first.recorded, f" of {found.name}" if found.name else ""
         evidence = (

@@ -193,7 +193,7 @@ def _recorded(rebuilt: Rebuilt, again: StepRecord, is_evaluation: bool) -> StepR
 
 
 def _changed_weights(checked: Checked, again: StepRecord) -> tuple[Difference | None, Damage | None]:
-    """Compare saved weights without a fingerprint in hashes.jsonl with the version that the step made."""
+    """Compare saved weights that hashes.jsonl lacks with the version that the step made."""
     for name, fingerprint in checked.open_weights.get(again.step + 1, {}).items():
         if fingerprint != again.after:
             difference = Difference(again.step, "weights", f"the fingerprint of {name}", fingerprint, again.after)

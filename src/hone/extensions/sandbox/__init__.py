@@ -1,1 +1,1 @@
-"""Runs code of a model, in processes without rights."""
+"""Runs a model's code in processes without rights."""

@@ -1,5 +1,5 @@
-"""bubblewrap: the command that makes a sandbox of namespaces and an empty file system, the files that code may read in
-it, and the reasons why it may not work here.
+"""bubblewrap: the command for a sandbox of namespaces and an empty file system, the files that code may read in it, and
+the reasons why it may fail here.
 
 Code sees the interpreter, its standard library, their shared libraries and the requested packages. They have other
 paths in the sandbox (`/python`, `/lib`, `/packages`), so a traceback tells nothing about this machine.
@@ -21,7 +21,7 @@ from hone.errors import UserError
 
 LIBRARIES, PACKAGES = "/lib", "/packages"
 _LEFT_OUT = ("_tkinter", "readline", "_curses", "_curses_panel", "nis", "_ssl")
-"""Modules for a screen, a terminal or the network, which bring most of the libraries."""
+"""Modules for a screen, a terminal or the network, which need most of the shared libraries."""
 
 # The libraries are found as the loader does it: by loading them. `dlopen` runs no Python code of a module.
 _PROBE = """
@@ -168,7 +168,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return a user id for sandbox `number` that nobody else uses, of the last quarter; nobody's if there are few."""
+    """Return an unused user id for sandbox `number`, of the last quarter; nobody's if there are few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY

@@ -1,4 +1,4 @@
-"""Running Python code that nobody has read: a fresh process tree for each call, with nothing in reach.
+"""Runs untrusted Python code: a new, isolated process tree for each call.
 
     ran = Sandbox().run("print(6 * 7)")
     ran.status, ran.output  # ("ok", "42\\n")
@@ -130,8 +130,8 @@ class Place:
 class Sandbox:
     """Runs code within `limits`; `packages` are import names ("sympy") that it may use beside the standard library.
 
-    `isolation` "none" keeps nothing from the code but the environment: for a machine that has nothing to lose. Raises
-    UserError, with the reason and the remedy, where this system has no bubblewrap or doesn't let it work.
+    `isolation` "none" hides only the environment variables from the code: for a machine without anything valuable.
+    Raises UserError, with the reason and the remedy, where this system has no bubblewrap or doesn't let it work.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ from hone.model.tool_calls import Tool
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot write; OpenAI's own convention."""
 OPENING = "<tool_call>"
-"""Text that may start a call is held back until that is clear."""
+"""Text that may start a call is withheld until that is clear."""
 
 
 class Answer:
@@ -50,11 +50,11 @@ class Answer:
         return []
 
     def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
-        """Return one sample, or what it has gained."""
+        """Return one sample, or its new part."""
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
-        """Return what was asked for: ids and versions, once the prompt's ids, and the ids that each was drawn from."""
+        """Return what was requested: ids and versions, once the prompt's ids, and the candidates of each id."""
         ids: dict[str, Any] = {}
         if self._kept_ids:
             sets = (token.candidates for token in delta.tokens)
@@ -211,7 +211,7 @@ class CallReader:
         self._tokens: list[Token] = []
 
     def push(self, delta: Delta) -> tuple[str, list[dict[str, Any]], str | None]:
-        """Take what the sample has gained; return the text and the calls to show now, and why it ended."""
+        """Read a sample's new tokens; return the text and calls to show now, and why it ended."""
         self._text += delta.text
         self._tokens += delta.tokens
         self._before_calls += self._call.push(delta.text)

@@ -1,6 +1,6 @@
 """The routes. Everything but `/health` needs the API key, if there is one.
 
-A client that leaves cancels its request.
+A request is cancelled if its client disconnects.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def create_app(
 
 
 class Api:
-    """One served model. `seed` gives requests that bring none their randomness: request k has (seed, "request", k)."""
+    """One served model. Without a seed, request k has the randomness of (`seed`, "request", k)."""
 
     def __init__(
         self, service: Service, renderer: ChatRenderer, name: str, weights: WeightsFolder | None, seed: int
@@ -98,7 +98,7 @@ class Api:
         self.updating = asyncio.Lock()
         self.context = service.engine.model.config.max_position_embeddings
         self.longest = self.context * max(map(len, renderer.tokenizer.get_vocab()))
-        """Characters beyond which no text fits into the context: that many of the longest token."""
+        """Most characters that fit into the context: the longest token, that often."""
         # One thread: each would keep the memory of the longest text it has met.
         self.worker = ThreadPoolExecutor(1, "tokenizer")
         self._seeds = 0
@@ -132,7 +132,7 @@ class Api:
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def update_weights(self, request: Request) -> Response:
-        """Load weights beside the running engine; the swap itself is between two steps."""
+        """Load weights while the engine runs; swap them between two steps."""
         if self.weights is None:
             raise ApiError(403, "this server takes no weights: start it with --weights-root FOLDER")
         body, _ = await self._read(UpdateRequest, request)
@@ -177,7 +177,7 @@ class Api:
         top: int | None,
         stops: tuple[int, ...] = (),
     ) -> Response:
-        """Answer with samples behind the prompts, and with the `top` likeliest tokens in their places."""
+        """Answer with samples of the prompts, and the `top` likeliest tokens at each place."""
         self._check_ids(params.stop_token_ids, f"{'' if params is body else 'sampling_params.'}stop_token_ids")
         self._seeds += 1
         seed = rng.key(self.seed, "request", self._seeds - 1)

@@ -32,21 +32,21 @@ class ServeConfig(EngineConfig):
     api_key_var: KeyVariable = None
     """Environment variable that holds that key."""
     weights_root: Path | None = None
-    """Folder under which `POST /update_weights` may take new weights; without it, it takes none."""
+    """Folder for weights that `POST /update_weights` may load; by default it loads none."""
     transport: TransportConfig = TransportConfig()
-    """Transport of the run to sample for: its weights are taken, unless `weights_root` is set."""
+    """Transport of the run to serve; new weights come from it, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)
-    """Seed of requests that bring none, and of the weights of `hone/tiny`."""
+    """Seed of requests without one, and of the weights of `hone/tiny`."""
     precision: Precision = DEFAULT_PRECISION
-    """As in training; of no effect on vLLM, see `dtype`."""
+    """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`; for vLLM see `dtype`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence that vLLM serves, in tokens; without it, the model's own limit."""
     output_dir: Path | None = None
-    """Key of `rl`: weights are taken from the transport in it, unless `weights_root` or `transport` is set."""
+    """Key of `rl`: loads weights from the transport in it, unless `weights_root` or `transport` is set."""
     max_steps: int | None = None
-    """Key of `rl`, of no effect here: one file serves both."""
+    """Key of `rl`, ignored here, so that one file can be used for both."""
     seq_len: int | None = None
     """Key of `rl`, of no effect here."""
     ckpt: CkptConfig | None = None

@@ -30,7 +30,7 @@ MAX_BODY = 32 * 2**20
 BODY_SECONDS = 60.0
 """Seconds that a client has to send a body."""
 LEFT = 499
-"""Status noted for a client that left."""
+"""Status recorded for a client that disconnected."""
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def too_large() -> ApiError:
 async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[], ApiError] = too_large) -> bytes:
     """Return the body of a request. Raises `refusal()` for one over `limit` bytes, ApiError 408 for a slow one.
 
-    One that is too large is not stored, but read up to MAX_BODY, so that its client hears why.
+    One that is too large is not stored, but read up to MAX_BODY, so that its client gets the error.
     """
     body, size = bytearray(), 0
     try:
@@ -81,12 +81,12 @@ async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[
 
 
 async def apart(threads: Executor | None, size: int, work: Callable[[], T]) -> T:
-    """Return the result of `work` on `size` characters: a long text does not keep other requests waiting."""
+    """Return the result of `work` on `size` characters, in another thread if they are many."""
     return work() if size <= SHORT else await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:
-    """Return the work's result, unless the client leaves first: then the work is cancelled."""
+    """Return the work's result; cancel the work if the client disconnects."""
 
     async def leaving() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -108,7 +108,7 @@ def answer(head: dict[str, Any], choices: Sequence[dict[str, Any]], used: dict[s
 
 
 class EventStream(StreamingResponse):
-    """Choices as server-sent events, and usage if asked for. An error ends them. Calls `close` in any case."""
+    """Choices as server-sent events, and usage if requested. An error ends them. Always calls `close`."""
 
     media_type = "text/event-stream"
 
@@ -158,7 +158,7 @@ def chat_choice(
 
 
 def chat_opening(index: int) -> dict[str, Any]:
-    """Return the first choice of a stream, before it has gained anything."""
+    """Return the first choice of a stream, without text."""
     return {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
 
 

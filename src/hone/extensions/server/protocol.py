@@ -1,12 +1,11 @@
-"""The requests of clients. Every field is checked; a field that hone does not know or cannot honour is refused.
+"""The requests of clients. Every field is checked; unknown or unsupported fields are refused.
 
-Fields of OpenAI's that have no effect here are accepted at the value that means "off", so that clients which always
-send them work. hone's own: `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `return_kept_ids`,
-`prompt_logprobs`, `key`.
+OpenAI's fields without effect here are accepted if they mean "off", because some clients always send them. hone's own:
+`top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `return_kept_ids`, `prompt_logprobs`, `key`.
 
-A sample's randomness has one address. Sample i of prompt p of a request with `seed` s has the key
-`rng.key(s, "generate", p, i)`, as in `Engine.generate`, so both give the same tokens. RL's rollouts have
-`rng.key(seed, "rollout", step, draw, sample)`; such keys are sent as `key`, one for each sample of the request.
+A key decides a sample's randomness. Sample i of prompt p of a request with `seed` s has the key `rng.key(s, "generate",
+p, i)`, as in `Engine.generate`, so both give the same tokens. RL's rollouts have `rng.key(seed, "rollout", step, draw,
+sample)`; such keys are sent as `key`, one for each sample of the request.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hone.model.strict_json import DECODER
 # The bounds of a request. Token ids must also be in the vocabulary, and a prompt with its new tokens in
 # the model's context; both are checked when the model is at hand.
 MAX_SAMPLES = 4096
-"""Samples of one request (prompts x n), and so its prompts, and its keys."""
+"""Most samples of one request (prompts x n), and so most prompts and keys."""
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Key = Annotated[int, Field(ge=0, lt=2**64)]
@@ -53,12 +52,12 @@ OFF = (
     "kv_transfer_params",
     "priority",
 )
-"""Fields that are accepted at values only that change nothing."""
+"""Fields that are accepted only with values that change nothing."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class ApiError(Exception):
-    """An answer that is no success, in the form that OpenAI's clients expect."""
+    """An error, in the form that OpenAI's clients expect."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -74,7 +73,7 @@ FAILED = "the server failed at this request"
 
 
 class ServiceEnded(ApiError):
-    """The engine's thread has ended, so nothing can be asked of it."""
+    """The engine's thread has ended."""
 
     def __init__(self) -> None:
         super().__init__(503, "the server is stopping")
@@ -211,7 +210,7 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message; clients send back what they got, with fields that are null or empty."""
+    """One message; clients send replies back with null or empty fields."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -280,7 +279,7 @@ class ChatRequest(GenerationRequest):
 
 
 class TokensSampling(Sampling):
-    """vLLM's `SamplingParams`, as far as hone samples so; what concerns text only has no effect."""
+    """The supported part of vLLM's `SamplingParams`; parameters for text have no effect."""
 
     max_tokens: Count | None = Field(default=None, ge=1)
     logprobs: Top | None = None

@@ -1,7 +1,7 @@
 """The engine's thread, and the requests that it serves.
 
-`Service` alone touches the engine: it takes calls between two steps, and hands on what was sampled. A `Generation` is
-one request on the event loop, with the text that each of its samples has by now.
+Only `Service` uses the engine: it runs calls between two steps, and delivers sampled tokens. A `Generation` is one
+request on the event loop, with the current text of its samples.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hone.inference.types import Failure, Job, Token
 from hone.model.decoder import Decoder
 
 News = list[tuple[int, "list[Token] | Exception"]]
-"""Samples of a request by their index, each with its next tokens, or what ended it."""
+"""Indices of a request's samples, each with its next tokens, or the error that ended it."""
 Sink = Callable[[News], None]
 """Takes the news of one request after a step, on the engine's thread."""
 FAILING_AFTER = 3
-"""Steps in a row that sampled nothing, as all failed; the server is failing then."""
+"""Failed steps in a row, without a sampled token, until the server reports failure."""
 
 
 @dataclass
@@ -49,14 +49,14 @@ class Service:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.weights_path: str | None = None
-        """Path of the last update, as it was asked for."""
+        """Path of the last update, as requested."""
         self.steps = self.sampled_tokens = self.prompt_tokens = self.cancelled = self.failures = self.updates = 0
         self.seconds = 0.0
-        """Spent in decode steps."""
+        """Seconds in decode steps."""
         self.failed_steps = 0
         """Steps that failed since a token was sampled or weights were updated."""
         self.last_failure = ""
-        """The reason of the last step that failed."""
+        """The reason of the last failure."""
         self._logged: set[str] = set()
         self._idle: tuple[float, float | None] = (0.0, None)  # so far, and since when now: read as one by others
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future]] = SimpleQueue()
@@ -107,7 +107,7 @@ class Service:
         return so_far if since is None else so_far + time.perf_counter() - since
 
     def call(self, function: Callable[[], Any]) -> Future:
-        """Run `function()` on the engine's thread, between two steps; ServiceEnded if there is none any more."""
+        """Run `function()` on the engine's thread, between two steps; ServiceEnded if the thread has ended."""
         future: Future = Future()
         with self._lock:
             if self._ended:
@@ -117,7 +117,7 @@ class Service:
         return future
 
     def submit(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> Future[list[int]]:
-        """Queue a request's jobs, all or none; the future has tickets or a UserError. `whole`: samples come whole."""
+        """Queue a request's jobs, all or none; the future has tickets or a UserError. `whole`: no streaming."""
 
         def add() -> list[int]:
             tickets: list[int] = []
@@ -135,7 +135,7 @@ class Service:
         return self.call(add)
 
     def cancel(self, tickets: Sequence[int]) -> Future:
-        """Drop samples; nothing more of them is delivered. Tickets of finished ones are fine."""
+        """Drop samples; nothing more of them is delivered. Ignores tickets of finished ones."""
 
         def drop() -> None:
             for ticket in tickets:
@@ -146,7 +146,7 @@ class Service:
         return self.call(drop)
 
     def update(self, source: Decoder, version: int, path: str) -> Future:
-        """Take the parameters of `source` as `version`, also for samples in flight; `source` can't sample any more."""
+        """Use the parameters of `source` as `version`, also for samples in flight; `source` can't be used then."""
 
         def swap() -> None:
             swap_weights(source, self.engine.model)
@@ -214,7 +214,7 @@ class Service:
             sink(gains)
 
     def _log(self, failed: Sequence[Failure]) -> None:
-        """Print one line for each place in the code that fails: the words may hold a number that differs each time."""
+        """Print one line per failing place in the code, because messages may contain a changing number."""
         for key, failure in {failure.lines or failure.reason: failure for failure in failed}.items():
             if key not in self._logged:
                 self._logged.add(key)
@@ -222,7 +222,7 @@ class Service:
                 print(f"A step failed: {failure.reason}{where}; /metrics counts how often", file=sys.stderr, flush=True)
 
     def _end(self) -> None:
-        """Leave nobody waiting: neither for a call nor for a token."""
+        """Fail all pending calls and samples."""
         with self._lock:
             self._ended = True
         while not self._calls.empty():
@@ -246,7 +246,7 @@ def _carry_out(function: Callable[[], Any], future: Future) -> None:
 
 
 class Delta(NamedTuple):
-    """The gain of one sample: `text` without stop string and end of turn, tokens, and why it ended, if it did."""
+    """New part of a sample: `text` without stop string and end of turn, tokens, and why it ended, if it did."""
 
     index: int
     text: str
@@ -265,7 +265,7 @@ class Sample:
         self._waiting: list[Token] = []
 
     def push(self, tokens: list[Token]) -> Delta | None:
-        """Return what can be shown now; None if the tokens only added to what waits."""
+        """Return what can be shown now; None if the tokens complete no text yet."""
         self._waiting += tokens
         reason, stop = tokens[-1].stop_reason, tokens[-1].stop_string
         ids = [token.id for token in tokens]
@@ -294,12 +294,12 @@ class Generation:
         self._arrived: asyncio.Queue[News] = asyncio.Queue()
 
     async def start(self) -> None:
-        """Hand the jobs to the engine. Raises its UserError if it does not take them."""
+        """Hand the jobs to the engine. Raises its UserError if it refuses them."""
         self._tickets = self.service.submit(self.jobs, self._sink, self._whole)
         await asyncio.wrap_future(self._tickets)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Yield what the samples gain, until all have ended. Raises what the engine raised."""
+        """Yield the samples' new tokens until all have ended. Raises the engine's errors."""
         unfinished = len(self.samples)
         while unfinished:
             for index, tokens in (await self._next()).items():
@@ -310,7 +310,7 @@ class Generation:
                     yield delta
 
     async def _next(self) -> dict[int, list[Token]]:
-        """Return the tokens of each sample that have come since: one step's, or several's if this loop is busy."""
+        """Return each sample's new tokens: of one step, or of several if this loop is busy."""
         arrived = await self._arrived.get()
         while not self._arrived.empty():
             arrived += self._arrived.get_nowait()
@@ -322,7 +322,7 @@ class Generation:
         return new
 
     def close(self) -> None:
-        """Cancel what still runs, also if the engine is only about to take it."""
+        """Cancel what still runs or is queued."""
         if not all(sample.finished for sample in self.samples):
             self._tickets.add_done_callback(self._cancel)
 

@@ -1,4 +1,4 @@
-"""New weights for a model that is being served."""
+"""Loads new weights into a model that is being served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hone.model.hf import WEIGHTS_INDEX, load_model, non_finite, read_config, we
 
 
 class WeightsFolder:
-    """Loads weights from under the folder `root`, or under `memory`, a folder in shared memory, and from nowhere else.
+    """Loads weights only from below the folder `root`, or below `memory`, a folder in shared memory.
 
     The config, the index and all files of weights must be there too, with links followed. Raises UserError if `root` is
     no folder.
@@ -72,7 +72,7 @@ class WeightsFolder:
 
 @torch.no_grad()
 def swap_weights(source: Decoder, target: Decoder) -> None:
-    """Give `target` the parameters of `source`, which lies on the host and is not to be sampled from afterwards.
+    """Give `target` the parameters of `source`, which is on the host and must not be used afterwards.
 
     On a CPU tensors change hands; the old ones are freed with `source`. On a GPU parameters are overwritten in place,
     one by one: recorded graphs know their addresses, and there is no room for a second model.

@@ -21,13 +21,13 @@ class TeacherConfig(AskedConfig):
     base_url: Annotated[str, Meta(decides="rounding")]
     """Ask the server at this URL, such as http://localhost:8001/v1."""
     timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
-    """Seconds to wait for the answer to a request, a completion, else the run ends."""
+    """Seconds to wait for the answer to a request (one completion); then the run ends."""
     model: str | None = None
     """The teacher's model name on that server; by default the only one listed."""
     coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Weight of log π_teacher - log π, minus the reverse KL of a token, in the token's advantage."""
+    """Weight of log π_teacher - log π (minus the token's reverse KL) in a token's advantage."""
     reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Weight of the completion's own advantage, by its rewards, beside it; 0 learns from the teacher alone."""
+    """Weight of the completion's advantage by rewards, added to that; 0 learns from the teacher alone."""
 
     @field_validator("base_url")
     @classmethod

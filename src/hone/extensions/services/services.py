@@ -1,4 +1,4 @@
-"""Rewards that a service gives: a language model that judges, or any server that answers with a number.
+"""Rewards by a service: a language model as a judge, or any server that answers with a number.
 
     helpful = hone.Judge("qwen3-8b", "Rate this answer to {prompt} from 0 to 1: {completion}", "http://localhost:8000/v1")
     checked = hone.HTTPReward("http://localhost:9000/score")
@@ -37,7 +37,7 @@ _OUT_OF = re.compile(r"\d\W*\b(?:out\s+)?of\s*\Z", re.IGNORECASE)
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in a text; None if it has none, or it may mean two things, as `4/5` and `4 out of 5`."""
+    """Return the last number in a text; None if it has none, or an ambiguous one, such as `4/5` and `4 out of 5`."""
     found = LastNumberParser().parse(text)
     if found is None or "/" in found or _OUT_OF.search(text.rpartition(found)[0][-100:]):
         return None

@@ -27,7 +27,7 @@ from hone.types import Group, Segment, with_column
 
 NAME = "teacher_logprobs"
 SPECIAL = 64
-"""Special tokens that the check of the tokenizer has, at most."""
+"""Most special tokens in the check of the tokenizer."""
 _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
@@ -81,7 +81,7 @@ class Teacher:
             return await asyncio.gather(*(self._score(client, ids) for ids in sequences))
 
     async def _score(self, client: ServerClient, ids: list[int]) -> list[float]:
-        """Return the logprobs of all tokens but the first."""
+        """Return the logprobs of all tokens except the first."""
         answer = await client.post("/v1/completions", self.server.scoring([ids]))
         try:
             (row,) = scores(answer, [ids])
@@ -129,7 +129,7 @@ class Teacher:
             return teacher
 
     async def _ids(self, client: ServerClient, text: str, more: dict[str, Any]) -> list[int]:
-        """Return the token ids that the server makes of `text`, without the first."""
+        """Return the server's token ids of `text`, without the first."""
         answer = await client.post("/v1/completions", self.server.scoring([text]) | more)
         try:
             return [int(token) for entry in answer["choices"][0]["prompt_logprobs"][1:] for token in entry]

@@ -1,4 +1,4 @@
-"""The trainer's checks, before it takes part in a session, that both roles mean the same run."""
+"""The trainer's checks before a session: both roles must have the same run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hone.trainer.step import Trainer
 def shared_values(config: RLConfig) -> dict[str, Any]:
     """Return the dotted keys that decide what a trainer computes, for `Session.shared`: both roles must agree on them.
 
-    A model in a folder here has its whole path as its name.
+    A model in a local folder is named by its absolute path.
     """
     model = config.model.name
     values: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def check_agreement(config: RLConfig, session: Session, place: str) -> None:
 
 
 def checkpoint_of(session: Session) -> Path | None:
-    """Return the folder that the session goes on from; None for the initial model. Raises UserError if it is gone."""
+    """Return the folder that the session continues from; None for the initial model. Raises UserError if it is gone."""
     if session.checkpoint is None:
         return None
     folder = Path(session.checkpoint)

@@ -6,14 +6,14 @@ from hone.config.rl import RoleConfig
 
 
 class TrainerRole(RoleConfig):
-    """Train the policy of a run in mode split: take its batches, publish the weights."""
+    """Train the policy of a run in mode split: receive batches, publish weights."""
 
     section = "trainer"
     headings = "Run: role; Training; Machine: ranks machine"
 
 
 class OrchestratorRole(RoleConfig):
-    """Drive a run in mode split: sample, grade, hand batches to the trainer, and keep the run's directory."""
+    """Drive a run in mode split: sample, grade, send batches to the trainer, and write the run directory."""
 
     section = "orchestrator"
     headings = "Model and task: task; Run: run above; Rollouts; Evaluation; Watching"

@@ -3,9 +3,9 @@
     Launch(roles, ...).run()      until the orchestrator has ended; its exit code
 
 - Their lines go into a log for each role; the orchestrator's are shown as well.
-- If a role dies, trainer and orchestrator are started again from the last checkpoint, and so is the server if that
-  died; before, the orchestrator of a server that died saves. If there are several servers, dead ones are started
-  again alone. After `restarts` of these the run ends.
+- If a role dies, trainer and orchestrator are started again from the last checkpoint. If it was the only server, the
+  orchestrator saves first, and the server starts again too. If there are several servers, only dead ones start again.
+  After `restarts` of these the run ends.
 - Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, so do all others, in every case.
 
 Standard library only: it must not fail.
@@ -31,7 +31,7 @@ from hone.processes import TICK, end_all, free_port, wait_all
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
 HOST = "127.0.0.1"
-"""Address of a run's server, which the run asks from this machine."""
+"""Address of a run's server, which only this machine uses."""
 PATIENCE = 10.0
 """Seconds between SIGTERM and SIGKILL for processes that must end."""
 SLACK = 15.0
@@ -39,18 +39,18 @@ SLACK = 15.0
 _TOGETHER = 60.0
 """Seconds within which deaths of different servers, by signals or with their node, count as one."""
 _LETTING_GO = 30.0
-"""Seconds that the port of a server that died may still be taken."""
+"""Seconds that a dead server's port may stay in use."""
 _FOLLOWING = 2.0
-"""Seconds that other processes have to print why they end, when one has."""
+"""Seconds for other processes to print why they end, after one has ended."""
 _AT_ONCE = 3.0
-"""Seconds that the orchestrator has to note that it was interrupted, after a second Ctrl-C."""
+"""Seconds for the orchestrator to record the interruption after a second Ctrl-C."""
 _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of an orchestrator that ended on purpose; 2 is an error that the user can fix."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """A role's command: `first` is added at the start of the run, `again` when it goes on; a server has a `port`."""
+    """A role's command: `first` is added at the start of the run, `again` at restarts; a server has a `port`."""
 
     name: str
     command: Sequence[str]
@@ -62,7 +62,7 @@ class Role:
 
 
 class Stop:
-    """While entered, signals that end a run are only noted. `first` is the first that came. Main thread only."""
+    """While entered, signals that end a run are only recorded. `first` is the first one. Main thread only."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -115,9 +115,9 @@ class Launch:
     _children: dict[str, list[Child]] = field(default_factory=dict, init=False)
     _restarted: int = field(default=0, init=False)
     _died_together: tuple[float, set[str]] = field(default=(float("-inf"), set()), init=False)
-    """Time of the first of the latest deaths of servers, and the roles that died."""
+    """Time of the first of the last simultaneous deaths of servers, and their roles."""
     _unnoted: list[dict[str, Any]] = field(default_factory=list, init=False)
-    """Restarts that no orchestrator has written down yet."""
+    """Restarts that no orchestrator has recorded yet."""
     _is_open: bool = field(default=False, init=False)
     _deadline: float = field(default=float("inf"), init=False)
     _stop: Stop = field(default_factory=Stop, init=False)
@@ -183,7 +183,7 @@ class Launch:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def _look_at_run(self) -> None:
-        """Open the run once run.json names the current orchestrator: it has noted the restarts, and logs can move."""
+        """Open the run once run.json names the current orchestrator, which has then recorded restarts; move logs."""
         if self._is_open and not self._unnoted:
             return
         from hone.runs.view import PROCESS_LOGS, run_info  # loads packages, which the start does without
@@ -237,7 +237,7 @@ class Launch:
         return None
 
     def _culprit(self, dead: list[Child]) -> Child:
-        """Return the process that made others end: one with a user's error first, then a killed one."""
+        """Return the process that caused the end: one with a user's error first, then a killed one."""
         if all(child.role == TRAINER and (child.code or 0) >= 0 for child in dead):
             ranks = self._children[TRAINER]
             self._wait(ranks, _FOLLOWING)
@@ -245,7 +245,7 @@ class Launch:
         return min(dead, key=lambda child: (child.code != 2, (child.code or 0) >= 0))
 
     def _not_begun(self, culprit: Child) -> int:
-        """Raise UserError with why the run does not begin; return the exit code if the orchestrator reported that."""
+        """Raise UserError with the reason of a failed start; return the exit code if the orchestrator reported it."""
         if culprit.code != 2:
             when = "while it loaded" if serves(culprit.role) else "before the run began"
             raise UserError(f"{culprit.name} {culprit.cause} {when}; its log: {self._logs[culprit.role].path}")
@@ -269,14 +269,14 @@ class Launch:
         return any(serves(child.role) and child.code is None for child in self._all())
 
     def _died_with_others(self, dead: Sequence[Child]) -> bool:
-        """Return True if other servers were killed just before, as with a node or by a machine that is shut down."""
+        """Return True if other servers were killed just before, such as by the shutdown of a node."""
         since, roles = self._died_together
         # One without a pid was lost before it had found a place.
         killed = all((child.code or 0) < 0 and (child.role not in roles or not child.pid) for child in dead)
         return killed and time.monotonic() < since + _TOGETHER
 
     def _start_servers(self, dead: Sequence[Child]) -> None:
-        """Start servers again, and nothing else: the orchestrator asks the others, or waits."""
+        """Restart only servers: the orchestrator uses the others, or waits."""
         names = {child.role for child in dead}
         if self._died_with_others(dead):
             self._died_together[1].update(names)
@@ -302,7 +302,7 @@ class Launch:
 
 
 def _is_done(child: Child) -> bool:
-    """Return True for a trainer that exited with 0: it has taken part in the run to its end."""
+    """Return True for a trainer that exited with 0, at the end of the run."""
     return child.role == TRAINER and child.code == 0
 
 

@@ -39,7 +39,7 @@ def run_split(config: RLConfig) -> int:
     """Start a process for each role, and return the orchestrator's exit code when they have ended.
 
     The roles read the resolved config from files of the launcher, so a restarted one reads the same. Raises UserError
-    if one can't be started, or dies in a way that the run does not survive.
+    if one can't be started, or its death ends the run.
     """
     folder, inference = config.output_dir, config.inference
     if holder(folder) is not None:

@@ -25,8 +25,8 @@ def server_roles(count: int) -> list[str]:
 def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> Placement:
     """Place the run's servers on the first GPUs, `each` on that many, and the trainer's ranks on the last.
 
-    One server and the trainer share a GPU if there are too few for all. No GPUs, no placement. UserError if ranks
-    would have to share one, which NCCL refuses, or if several servers or one of several GPUs had to share theirs.
+    One server and the trainer share a GPU if there are too few. Without GPUs it returns an empty placement. UserError
+    if ranks would have to share one, which NCCL refuses, or several servers, or a server of several GPUs.
     """
     wanted = servers * each
     if gpus and wanted > 1 and wanted + ranks > len(gpus):

@@ -1,7 +1,7 @@
-"""The trainer in other processes, as the orchestrator sees it: batches go there, versions of weights come back.
+"""The orchestrator's side of a trainer in other processes: sends batches, receives versions of weights.
 
-A thread gives each new version to the server while that samples: it takes the results in order, has the server
-take their weights, and asks it for the logprobs of the canary; the loop collects what it has done.
+A thread gives each new version to the server while that samples: it receives results in order, makes the server load
+their weights, and gets the logprobs of the canary; the loop collects finished versions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hone.trainer.token_stats import TokenStats
 LOOK = 0.02
 """Seconds between checks of another thread or process."""
 FAREWELL = 10.0
-"""Seconds that a trainer has to notice the session's end."""
+"""Seconds for a trainer to notice the session's end."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class _Closed(Exception):
 
 
 class RemoteTrainer(Updates):
-    """`Updates` by a trainer elsewhere; the first `take` gives the version that `session` begins with.
+    """`Updates` by a trainer in other processes; the first `take` returns the version that `session` begins with.
 
-    `alive` runs at every look while waiting, and may raise. So does the check of `saver.stop`: when the run has to end,
-    nothing more is published. After an error of the server nothing is published either, but later versions of the
-    trainer are still handed out. The trainer writes its part of the checkpoints that `saver` wants. A version with
-    `holds(version)` stays at the server until it is released, so that measurements are of that version alone.
+    `alive` runs at every check while waiting, and may raise, as the check of `saver.stop` does: when the run has to
+    end, nothing more is published. After an error of the server nothing is published either, but later versions of the
+    trainer are still returned. The trainer writes its part of the checkpoints that `saver` wants. A version with
+    `holds(version)` stays at the server until it is released, so that it alone is measured.
     """
 
     saver: Saver
@@ -79,12 +79,12 @@ class RemoteTrainer(Updates):
         self.max_steps, self.holds, self.alive = max_steps, holds, alive
         self.version = self._put = session.start
         self.retained: int | None = None
-        """The saved version, which keeps its weights for now."""
+        """The saved version: its weights must stay for now."""
         self.published: Published | None = None
         """The source of `version`."""
         self._released = session.start - 1
         self._served = session.start
-        """The version that the server has: what it mapped must not be written over."""
+        """The server's version: files that it has mapped must not be overwritten."""
         self._quiet = self._closed = self._ended = self._by_disk = False
         self._done: SimpleQueue[Published | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._publish_all, name="publisher", daemon=True)
@@ -127,7 +127,7 @@ class RemoteTrainer(Updates):
         return Update(result.metrics, weights, timings, tokens)
 
     def publish(self, version: int) -> Gap | None:
-        """Return the gap of the server that is furthest off; None without a server that can score given tokens."""
+        """Return the largest gap of a server; None if no server can score given tokens."""
         self._note_servers()
         published = self.published
         assert published is not None and published.result.version == version
@@ -197,7 +197,7 @@ class RemoteTrainer(Updates):
         self.transport.put(Order(version, "end", save=folder))
 
     def _collect(self) -> Published:
-        """Return the next version when it is published, or could not be."""
+        """Return the next version when its publication has ended or failed."""
         while True:
             try:
                 published = self._done.get(timeout=LOOK)

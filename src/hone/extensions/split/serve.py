@@ -1,8 +1,8 @@
-"""The trainer of a run in mode split: it takes batches from the transport, and publishes the weights they make.
+"""The trainer of a run in mode split: receives batches by the transport, and publishes new weights.
 
 A session of the orchestrator begins with the initial model, or a checkpoint; its weights are published, then new ones
-after every batch, each followed by a result that says so. An orchestrator that was started again opens another session.
-On several ranks rank 0 alone sees the transport, and the others do as it says.
+after every batch, each followed by a result. A restarted orchestrator opens another session. On several ranks only rank
+0 uses the transport; the others follow it.
 
     hone trainer @ train.toml
     torchrun --nproc-per-node 2 src/hone/extensions/split/serve.py @ train.toml
@@ -27,11 +27,11 @@ from hone.trainer.ranked import RankedTrainer
 from hone.trainer.token_stats import TokenStats
 
 SAY_AFTER = 60.0
-"""Seconds of waiting until a line says so, and again each time that they have doubled."""
+"""Seconds of waiting until a line is printed; then each time that they have doubled."""
 
 
 class TrainerLoop:
-    """Serves sessions until a run has come to its end. `trainer.start` makes the trainer of the initial model."""
+    """Serves sessions until a run has ended. `trainer.start` makes the trainer of the initial model."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TrainerLoop:
         transport.interrupt = self._look
 
     def serve(self, hello: Hello) -> int:
-        """Say hello, and take part in one session after the other; returns the version at the end of the run."""
+        """Write `hello`, and serve one session after the other; returns the version at the end of the run."""
         last = None
         try:
             self.transport.say_hello(hello)
@@ -81,7 +81,7 @@ class TrainerLoop:
         self.say(f"Session {session.id} of {session.output_dir}: at version {session.start}, from {source}")
 
     def _serve(self, session: Session) -> bool:
-        """Serve one session; return True if it came to its end, False if another one began."""
+        """Serve one session; return True if it ended, False if another one began."""
         self._publish(session, {}, {"train": 0.0, "wait": 0.0})
         while True:
             began, step = time.perf_counter(), self.trainer.version
@@ -137,7 +137,7 @@ class TrainerLoop:
     def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
         """Write the trainer's part of a checkpoint. Raises UserError if the disk does not take it.
 
-        False if the folder is gone: a restarted orchestrator tidies up before it opens its session.
+        Returns False if the folder is gone: a restarted orchestrator cleans up before its session.
         """
         began = time.perf_counter()
         try:

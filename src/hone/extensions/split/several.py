@@ -1,4 +1,4 @@
-"""RL in several processes: servers sample, the trainer trains, and this one draws, grades and hands on.
+"""RL in several processes: servers sample, the trainer trains, and this one draws, grades and sends batches.
 
 The steps are `hone.loops.steps`; the policy is behind servers, the trainer behind a folder.
 
@@ -131,7 +131,7 @@ class SeveralProcesses:
         return machines.carrier(server_roles(len(self.servers)), given_folder())
 
     def _reach(self, config: RLConfig, renderer: ChatRenderer) -> tuple[list[Server], set[int]]:
-        """Return the servers, and the numbers of absent ones: on other machines one server is enough."""
+        """Return the servers, and the numbers of absent ones: on other machines one running server is enough."""
         client, urls = config.orchestrator.client, config.server_urls
 
         def reached(url: str, patience: float) -> Server:
@@ -160,7 +160,7 @@ class SeveralProcesses:
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:
-    """Return the check while waiting for the trainer: UserError once that is gone, or was started anew."""
+    """Return the check to call while waiting for the trainer: UserError if it is gone or was restarted."""
     looked, missed = time.monotonic(), 0
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""Messages between the processes of a run in mode split, through a folder that all of them see. Needs no torch.
+"""Messages between the processes of a run in mode split, through a shared folder. Needs no torch.
 
     TRANSPORT/session.npz                             the session of now; its id names what belongs to it
     TRANSPORT/hello.npz                               the trainer of now
@@ -10,9 +10,9 @@
 
 Each message is a file in NumPy's `.npz` format, with checksums: its arrays, and the other fields as JSON. It has one
 writer and one reader, and appears whole, by a rename; nobody locks. On NFS a rename may be seen late, and a removed
-file may be seen for a while. So a reader lists the folder before it opens a file in it (which asks the server anew),
-and takes any error of the system, or a damaged file, for "not yet". Files are not flushed to the disk: the folder lives
-as long as the processes. The next session removes what a killed process leaves.
+file may be seen for a while. So a reader lists the folder before it opens a file in it (which refreshes NFS), and
+treats a system error or a damaged file as "not yet". Files are not flushed to the disk: the folder lives as long as the
+processes. The next session removes what a killed process leaves.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Record = TypeVar("Record", "Session", "Hello", "Order", "Result")
 SESSION, HELLO = "session.npz", "hello.npz"
 SPARE = "spare"
 PREFIX = "session-"
-"""Beginning of the names of a session's folders, which may be removed."""
+"""Prefix of a session's folders, which may be removed."""
 PATIENCE = 30.0
-"""Seconds that weights get to be seen here after their result."""
+"""Seconds for weights to appear here after their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
 """Seconds between checks: this share of the time waited so far, between shortest and longest."""
 _FACTS = "facts"
@@ -54,7 +54,7 @@ _FACTS = "facts"
 
 @dataclass(frozen=True)
 class Session:
-    """One process of the orchestrator, from the opening of the run to its end. A trainer that sees one begins anew.
+    """One process of the orchestrator, from the opening of the run to its end. A trainer starts over with a new one.
 
     `start` is the first version: of `checkpoint` (a folder with the trainer's part of it), or 0 for the initial model.
     `shared` are keys that both roles must have equal, with their values. `temperature` is the rollouts' temperature;
@@ -113,10 +113,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Result:
-    """Version `version` of the weights is there. The first of a session is of its `start`, with no metrics.
+    """Version `version` of the weights is written. The first of a session is of its `start`, without metrics.
 
-    `canary` are the logprobs of the session's canary tokens but the first, at its temperature. `seconds` by activity:
-    "train", "wait" (idle, before the order came), "publish", "save". `saved`: the order's `save` was done.
+    `canary` are the logprobs of the session's canary tokens except the first, at its temperature. `seconds` by
+    activity: "train", "wait" (idle, before the order came), "publish", "save". `saved`: the order's `save` was done.
     `arrays` are about the tokens of the step that made it (`TokenStats`), if they were recorded.
     """
 
@@ -170,7 +170,7 @@ class FileTransport:
                     remove(root / name)
 
     def hello(self, timeout: float | None = None) -> Hello | None:
-        """Return the trainer that lives; None if none does after `timeout` seconds (None: wait for ever)."""
+        """Return the running trainer; None if there is none after `timeout` seconds (None: wait forever)."""
 
         def look() -> Hello | None:
             hello = self._read(self.path / HELLO, Hello)
@@ -179,7 +179,7 @@ class FileTransport:
         return self._poll(look, timeout)
 
     def put(self, order: Order) -> float:
-        """Hand an order to the trainer; returns the seconds that it waited until there was room for the batch.
+        """Send an order to the trainer; returns the seconds that the batch waited for room.
 
         There is room if no batch waits, or if the waiting ones and this one have at most `max_tokens` tokens.
         """
@@ -199,7 +199,7 @@ class FileTransport:
         return waited
 
     def waiting(self) -> tuple[int, int]:
-        """Count the batches that the trainer has not taken yet, and their tokens."""
+        """Count the batches that the trainer has not received yet, and their tokens."""
         there = set(names(self._folder))
         self._put = {step: tokens for step, tokens in self._put.items() if self._order_file(step).name in there}
         return len(self._put), sum(self._put.values())
@@ -207,7 +207,7 @@ class FileTransport:
     def result(self, version: int, wait: bool = True) -> Result | None:
         """Take the trainer's result of `version`, after its weights; None without `wait` if it isn't there.
 
-        After an order to end comes another one of its version.
+        After an order to end there is another result of its version.
         """
 
         def look() -> Result | None:
@@ -257,9 +257,9 @@ class FileTransport:
             self._write(self.path / HELLO, hello)
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
-        """Return the session of now, if its id isn't `other_than`; None without `wait` if there is none.
+        """Return the current session, if its id isn't `other_than`; without `wait` None if there is none.
 
-        The trainer's other methods are about it from here on.
+        The trainer's other methods then use it.
         """
 
         def look() -> Session | None:
@@ -272,7 +272,7 @@ class FileTransport:
         return session
 
     def order(self, step: int) -> Order | None:
-        """Wait for the order at `step`, and take it away; None once there is another session."""
+        """Wait for the order at `step`, and remove it; None once there is another session."""
 
         def look() -> Order | bool | None:
             self._check_hello()
@@ -386,7 +386,7 @@ class FileTransport:
             raise UserError(f"another run has begun to use {self.path}: give each its own folder with --transport.path")
 
     def _check_hello(self) -> None:
-        """Say hello again if an older run removed it. Raises UserError if another trainer has said it."""
+        """Write our hello again if an older run removed it. Raises UserError if another trainer's is there."""
         if self._hello is None:
             return
         current = self._read(self.path / HELLO, Hello)
@@ -405,7 +405,7 @@ class FileTransport:
 
     @contextmanager
     def _explaining(self, may_be_over: bool = False) -> Iterator[None]:
-        """Put into words what the system refuses in this folder; with `may_be_over` only while the session goes on."""
+        """Explain system errors in this folder as UserError; with `may_be_over` only while the session lasts."""
         try:
             yield
         except Exception as error:
@@ -435,7 +435,7 @@ def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
 
 
 def _lives(hello: Hello) -> bool:
-    """Return True if its process lives, as far as this machine can see."""
+    """Return True unless this machine knows that the trainer's process has ended."""
     try:
         if hello.host == socket.gethostname():
             os.kill(hello.pid, 0)

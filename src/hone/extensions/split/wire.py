@@ -1,4 +1,4 @@
-"""The sequences of a train step as flat arrays, which any transport can carry, and back again, bit for bit."""
+"""Converts the sequences of a train step to flat arrays for transports, and back, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMN = "column/"
 
 
 def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
-    """Lay a batch's S sequences of N tokens in all end to end.
+    """Lay a batch's S sequences, of N tokens in total, end to end.
 
     `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
     `logprobs` float32, each `[N]`; without `logprobs` if the sequences have none. If tokens have separate advantages,

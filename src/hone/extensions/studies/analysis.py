@@ -17,7 +17,7 @@ from hone import rng
 from hone.evaluation.intervals import Interval
 
 ALPHA, POWER = 0.05, 0.8
-"""Chance of a false verdict in the whole study, and of seeing an effect that is there."""
+"""Chance of a false verdict in the whole study, and of finding a real effect."""
 DRAWS = 4000
 """Number of simulated studies to compute the power."""
 

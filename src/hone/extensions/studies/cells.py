@@ -23,12 +23,12 @@ from hone.runs.provenance import NUMERICS
 
 CONFIGS: dict[str, type[SFTConfig] | type[RLConfig]] = {"sft": SFTConfig, "rl": RLConfig}
 OWN = ("seed", "threads", "output_dir", "display", "resume", "detach", "budget")
-"""Settings of a stage that are the study's to decide."""
+"""Settings of a stage that the study decides."""
 NEUTRAL: dict[str, Any] = {"output_dir": Path("outputs"), "display": "plain", "resume": None, "budget": None}
 NEUTRAL |= {"detach": False}
 """Their values, which override a stage's file; each run's folder is set when it starts."""
 MODEL = {"model", "model.name"}
-"""Keys that say which model a stage begins with."""
+"""Keys for the model that a stage begins with."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _held_out(env: EnvConfig) -> EnvConfig:
 
 
 def runs_of(stage: Stage | None) -> Iterator[Stage]:
-    """Yield a stage and those before it, the first first."""
+    """Yield the earlier stages and this one, in order."""
     if stage is not None:
         yield from runs_of(stage.after)
         yield stage

@@ -33,7 +33,7 @@ class CellConfig(BaseConfig):
     rl: dict[str, Any] = {}
     """Settings of RL; `max_steps = 0` leaves the stage out."""
     eval_args: dict[str, Any] = {}
-    """Arguments of the evaluation's task that this cell has beside `eval.env.args`, such as its system prompt."""
+    """Arguments of the evaluation's task for this cell, added to `eval.env.args`, such as a system prompt."""
 
     @field_validator("name")
     @classmethod
@@ -53,7 +53,7 @@ class GridConfig(BaseConfig):
 
 
 class StudyEvalConfig(BaseConfig):
-    """The evaluation that is common to all cells, but for their `eval_args`: held-out examples, the same for each."""
+    """The evaluation, equal for all cells except their `eval_args`, on the same held-out examples."""
 
     env: Annotated[EnvConfig | None, Meta("evaluation")] = None
     """The task; by default RL's, or without RL the task of SFT's demonstrations."""
@@ -68,40 +68,40 @@ class StudyEvalConfig(BaseConfig):
     metric: Annotated[Literal["reward", "correct"], Meta("evaluation")] = "reward"
     """Measure to compare cells by."""
     lenient: bool = False
-    """Also read what is not right leniently, as `hone report` does: how much of each difference is format."""
+    """Also read incorrect completions leniently, as `hone report`: how much of each difference is format."""
     precision: Precision = DEFAULT_PRECISION
-    """As in training; the same for all cells, whatever they were trained in."""
+    """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`, for all cells."""
     grading: GradingConfig = GradingConfig()
     """Execution of reward functions."""
 
 
 class StudyBudgetConfig(BaseConfig):
-    """When to begin no further run."""
+    """Limit for starting further runs."""
 
     bare = "hours"
 
     hours: Annotated[float, Meta("machine")] = Field(gt=0)
-    """Hours by the clock, of this command. Running ones are finished."""
+    """Wall-clock hours of this command. Started runs are finished."""
 
 
 class StudyConfig(BaseConfig):
     """Train a grid or list of variants over seeds, evaluate all alike, and test each difference from a baseline.
 
-    The same command goes on with a study that was stopped: what is done is not done again.
+    The same command continues a stopped study; finished runs are not repeated.
     """
 
     headings = "Study; Evaluation; Machine"
 
     sft: Annotated[StageConfig | None, Meta("study")] = None
-    """First stage of each cell. Cells with the same settings of it share its runs."""
+    """First stage of each cell. Cells with equal settings of it share its runs."""
     rl: Annotated[StageConfig | None, Meta("study")] = None
-    """Second stage of each cell; it begins with the first one's weights, if there is one."""
+    """Second stage of each cell; it starts from the first stage's weights, if there is one."""
     model: Annotated[str | None, Meta("study", 1)] = None
     """Model of the first stage; by default as in its file."""
     grid: Annotated[GridConfig, Meta("study")] = GridConfig()
     """Each combination of these values is a cell: `[grid.rl.trainer.optim]`, `lr = [1e-4, 3e-4]`."""
     cells: Annotated[list[CellConfig], Meta("study")] = []
-    """Cells one by one, instead of a grid."""
+    """List of cells, instead of a grid."""
     baseline: Annotated[str | None, Meta("study")] = None
     """Name of the cell that the others are compared with; by default the first."""
     seeds: Annotated[int, Meta("study")] = Field(default=3, ge=1)
@@ -109,11 +109,11 @@ class StudyConfig(BaseConfig):
     eval: StudyEvalConfig = StudyEvalConfig()
     """The evaluation of all cells."""
     jobs: Annotated[int | None, Meta("machine")] = Field(default=None, ge=1)
-    """Runs side by side; by default as many as the cores allow, and 1 on a GPU."""
+    """Number of simultaneous runs; by default as many as the cores allow, or 1 on a GPU."""
     threads: Annotated[int, Meta("machine")] = Field(default=1, ge=1)
     """CPU threads of each run."""
     budget: StudyBudgetConfig | None = None
-    """When to begin no further run."""
+    """Limit for starting further runs."""
     output_dir: Annotated[Path, Meta("study", 1)] = Path("outputs/study")
     """Folder of the runs and the results: study.html, study.md, results.csv, figures."""
 

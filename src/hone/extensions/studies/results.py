@@ -129,9 +129,9 @@ def _seed_result(
 
 
 def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) -> float | None:
-    """Return the share of an evaluation's completions that are right, read leniently; None if not all were read.
+    """Return the share of right completions in an evaluation by lenient reading; None if not all were read.
 
-    The evaluation's card stores the result. Without `reads`, no more is read than the card has.
+    The evaluation's card stores the result. Without `reads`, only a stored result is used.
     """
     from hone.extensions.viewer.card.facts import facts_of
     from hone.extensions.viewer.card.files import stored, write_card

@@ -133,7 +133,7 @@ class Runner:
         self._began = time.monotonic()
 
     def run(self) -> None:
-        """Run all tasks that are left. If it ends early, by Ctrl-C too, it ends the running ones."""
+        """Run all remaining tasks. If it ends early, also by Ctrl-C, it ends running ones."""
         outcome = self.outcome
         if outcome.done and self._waiting:
             self.say(f"{len(outcome.done)} of {len(self.tasks)} runs are done already.")
@@ -214,7 +214,7 @@ class Runner:
         self.say(f"{task.title}: FAILED, {problem}")
 
     def _left(self) -> str:
-        """Estimate the time left, by the mean time of such tasks; "" if that is unknown."""
+        """Estimate the time left, by the mean time of tasks of each kind; "" if that is unknown."""
         took: dict[str, list[float]] = {}
         for line in read_lines(self.study.output_dir / SECONDS):
             took.setdefault(line["kind"], []).append(line["seconds"])

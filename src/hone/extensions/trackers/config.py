@@ -17,7 +17,7 @@ class TrackerConfig(BaseConfig):
     group: str | None = None
     """Group of runs that belong together."""
     samples: int = Field(default=8, ge=0)
-    """Completions a table of them has; 0 sends none."""
+    """Number of completions in a table of samples; 0 sends none."""
     samples_interval: int = Field(default=25, ge=1)
     """Steps between tables of completions."""
 
@@ -26,9 +26,9 @@ class WandbConfig(TrackerConfig):
     """Weights & Biases. Any of these flags turns it on."""
 
     project: Annotated[str | None, Meta("watching", -1)] = None
-    """W&B project; by default what WANDB_PROJECT says, else `hone`."""
+    """W&B project; by default WANDB_PROJECT, else `hone`."""
     entity: str | None = None
-    """User or team; by default what WANDB_ENTITY says, else the login's."""
+    """User or team; by default WANDB_ENTITY, else the login's."""
     tags: list[str] = []
     """Tags of the W&B run."""
     mode: Literal["online", "offline", "disabled"] | None = None

@@ -1,7 +1,7 @@
 """Monitors: services that follow a run besides its own files, Weights & Biases and Trackio.
 
 A service's client lives in a separate process (`trackers.py`), which reads the run's files. So a client that raises,
-hangs, prints, or reads the network costs the run neither a byte nor a second.
+hangs, prints or reads the network doesn't affect the run.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Monitors(Observer):
         self._report()
 
     def at_end(self, status: str) -> None:
-        """Wait until they have sent what they have, `FINISH_SECONDS` at most."""
+        """Wait until they have sent everything, at most `FINISH_SECONDS`."""
         late = f"not done {FINISH_SECONDS:.0f} s after the end of the run"
         try:
             wait_all(list(self._processes.values()), FINISH_SECONDS)
@@ -98,7 +98,7 @@ class Monitors(Observer):
             self._fail(name, late)
 
     def _report(self) -> None:
-        """Show what the processes print, and which of them failed: the last line of those is the cause."""
+        """Show output of the processes, and which failed: their last line is the cause."""
         for name, process in list(self._processes.items()):
             code = process.poll()
             lines = (process.stdout.read() or b"").decode(errors="replace").splitlines()

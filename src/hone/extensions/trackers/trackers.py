@@ -52,7 +52,7 @@ class Tracker:
 class Wandb(Tracker):
     """Weights & Biases. Its files lie in `wandb/` inside the run directory.
 
-    The axis is hone's own step: the client's only grows, and a resume takes some steps again.
+    The axis is hone's step: the client's only grows, but a resume repeats some steps.
     """
 
     name = "wandb"
@@ -159,7 +159,7 @@ def _conversation(messages: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the text; only beginning and end of a long one."""
+    """Return the text; of a long one only beginning and end."""
     if len(text) <= TEXT:
         return text
     half = TEXT // 2

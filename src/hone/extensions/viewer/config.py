@@ -22,17 +22,17 @@ class ViewConfig(BaseConfig):
 
 
 class ReportConfig(ExecutedRun):
-    """Write the card of a run, or of an evaluation: its settings, its results, and how sure these are.
+    """Write the card of a run or an evaluation: settings, results and their uncertainty.
 
     Two files in its directory: report.html and report.json. A running or killed run has one, too.
     """
 
     output: Path | None = None
-    """Write the files into this folder instead, such as for a run that can't be written."""
+    """Write the files into this folder instead."""
     lenient: bool = True
-    """Also read completions that are not correct leniently, by the task's grader; `--no-lenient` does not."""
+    """Also read incorrect completions leniently, by the task's grader."""
     seconds: float = Field(default=60.0, gt=0)
-    """Time limit of that grading; examples that were not read by then are left out, and counted."""
+    """Time limit of that grading, in seconds; examples not read by then are left out, and counted."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the facts as JSON, and write no file."""
     grading: GradingConfig = GradingConfig()

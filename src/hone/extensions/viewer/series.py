@@ -14,7 +14,7 @@ import numpy as np
 from hone.runs.view import RunView
 
 POINTS = 2000
-"""Most rows that are drawn all; of more, only the extremes of each metric."""
+"""Most rows to draw completely; of more, only the extremes of each metric."""
 
 
 class Series:
@@ -75,8 +75,8 @@ def axes(series: Series) -> dict[str, np.ndarray]:
 
 
 def extremes(values: np.ndarray, points: int) -> np.ndarray:
-    """Return ascending indices of at most `points` values that draw like all: the lowest and the highest of each
-    stretch, the first and the last. NaN are left out.
+    """Return ascending indices of at most `points` values that look like all when drawn: the extremes of each part, the
+    first and the last. NaN are left out.
     """
     known = np.flatnonzero(~np.isnan(values))
     if len(known) <= points:

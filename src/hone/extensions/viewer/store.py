@@ -150,7 +150,7 @@ class Store:
         return Hits(len(steps), shown, found, [*skipped, *gone])
 
     def at(self, steps: np.ndarray, rows: np.ndarray) -> tuple[list[Row], list[str]]:
-        """Return the completions at these places, and sentences about missing ones."""
+        """Return the completions of these steps and rows, and sentences about missing ones."""
         places = list(zip(steps.tolist(), rows.tolist(), strict=True))
         found: dict[tuple[int, int], Row] = {}
         gone = []

@@ -66,7 +66,7 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a completion from the first sampled one on: pieces of text, and values for each piece or NaN.
+    """The tokens of a completion from the first sampled one on: pieces of text, each with values or NaN.
 
     `prompt` is the text before it, with the template and the tools. If several tokens are one character, their logprobs
     and gaps are added, and the largest entropy counts. `missing` has the reason for each quantity without values.
@@ -116,12 +116,14 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
     """Read the tokens of a completion (a row of `Store.sample`). Raises UserError if its columns don't match."""
     ids, mask, logprobs = (np.asarray(row[name] or ()) for name in ("token_ids", "sampled_mask", "logprobs"))
     if not len(ids) == len(mask) == len(logprobs):
-        raise UserError("tokens are not coloured: the row has not as many logprobs as tokens")
+        raise UserError("tokens are not coloured: the row has another number of logprobs than tokens; restore its file")
     mask = mask.astype(bool)
     advantage: Any = row.get("advantage") or 0.0
     if (calls := row.get("call_advantages")) is not None:
         if len(calls) != np.count_nonzero(np.diff(mask, prepend=False) & mask):
-            raise UserError("tokens are not coloured: the row has not as many advantages as calls")
+            raise UserError(
+                "tokens are not coloured: the row has another number of advantages than calls; restore its file"
+            )
         advantage = token_advantages(calls, mask)
     first = int(mask.argmax()) if mask.any() else len(ids)
     prompt = "".join(piece.text for piece in vocabulary.pieces(ids[:first].tolist()))
@@ -198,7 +200,7 @@ def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[lis
             made.append((turn, _coloured(tokens, runs[turn.policy], each, color)))
         else:
             made.append((turn, plain(turn.text, each)))
-    return made, "" if fits or tokens is None else "tokens are not coloured: its turns are not those that were sampled"
+    return made, "" if fits or tokens is None else "tokens are not coloured: the turns differ from those sampled"
 
 
 def _coloured(tokens: Tokens, which: range, limit: int, color: str) -> Text:

@@ -1,4 +1,4 @@
-"""Keys of samplers that are for vLLM alone."""
+"""Keys of samplers for vLLM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hone.config.base import BaseConfig, Meta
 from hone.errors import UserError
 
 GPU_GIB = 8.0
-"""GiB for keys and values of a vLLM on the trainer's GPU, by default. In bf16 75k tokens of Qwen3-0.6B."""
+"""Default GiB for keys and values of vLLM on the trainer's GPU: in bf16 75k tokens of Qwen3-0.6B."""
 
 
 class EngineKeys(BaseConfig):
@@ -24,7 +24,7 @@ class EngineKeys(BaseConfig):
     tensor_parallel: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=64)
     """GPUs that each vLLM is spread over."""
     max_lora_rank: int | None = Field(default=None, ge=1, le=512)
-    """vLLM multiplies with adapters of up to this rank, and is given the adapter alone; by default merged weights."""
+    """Send only adapters to vLLM, of up to this rank; by default it gets merged weights."""
     vllm_python: Annotated[Path | None, Meta(decides="nothing")] = None
     """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 

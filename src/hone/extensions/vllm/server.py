@@ -58,18 +58,17 @@ class VllmServer:
             client = OpenAI(base_url=server.url, api_key="none")
             server.update(Path("spool/step_151"), 151)
 
-    Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. vLLM's lines go to
-    `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`); `threads` (on a CPU) None is 1 for a
-    small model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are taken from
-    under `weights_root` and `memory` only, and without the first not at all. Without an `api_key` it answers programs
-    of this machine only. `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a trainer's GPU
-    (`shares_gpu`), else what the model leaves of 0.9 of the GPU; `more_room` is what the user can do where that is too
-    little. On a GPU, `max_model_len` is by default what the model allows and `kv_gib` has room for. With
-    `max_lora_rank`, `update` takes the adapter (of up to that rank) in the folder named so in `path`, and `model` stays
-    as it is. `tensor_parallel` GPUs share the model. `progress` gets a line when the start begins and every 10 s while
-    it lasts.
+    Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. vLLM's lines go to `log`.
+    `port` None takes a free one; `python` None finds a vLLM (`find_vllm`); `threads` (on a CPU) None is 1 for a small
+    model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are only loaded from
+    below `weights_root` and `memory`; without the first, never. Without an `api_key` it answers programs of this
+    machine only. `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a trainer's GPU (`shares_gpu`),
+    else the rest of 0.9 of the GPU; `more_room` is a remedy if that is too little. On a GPU, `max_model_len` is by
+    default the model's limit, or less if `kv_gib` is too small. With `max_lora_rank`, `update` loads only the adapter
+    (of up to that rank) in the folder `adapter` of `path`. `tensor_parallel` GPUs share the model. `progress` gets a
+    line when the start begins and every 10 s while it lasts.
 
-    UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
+    Entering raises UserError if vLLM is not installed, or does not start, with the last lines of its log.
     """
 
     model: str | Path

@@ -28,12 +28,12 @@ def run(config: DoctorConfig) -> int:
 
 
 def run_without_config(argv: list[str]) -> int:
-    """Do the same where the packages that read a config are missing, which is then among the findings."""
+    """Do the same if packages for reading a config are missing, which is then a finding."""
     return report(Subject("--offline" in argv), "--json" in argv)
 
 
 def report(subject: Subject, as_json: bool) -> int:
-    """Look, print, and return the exit code. Output of libraries and tasks goes to standard error."""
+    """Check, print, and return the exit code. Output of libraries and tasks goes to standard error."""
     with contextlib.redirect_stdout(sys.stderr):
         findings = diagnose(subject)
     following = "make quickstart" if Path("Makefile").is_file() else "hone plan @ FILE.toml"

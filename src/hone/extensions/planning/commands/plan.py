@@ -1,4 +1,4 @@
-"""`hone plan @ config`: what a run will do, take and cost. Exit code 1 if it doesn't fit into memory."""
+"""`hone plan @ config`: steps, memory, time and cost of a run. Exit code 1 if it doesn't fit into memory."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run(config: PlanConfig) -> int:
 
 
 def _refused(plan: Plan) -> str:
-    """Return why the run can't start, but for memory; "" if it can."""
+    """Return why the run can't start, memory aside; "" if it can."""
     settings, shape, facts = plan.config, plan.shape, plan.facts
     lora, longest = settings.model.lora, max(facts.prompts, default=0)
     if shape and lora and lora.base == "4bit" and any(size % 2 for _, size in shape.linear_shapes):

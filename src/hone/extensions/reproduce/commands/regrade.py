@@ -1,4 +1,4 @@
-"""`hone regrade RUN`: grade the recorded completions with another grader, and see where the reward went.
+"""`hone regrade RUN`: grade the recorded completions with another grader, to explain a change of reward.
 
 hone regrade outputs --env my-task
 hone regrade outputs --env.args.reads 20
@@ -35,9 +35,9 @@ from hone.runs.outputs import check_target, holder
 from hone.runs.summary import refuse_interrupted, status_of
 
 SHOWN = 3
-"""Completions about which the graders disagree that are shown."""
+"""Number of completions to show about which graders disagree."""
 LONGEST = 400
-"""Most characters of one of them that are shown."""
+"""Most characters to show of each."""
 
 
 def run(config: RegradeConfig) -> int:
@@ -78,7 +78,7 @@ class Graders:
     new: Grader
     graded_by: str
     name: str = ""
-    """The task's, of a run of several."""
+    """Name of the task, if the run has several."""
 
     @property
     def same(self) -> bool:
@@ -145,7 +145,7 @@ class Regrading:
             print(f"\nTo see what else the recorded grader loses:\n  {audit}")
 
     def _check_lines(self) -> list[str]:
-        """Say if the run's own task gives what was recorded, and what can't be graded exactly."""
+        """Say if the run's own task gives the recorded scores, and what can't be graded exactly."""
         lines, regraded = [], self.regraded
         if self.graders.missing:
             lines.append(f"none, for the run's own task can't be loaded: {self.graders.missing}")
@@ -163,7 +163,7 @@ class Regrading:
 
 
 def regrade_run(config: RegradeConfig) -> Regrading:
-    """Grade the run's completions again. Raises UserError if there is nothing to grade, or nothing to grade with."""
+    """Grade the run's completions again. Raises UserError without completions, or without a grader."""
     run = Run(find_run(config.run))
     refuse_interrupted(run.path)
     if (kind := run.info["kind"]) != "rl":
@@ -217,8 +217,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
         return Graders(task, original, missing, original, describe(task.id, task.args), name)
     if unknown := (asked.template or {}).keys() - {"answer", "info"}:
         raise UserError(
-            f"env.template makes {sorted(unknown)[0]!r}, but recorded completions have a prompt: it may make "
-            "answer and info"
+            f"env.template sets {sorted(unknown)[0]!r}, but the recorded prompt stays: it may set only answer and info"
         )
     env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
     template = None if asked.template is None else Template(asked.template, "env.template")

@@ -1,4 +1,4 @@
-"""`hone replay RUN`: retrain from the recorded rollouts, and see whether the same weights come out.
+"""`hone replay RUN`: retrain from the recorded rollouts, and check that the weights are equal.
 
 hone replay outputs
 hone replay outputs --output-dir version_40
@@ -70,7 +70,7 @@ def replay_run(recorded: Run, config: ReplayConfig) -> int:
 
 
 def span(recorded: Run, rebuilt: Rebuilt) -> tuple[int, int]:
-    """Return (version to begin with, version to reach). Raises UserError if there is no way from one to the other."""
+    """Return (first version, version to reach). Raises UserError if the steps between are not recorded."""
     path, updates = recorded.path, rebuilt.records.updates
     if not updates:
         raise UserError(f"{path} has not recorded a single step, so there is nothing to replay")

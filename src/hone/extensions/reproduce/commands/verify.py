@@ -31,7 +31,7 @@ from hone.runs.summary import status_of
 from hone.trainer.fingerprint import fingerprint
 
 SHOWN = 12
-"""Damaged files, and differences between machines, that are listed; the certificate has all."""
+"""Most damaged files, and differences between machines, to list; the certificate has all."""
 
 
 def run(config: VerifyConfig) -> int:
@@ -87,7 +87,7 @@ def verify(recorded: Run, config: VerifyConfig) -> int:
 
 
 def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification: Verification) -> None:
-    """Execute randomly chosen steps again, as far as they can be, and set the verdict."""
+    """Execute randomly chosen steps again, if possible, and set the verdict."""
     notes = verification.notes
     evaluated, unhashed = _last_evaluation(recorded, rebuilt), unhashed_steps(verification.checked)
     taken = sorted({*rebuilt.records.updates, *unhashed} - {rebuilt.records.last_evaluation})
@@ -152,7 +152,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
 
 
 def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
-    """Return the version of the run's last evaluation, if it has one, or should have, and it can be reached."""
+    """Return the version of the run's last evaluation, if there is or should be one, and it can be reached."""
     updates = rebuilt.records.updates
     if not (rebuilt.resamples and rebuilt.evaluates):
         return None

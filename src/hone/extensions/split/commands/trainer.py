@@ -1,4 +1,4 @@
-"""`hone trainer`: the trainer's part of a run in mode split. It waits for the orchestrator, and trains as it says.
+"""`hone trainer`: the trainer's part of a run in mode split. It waits for the orchestrator's orders.
 
 hone trainer @ train.toml
 torchrun --nproc-per-node 2 src/hone/extensions/split/serve.py @ train.toml
@@ -107,7 +107,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     del model
 
     def make(temperature: float, lag: int, rollouts: int, advantage: dict[str, Any]) -> Trainer:
-        """Make the trainer of a session, which knows what a trainer's own file need not: rollouts and advantages."""
+        """Make the trainer of a session, which has settings that a trainer's file may lack: rollouts and advantages."""
         values = {"sampling.temperature": temperature, "max_async_level": lag, "rollouts_per_example": rollouts}
         values |= {"advantage": AdvantageConfig(**advantage)}
         session_config = changed(config, {f"orchestrator.{name}": value for name, value in values.items()})

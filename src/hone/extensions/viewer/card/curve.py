@@ -14,9 +14,9 @@ from markupsafe import Markup
 from hone.extensions.viewer.series import extremes
 
 MOST = 600
-"""Most points of a line; of longer ones the extremes of each stretch, so that no spike is lost."""
+"""Most points of a line; longer ones show the extremes of each part, so that no spike is lost."""
 WIDTHS = {"wide": 720, "narrow": 360}
-"""For pages and for telephones, where letters would be too small else; hone.css shows one of the two."""
+"""For pages, and for phones, where letters would otherwise be too small; hone.css shows one of the two."""
 _LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 46, 14, 12, 30, 270
 Lines = Sequence[Mapping[str, Any]]
 

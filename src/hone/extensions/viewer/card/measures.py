@@ -134,7 +134,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Change:
-    """A mean before and after, and the difference, over `examples` measured both times; `moved` of them changed."""
+    """A mean before and after, and the difference, over `examples` measured both times; `moved` counts changed ones."""
 
     before: Level
     after: Level

@@ -25,7 +25,7 @@ ADAPTER = "adapter"
 KEY = os.environ.get("VLLM_API_KEY")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
-"""Paths that need no key, and answer while the model is half new. vLLM wants the key under some paths only."""
+"""Paths that need no key, and answer while the model is partly updated. vLLM wants the key under some paths only."""
 
 
 class WorkerExtension:
@@ -46,10 +46,9 @@ class WorkerExtension:
 
 class UpdateWeights:
     """Answers `POST /update_weights` as hone's server does; `GET /v1/models` also has the weights' version and folder,
-    and a name for this process.
-    `POST /sleep` frees the GPU until the next update.
-    Lets nobody in without the key; if there is none, only programs of this machine. An update that fails while weights
-    are being written leaves the model half new: the server then answers no requests (503) until an update succeeds.
+    and a name for this process. `POST /sleep` frees the GPU until the next update. Requires the key; without one,
+    serves only programs of this machine. An update that fails while weights are being written leaves the model partly
+    updated: the server then refuses requests (503) until an update succeeds.
     """
 
     def __init__(self, app: Any) -> None:
