@@ -75,8 +75,7 @@ class Machine:
 def resolve(config: Config, machine: Machine) -> Config:
     """Return the config with all settings that are left to the machine; the run then keeps them.
 
-    A resumed run keeps what it began with; a setting that its config.toml leaves open, of an older hone, stays open.
-    Warns if a train step does not fit. Every process of a run calls this once, at its start.
+    A resumed run keeps its settings, also those that an older hone left unset. Warns if a train step does not fit.
     """
     model, device, ranks = machine.model, machine.device, machine.ranks
     if machine.trainer is not None:

@@ -121,10 +121,7 @@ def with_precision(config: Config, device: str) -> Config:
 
 
 def versions_in_memory(config: RLConfig) -> int:
-    """Return how many versions of the weights are in shared memory at a time, if the run starts its server.
-
-    The server holds one, one is being written, rollouts may lag by some, and a checkpoint may still copy one.
-    """
+    """Return how many versions of the weights memory holds: the server's, the next, a lag's, one being checkpointed."""
     return 2 + config.orchestrator.lag + (config.ckpt is not None)
 
 

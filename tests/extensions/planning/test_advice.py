@@ -152,7 +152,10 @@ def test_remedies_bring_a_run_under_the_limit() -> None:
 
 
 def test_the_start_leaves_a_step_that_does_not_fit_to_the_warning_before() -> None:
-    for flags, gib, phase, said in (("--inference.kv-gib 0.5", 7, "training", False), ("--inference.kv-gib 20", 17, "sampling", True)):
+    for flags, gib, phase, said in (
+        ("--inference.kv-gib 0.5", 7, "training", False),
+        ("--inference.kv-gib 20", 17, "sampling", True),
+    ):
         found = plan(
             *EVAL, *flags.split(), facts=Facts(), shape=KNOWN["qwen3-0.6b"], device=replace(CPU, memory=gib * GIB)
         )
