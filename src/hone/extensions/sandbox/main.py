@@ -151,8 +151,8 @@ def _main():
     builtins.exit = builtins.quit = sys.exit
     main = sys.modules["__main__"].__dict__
     run = _run
-    for function in ("_prepare", "_limit", "_supervise", "_show", "_run", "_main"):
-        del main[function]
+    for each in ("_prepare", "_limit", "_supervise", "_show", "_run", "_main"):
+        del main[each]
     main.update(__file__=name, __doc__=None)
     code = run(text, name, given["no_memory"], main)
     if code:
