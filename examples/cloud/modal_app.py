@@ -19,7 +19,7 @@ app = modal.App("hone")
 image = modal.Image.debian_slim(python_version="3.12").apt_install("build-essential")  # a C compiler, for Triton
 image = image.env({"HF_HOME": str(OUTPUTS / ".huggingface")})
 if modal.is_local():
-    wheel = next(Path("dist").glob("*.whl"), Path("dist/of-make-wheel.whl"))
+    wheel = next(Path("dist").glob("*.whl"), None) or exit("There is no wheel in dist: run make wheel first.")
     for file in (wheel, Path("constraints.txt")):
         image = image.add_local_file(file, f"/hone/{file.name}", copy=True)
     image = image.run_commands(f"pip install -c /hone/constraints.txt /hone/{wheel.name}")
