@@ -68,11 +68,10 @@ sys.exit(call("sft", [*words, "sft", *sft], "hone sft") or call("rl", [*words, "
 
 def without(folder: Path, *names: str) -> dict[str, str]:
     """Copy hone without these extensions; return the environment of a process that imports it."""
-    shutil.copytree(SOURCE, folder / "hone", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE, folder / "hone")
     for name in names:
         shutil.rmtree(folder / "hone" / "extensions" / name)
-    path = os.pathsep.join(map(str, (folder, ROOT / "environments")))
-    return os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT / "environments")))}
 
 
 def commands_in(env: Mapping[str, str], folder: Path) -> list[str]:
