@@ -9,6 +9,8 @@ def test_keys_are_stable_across_versions():
     assert rng.key(0, "sample", 3, 1, 2) == 83186155002371400
     assert rng.uniforms(np.array([1], dtype=np.uint64), 0, 2)[0].tolist() == [0.5665615751722809, 0.7457817572627011]
     assert rng.stream(0, "order").integers(0, 1000, 4).tolist() == [702, 50, 92, 391]
+    known = np.random.Generator(np.random.Philox(key=rng.key(3, "x")))
+    assert rng.stream(3, "x").random(99).tolist() == known.random(99).tolist()
 
 
 def test_streams_differ_by_every_part_of_their_name():

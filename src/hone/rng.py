@@ -19,9 +19,19 @@ def key(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(repr((seed, *names)).encode(), digest_size=8).digest(), "little")
 
 
+class _Key(np.random.SeedSequence):
+    """A key as the seed of Philox: `Philox(key=…)` gives the same numbers, but gathers entropy, 15 µs for nothing."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def generate_state(self, n_words: int, dtype: type = np.uint32) -> np.ndarray:
+        return np.array([self.value, 0], dtype=np.uint64)
+
+
 def stream(seed: int, *names: str | int) -> np.random.Generator:
     """Return a numpy generator (Philox) for the stream named (seed, *names)."""
-    return np.random.Generator(np.random.Philox(key=key(seed, *names)))
+    return np.random.Generator(np.random.Philox(_Key(key(seed, *names))))
 
 
 def uniforms(keys_B: np.ndarray, start: int, count: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hone import digests
-from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
+from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Measured, Rubric, Sample, is_async
 from hone.environments.services import Service
@@ -350,9 +350,10 @@ class Environment:
         if answer is None and self.needs_answer:
             raise bad_column(where, row, "answer")
         content = [self._messages(prompt, where), "" if answer is None else str(answer), _info(columns, where)]
-        if not is_text(content):
-            raise UserError(f"{where}: {HALF_A_PAIR}")
-        return Example(*content)
+        try:
+            return Example(*content, id=content_hash(content, "strict"))
+        except UnicodeEncodeError:
+            raise UserError(f"{where}: {HALF_A_PAIR}") from None
 
     def grade(self, example: Example, completion: Completion, seed: int = 0) -> Score:
         """Grade a completion: its text, its messages (with or without the prompt before them), or a rollout.
