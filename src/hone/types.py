@@ -45,12 +45,10 @@ class Outcome(StrEnum):
         return self in (Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT)
 
 
-_CANONICAL = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
-
-
 def content_hash(value: Any, errors: str = "surrogatepass") -> str:
     """Return the first 16 hex digits of the SHA-256 of `value` as canonical JSON, encoded with this error handler."""
-    return hashlib.sha256(_CANONICAL.encode(value).encode("utf-8", errors)).hexdigest()[:16]
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode("utf-8", errors)).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

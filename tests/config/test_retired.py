@@ -16,10 +16,7 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.extensions.planning.config import PlanConfig
-from hone.extensions.reproduce.config import RegradeConfig, ReplayConfig
 from hone.extensions.server.config import ServeConfig
-from hone.extensions.studies.config import StudyConfig
-from hone.extensions.viewer.config import ViewConfig
 from hone.runs.settings import changes, flat, read_toml, run_toml
 
 OVERLAP = "orchestrator.grading.overlap"
@@ -28,18 +25,10 @@ KEYS = [
     (SFTConfig, "push_to_hub", 'push_to_hub = "None"\ndata.name = "x"', '[push_to_hub]\nrepo = "me/model"'),
     (RLConfig, "orchestrator.refill.cut", "orchestrator.refill.cut = 0.0", "orchestrator.refill.cut = 0.25"),
     (RLConfig, OVERLAP, f"{OVERLAP} = false", f'{OVERLAP} = "late"'),
-    (PlanConfig, "plan.gbit", "gbit = 10.0", "gbit = 100"),
-    (ViewConfig, "view.chat", "chat = []", 'chat = ["http://localhost:8000/v1"]'),
-    (ViewConfig, "view.api_key_var", 'api_key_var = "None"', 'api_key_var = "KEY"'),
     (RLConfig, "trainer.loss.tau_positive", "trainer.loss.tau_positive = 1.0", "trainer.loss.tau_positive = 2.0"),
     (RLConfig, "trainer.loss.tau_negative", "trainer.loss.tau_negative = 1.05", "trainer.loss.tau_negative = 3"),
     (ServeConfig, "serve.prefill_tokens", "prefill_tokens = 2048", "prefill_tokens = 512"),
     (ServeConfig, "serve.prefix_gib", "prefix_gib = 0.5", "prefix_gib = 0"),
-    (RegradeConfig, "regrade.check", "check = 256", "check = 0"),
-    (RegradeConfig, "regrade.every", "every = 1", "every = 2"),
-    (ReplayConfig, "replay.to_step", 'to_step = "None"', "to_step = 40"),
-    (StudyConfig, "study.first_seed", 'first_seed = 0\nrl.file = "a.toml"\n[[cells]]\nname = "a"', "first_seed = 3"),
-    (StudyConfig, "study.x", 'x = "None"\nrl.file = "a.toml"\n[[cells]]\nname = "a"', 'x = "rl.max_steps"'),
 ]
 """(config, key of RETIRED, lines of a file that are dropped, lines that are refused)."""
 FLAGS = [

@@ -17,7 +17,6 @@ class Retired(NamedTuple):
     instead: str
 
 
-_CHAT = "`hone view` has no chat box any more: leave it out, and talk to a model with `hone chat MODEL`"
 _SAPO = "sapo's temperatures are those of its paper, 1.0 and 1.05: leave it out"
 _PREFIXES = "the server takes 2,048 prompt tokens at a time, and 0.5 GiB for prefixes: leave it out"
 
@@ -26,9 +25,6 @@ RETIRED: dict[str, Retired] = {
         ("None",),
         "hone pushes no weights any more: leave it out, and run `hf upload USER/NAME outputs/weights/step_100`",
     ),
-    "plan.gbit": Retired((10.0,), "`hone plan` plans for one device, and not for several nodes any more: leave it out"),
-    "view.chat": Retired(([],), _CHAT),
-    "view.api_key_var": Retired(("None",), _CHAT),
     "orchestrator.refill.cut": Retired(
         (0.0,), "a refill waits for all its rollouts: leave this key out, or use the version of hone that began the run"
     ),
@@ -40,11 +36,6 @@ RETIRED: dict[str, Retired] = {
     "trainer.loss.tau_negative": Retired((1.05,), _SAPO),
     "serve.prefill_tokens": Retired((2048,), _PREFIXES),
     "serve.prefix_gib": Retired((0.5,), _PREFIXES),
-    "replay.to_step": Retired(("None",), "a replay goes to the last step: leave it out"),
-    "regrade.every": Retired((1,), "all steps of --steps are graded again: leave it out"),
-    "study.first_seed": Retired((0,), "seeds count from 0: leave it out"),
-    "study.x": Retired(("None",), "a study fits no curve any more: leave it out"),
-    "regrade.check": Retired((256,), "the run's own task always grades a part again: leave it out"),
 }
 """By dotted key of a run, or COMMAND and key. A section includes its keys."""
 _GONE = "it comes with the extension {} of hone, which is not there: leave it out"

@@ -167,15 +167,14 @@ def fitted(
     given = engine and engine.inference.kv_gib
     beside = int(given * GIB) if given and device == "cuda" else min(most, int(KV_GIB * GIB))
 
-    def needs(config: Config, phase: str) -> int:
-        return needed(phase, config, model, device, prompt, completion, turns, ranks)
+    work = (model, device, prompt, completion, turns, ranks)
 
     def graphs(config: Any) -> bool:
         return engine is not None and uses_graphs(config, device)
 
     def taken(config: Any) -> int:
         phases = ("training",) if engine is not None and given is None else PHASES
-        return max(needs(_with_cache(config, beside) if graphs(config) else config, phase) for phase in phases)
+        return max(needed(phase, _with_cache(config, beside) if graphs(config) else config, *work) for phase in phases)
 
     choices = [*_choices(config, model, device, prompt + completion, ranks, here)]
     config = next((one for one in choices if taken(one) <= room), choices[-1])
@@ -185,7 +184,7 @@ def fitted(
     if device == "cpu":
         return _with_cache(config, int(KV_GIB * GIB)), words
     size, phases = max(one, most), PHASES if graphs(config) else ("sampling",)
-    while size > one and any(needs(_with_cache(config, size), phase) > room for phase in phases):
+    while size > one and any(needed(phase, _with_cache(config, size), *work) > room for phase in phases):
         size = max(one, size * 49 // 50)
     return _with_cache(config, size), words
 
