@@ -23,6 +23,8 @@ KEEP_LAST = 2
 PROMPTS, ROLLOUTS = 3, 4
 LATE, FOREGROUND = Trap(At("write", "metrics.jsonl", STEPS, "half")), "--no-ckpt.background"
 """Within a line of metrics of step 7; saved in the foreground, checkpoint 6 is there whichever thread is ahead."""
+FEW = '{"num_train_examples": 500}'
+"""Arguments of reverse-text: the start of a run makes all examples, for a digest."""
 TINY = ["--model.name", "hone/tiny", "--model.init.layers", "1", "--model.init.hidden", "48"]
 
 
@@ -100,7 +102,7 @@ def warm_model(folder: Path) -> Path:
     """A tiny model after a short SFT, so that rewards differ within a group and every step really updates."""
     args = ["sft", *TINY, "--output-dir", str(folder / "sft"), "--max-steps", "60", "--data.env.id", "reverse-text"]
     args += ["--data.batch-size", "16", "--no-data.pack", "--data.seq-len", "96", "--optim.lr", "3e-3"]
-    args += ["--precision", "fp32"]
+    args += ["--precision", "fp32", "--data.env.args", FEW]
     assert trials.run(args, folder / "log") == 0, (folder / "log").read_text()
     return folder / "sft" / "weights" / "step_60"
 
@@ -108,24 +110,25 @@ def warm_model(folder: Path) -> Path:
 _RL = f"""rl --max-steps {STEPS} --seed 3 --seq-len 96 --ckpt.interval 2 --ckpt.keep-last {KEEP_LAST}
     --trainer.optim.lr 1e-3 --orchestrator.batch-size {PROMPTS * ROLLOUTS}
     --orchestrator.rollouts-per-example {ROLLOUTS} --orchestrator.sampling.max-tokens 16
-    --orchestrator.env.id reverse-text --orchestrator.eval.interval 4 --orchestrator.eval.num-examples 6"""
-_SFT = f"""sft --max-steps {STEPS} --seed 3 --optim.lr 1e-3 --data.env.id reverse-text --data.seq-len 128
-    --data.batch-size 3 --data.micro-batch-tokens 200 --val.interval 4 --val.max-examples 8 --ckpt.interval 2
-    --ckpt.keep-last {KEEP_LAST}"""
+    --orchestrator.eval.interval 4 --orchestrator.eval.num-examples 6"""
+_SFT = f"""sft --max-steps {STEPS} --seed 3 --optim.lr 1e-3 --data.env.id reverse-text --data.env.args '{FEW}'
+    --data.seq-len 128 --data.batch-size 3 --data.micro-batch-tokens 200 --val.interval 4 --val.max-examples 8
+    --ckpt.interval 2 --ckpt.keep-last {KEEP_LAST}"""
 _TASKS = [
     {"id": "chances", "weight": 3, "sampling": {"max_tokens": 12, "top_k": 20}},
     {"id": "chances", "name": "parity", "args": {"parity": 0}, "sampling": {"stop": ["a"]}},
-    {"id": "reverse-text", "weight": 0.5},
+    {"id": "reverse-text", "weight": 0.5, "args": json.loads(FEW)},
 ]
 _EVALS = [{"id": "chances"}, {"id": "reverse-text", "name": "reversed", "sampling": {"max_tokens": 4}}]
 KINDS = {
     # 8 steps, a checkpoint every two of which the newest two stay, an evaluation every four.
-    "rl": ("", _RL),
+    "none": ("", _RL),
+    "rl": ("none", f"--orchestrator.env.id reverse-text --orchestrator.env.args '{FEW}'"),
     # Packed demonstrations, validation.
     "sft": ("", _SFT),
     # Prompts are retired, parked and tried again.
     "pool": (
-        "rl",
+        "none",
         """--orchestrator.env.id chances --orchestrator.curriculum.pool
         --orchestrator.curriculum.pool.park-after 2 --orchestrator.curriculum.pool.retry-parked 2""",
     ),
@@ -143,7 +146,7 @@ KINDS = {
     ),
     # Several turns.
     "talk": (
-        "rl",
+        "none",
         """--orchestrator.env.id guessing --orchestrator.sampling.max-tokens 6
         --orchestrator.eval.num-examples 4""",
     ),
@@ -165,6 +168,6 @@ KINDS = {
 def argv(kind: str, model: Path, precision: str) -> list[str]:
     base, words = KINDS[kind]
     if base:
-        return [*argv(base, model, precision), *shlex.split(words), *NO_AUDIT]
+        return [*argv(base, model, precision), *shlex.split(words), *([] if kind == "rl" else NO_AUDIT)]
     of = TINY if kind == "sft" else ["--model.name", str(model)]
     return [*shlex.split(words), *of, "--precision", precision]

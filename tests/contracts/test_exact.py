@@ -17,7 +17,7 @@ import states
 import tampering
 import torch
 import trials
-from recipes import FOREGROUND, LATE, PROMPTS, ROLLOUTS, STEPS
+from recipes import FEW, FOREGROUND, LATE, PROMPTS, ROLLOUTS, STEPS
 from safetensors.torch import load_file
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from traps import At, Call, Trap
@@ -88,7 +88,7 @@ def test_a_killed_and_resumed_run_is_no_other_run(kind, cook, tmp_path):
         assert losses[-1] < losses[0]
 
 
-ONE_TASK = json.dumps([{"id": "reverse-text", "weight": 3, "sampling": {"max_tokens": 16}}])
+ONE_TASK = json.dumps([{"id": "reverse-text", "weight": 3, "sampling": {"max_tokens": 16}, "args": json.loads(FEW)}])
 SAME = {
     "again": (("rl",), ()),
     "again in bf16": (("rl", BF16), ()),
