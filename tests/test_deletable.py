@@ -27,7 +27,7 @@ NAMING = {
     "commands/quickstart.py": ("report view", "commands, printed if they are there"),
     "commands/training.py": ("view", "a command, printed if it is there"),
     "config/retired.py": (
-        "cluster plan predict regrade replay report services study teacher trackers trackio view viewer vllm wandb",
+        "cluster predict report services teacher trackers trackio viewer vllm wandb",
         "keys that came with an extension, for when it is gone",
     ),
     "config/trl.py": ("report vllm wandb", "arguments of TRL, and keys that are hinted at if they are there"),
@@ -43,7 +43,6 @@ NAMING = {
 """Names of extensions, and of their commands, keys and libraries, that core files hold, and why."""
 PROMISED = {
     "commands/quickstart.py": ("view", "printed if it is there"),
-    "config/retired.py": ("chat plan view", "for keys of those commands"),
     "loops/reach.py": ("inference", "what a server elsewhere is called"),
     "runs/summary.py": ("verify", "printed if it is there"),
     "runs/view.py": ("verify", "who writes a file"),
