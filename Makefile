@@ -9,14 +9,15 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install wheel quickstart smollm2 dev test test-all test-ci test-most test-suites test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-triton test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
+.PHONY: help install wheel quickstart smollm2 dev test test-all test-ci test-slow test-most test-suites test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-triton test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
 	@echo "make wheel        write hone's wheel into dist, for another machine"
 	@echo "make quickstart   hone quickstart: a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
 	@echo "make smollm2      the same with a pretrained model of 135M parameters: half an hour on two cores"
-	@echo "make test         run the tests; they and what follows bring tools that hone itself does not need"
+	@echo "make test         run the quick tests; they and what follows bring tools that hone itself does not need"
+	@echo "make test-slow    the contracts' short half, and other tests of more than two seconds each"
 	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart and an extension there"
 	@echo "make test-all     all of these suites, and check and docs: hours"
 	@echo "make test-ci      what .ci/run runs: check, test, docs, and a fixed part of the other suites"
@@ -80,14 +81,18 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
 
+# The contracts first.
+test-slow: dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m slow --durations=15
+
 # A failure of the core or of a contract shows first.
-test-all: test test-most test-browser test-smollm2 test-triton test-apart test-cluster check docs
+test-all: test test-slow test-most test-browser test-smollm2 test-triton test-apart test-cluster check docs
 
 test-most: verifiers-v0-env test-suites
 
 # Of the long contracts one case in 64, of other suites the files of IN_CI in tests/conftest.py; not real vLLM, SmolLM2,
 # Triton's interpreter, a cluster and verifiers v0.
-test-ci: check test
+test-ci: check test test-slow
 	@$(MAKE) --no-print-directory test-suites EVERY=64 PART=ci
 	@$(MAKE) --no-print-directory test-browser test-wheel docs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -31,6 +32,23 @@ IN_CI = {
 }
 """Files of each suite that run with HONE_PART=ci; `make test-all` runs all. Of the long contracts see HONE_EVERY."""
 
+SLOW = """
+commands/test_detach commands/test_init_env commands/test_quickstart commands/test_rl commands/test_sft
+commands/test_stopping commands/test_template commands/test_trust contracts/ device/test_attention
+environments/test_tasks.py::test_rows environments/test_workers.py::test_what extensions/agents/test_agent_runs
+extensions/agents/test_agents.py::test_a_command_ extensions/agents/test_agents.py::test_a_program_that_fails
+extensions/alarms/test_alarmed_runs extensions/alarms/test_predicted_runs extensions/audit/test_environment
+extensions/chat extensions/planning/test_calibration extensions/planning/test_doctor extensions/reproduce/test_diff
+extensions/reproduce/test_reward_check extensions/reproduce/test_verify extensions/server/test_inference
+extensions/server/test_rl_served extensions/server/test_tools extensions/services/test_rl_taught
+extensions/services/test_services.py::test_a_run_with extensions/split/test_trainer extensions/studies/test_study
+extensions/trackers/test_wandb extensions/viewer/test_broken_runs extensions/viewer/test_report grading/test_pool
+inference/test_cache inference/test_invariant loops/test_own_functions loops/test_rl loops/test_sft model/test_foreign
+model/test_fusion model/test_head test_api test_architecture test_benchmarks test_cloud test_docs test_recipes
+trainer/test_heap trainer/test_memory trainer/test_optim trainer/test_parallel trainer/test_sft_loop
+"""
+"""Most of what takes more than two seconds, and no suite of its own: marked `slow`."""
+
 WHOLE = {
     "commands/test_trust.py": "every command that opens a run",
     "contracts/test_reproduce.py": "recorded runs: replay, verify, regrade and diff",
@@ -46,10 +64,16 @@ if not any((Path(__file__).parents[1] / "src/hone/extensions").glob("*/extension
     collect_ignore = [*WHOLE]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from hone.extension import extensions
 
+    slow, suites = tuple(SLOW.split()), {*re.findall(r"not (\w+)", " ".join(config.getini("addopts")))}
     for item in items:
+        if item.nodeid[len("tests/") :].startswith(slow) and suites.isdisjoint(
+            mark.name for mark in item.iter_markers()
+        ):
+            item.add_marker("slow")
         if gone := {name for mark in item.iter_markers("needs") for name in mark.args} - extensions().keys():
             item.add_marker(pytest.mark.skip(reason=f"needs the extension {min(gone)}"))
 

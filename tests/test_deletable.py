@@ -48,11 +48,6 @@ PROMISED = {
     "runs/view.py": ("verify", "who writes a file"),
 }
 """Commands of extensions that core files tell of as `hone COMMAND`, and why."""
-SLOW = """
-commands/test_quickstart contracts device/test_attention environments/test_workers grading/test_pool
-inference/test_invariant model/test_foreign model/test_fusion trainer/test_memory
-"""
-"""What takes longer than all other tests of the core together, most of it in rooms that no extension adds to."""
 TRAIN = """
 import sys
 from hone.cli import call
@@ -106,14 +101,13 @@ def gone_with(name: str) -> set[str]:
 
 @pytest.mark.deletable
 def test_the_tests_of_the_core_pass_without_any_extension(tmp_path: Path) -> None:
-    """First, as it takes long. Left out: the contracts, SLOW, what a mark leaves out, and what needs an extension."""
+    """First, as it takes long. Left out: what a mark leaves out, and what needs an extension."""
     ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "extensions")
     tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored, ignore_dangling_symlinks=True)
     (tree / "src/hone/extensions").mkdir()
     shutil.copy(SOURCE / "extensions" / "__init__.py", tree / "src/hone/extensions")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree / "environments")])}
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "tests"]
-    words += [f"--ignore-glob=tests/{path}*" for path in SLOW.split()]
     done = subprocess.run([sys.executable, "-m", "pytest", *words], env=env, cwd=tree, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
 
