@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from present import QUIETLY
+from recipes import FEW
 from run_folders import exact_files
 
 from hone.cli import main
@@ -23,7 +24,7 @@ def line(model: Path, out: Path, *flags: str) -> list[str]:
     base = f"--model.name {model} --output-dir {out} --max-steps 4 --seq-len 64 --display plain"
     base += " --orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4"
     base += " --orchestrator.sampling.max-tokens 12 --trainer.micro-batch-tokens 40"
-    return ["rl", *base.split(), *QUIETLY, *flags]
+    return ["rl", *base.split(), "--orchestrator.env.args", FEW, *QUIETLY, *flags]
 
 
 @pytest.fixture

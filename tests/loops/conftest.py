@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ def settings(request: pytest.FixtureRequest, tiny_model_dir: Path) -> dict:
 @pytest.fixture(scope="module")
 def by_command(request: pytest.FixtureRequest, settings: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("command") / "out"
-    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    flags = [
+        word
+        for name, value in settings.items()
+        for word in (f"--{name}", value if isinstance(value, str) else json.dumps(value))
+    ]
     assert main([*request.module.COMMAND, *flags, "--output-dir", str(out), "--display", "none"]) == 0
     return out

@@ -16,6 +16,7 @@ from hone.runs import Run
 SETTINGS = {
     "max_steps": 2,
     "seq_len": 64,
+    "orchestrator.env.args": {"num_train_examples": 99},
     "orchestrator.batch_size": 8,
     "orchestrator.rollouts_per_example": 4,
     "orchestrator.sampling.max_tokens": 12,

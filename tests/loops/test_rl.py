@@ -26,6 +26,7 @@ COMMAND = ["rl", *NO_AUDIT]
 SETTINGS = {
     "max_steps": 4,
     "seq_len": 64,
+    "orchestrator.env.args": {"num_train_examples": 99},
     "orchestrator.batch_size": 8,
     "orchestrator.rollouts_per_example": 4,
     "orchestrator.sampling.max_tokens": 12,
@@ -33,6 +34,7 @@ SETTINGS = {
     "orchestrator.eval.num_examples": 4,
     "trainer.optim.lr": 1e-3,
 }
+NO_ARGS = {"orchestrator.env.args": {}}
 
 
 def resumed(out: Path, settings: dict) -> Path:
@@ -83,7 +85,7 @@ def test_a_reward_function_that_switches_gradients_off_changes_nothing(settings,
 
     task = {"dataset": [{"prompt": f"{i}+1="} for i in range(8)], "reward_funcs": [frozen]}
     try:
-        with RL(**{**settings, "max_steps": 2, "output_dir": tmp_path / "out"}, **task) as rl:
+        with RL(**settings | NO_ARGS | {"max_steps": 2, "output_dir": tmp_path / "out"}, **task) as rl:
             trained = [rl.step() for _ in range(2)]
     finally:
         torch.set_grad_enabled(True)
@@ -117,9 +119,9 @@ def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "graded_apart", raising=False)
     Path("graded_apart.py").write_text(GRADED_APART)
-    task = {"orchestrator.env.id": "graded-apart", "orchestrator.grading.workers": 2}
+    task = NO_ARGS | {"orchestrator.env.id": "graded-apart", "orchestrator.grading.workers": 2}
     for out in ("after", "while"):
-        with RL(**settings, **task, output_dir=out) as rl:
+        with RL(**settings | task, output_dir=out) as rl:
             if out == "after":
                 rl.env.early_grading = lambda *_: nullcontext()
             rl.step()
@@ -245,7 +247,7 @@ def test_steps_need_an_open_run(settings, tmp_path):
 
 def test_each_of_several_tasks_can_be_evaluated_on(settings: dict, tmp_path: Path):
     envs = [{"id": "reverse-text", "name": "a"}, {"id": "char-count", "name": "b"}]
-    with RL(**settings | {"orchestrator.envs": envs, "seq_len": 256, "output_dir": tmp_path / "out"}) as rl:
+    with RL(**settings | NO_ARGS | {"orchestrator.envs": envs, "seq_len": 256, "output_dir": tmp_path / "out"}) as rl:
         found = [rl.evaluate(num_examples=2, **which) for which in ({}, {"task": "a"}, {"task": "b"})]
         assert [result.env_id for result in found] == ["reverse-text", "reverse-text", "char-count"]
         assert all(len(result.samples) == 2 for result in found)

@@ -13,6 +13,7 @@ COMMAND = ["sft"]
 SETTINGS = {
     "max_steps": 4,
     "data.env.id": "reverse-text",
+    "data.env.args": {"num_train_examples": 99},
     "data.seq_len": 64,
     "data.batch_size": 4,
     "data.pack": False,
