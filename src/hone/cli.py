@@ -22,7 +22,7 @@ from hone.terminal import hanging, raw, safe_output
 COMMANDS = {
     "quickstart": Command("make and train a tiny model in minutes", "init.QuickstartConfig", "quickstart.run"),
     "examples": Command("list or copy the recipes of hone", "init.ExamplesConfig", "quickstart.examples"),
-    "init-model": Command("write a small model made from nothing", "init.InitModelConfig", "init_model.run"),
+    "init-model": Command("write a small model with random weights", "init.InitModelConfig", "init_model.run"),
     "fetch-model": Command("write a small pretrained model to start from", "init.FetchModelConfig", "fetch_model.run"),
     "init-env": Command("write a task to start from", "init.InitEnvConfig", "init_env.run"),
     "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig", "training.sft"),

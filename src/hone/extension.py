@@ -230,7 +230,7 @@ def lacking(table: str, name: str) -> str:
     for extension, module in _found().items():
         if extension not in extensions() and name in getattr(module, table, {}):
             missing = ", ".join(sorted(required(module) - extensions().keys()))
-            return f"it comes with the extension {extension}, which needs one that is not there: {missing}"
+            return f"it comes with the extension {extension}, which needs the missing extension {missing}"
     return ""
 
 

@@ -21,8 +21,8 @@ MIN_FP32_SIZE = 2**18
 HEAD_CACHE_BYTES = 512 * 2**20
 """Default of `head_cache_bytes` on a CPU, and its least default on a GPU."""
 CACHE_SHARE = 16
-"""Bytes of `head_cache_bytes` for each logit in a GPU's chunk. Chunks are large, because each reads and writes the whole
-gradient of the head's weight."""
+"""Bytes of `head_cache_bytes` for each logit in a GPU's chunk. Chunks are large, because each reads and writes all of
+the gradient of the head's weight."""
 MARGIN = 0.05
 """Share of a device's memory that stays free, for fragmentation and because plans are not exact."""
 MAX_PACKED_BYTES = 8 * 2**30

@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UserError(
-                f"port {port} is in use, by another server maybe: stop that, or choose another with --port {port + 1}"
+                f"port {port} is in use: stop the other server, or choose another port with --port {port + 1}"
             ) from error
         raise UserError(f"cannot listen on {host}, port {port} ({error}): choose others with --host, --port") from error
     return listener
@@ -112,7 +112,7 @@ def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
         except ValueError:
             name = None
         if name not in names:
-            refused = 400, "this server answers to localhost only: connect to that (proxies send `Host: localhost`)"
+            refused = 400, "this server answers only to the name localhost (a proxy must send `Host: localhost`)"
         elif origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             refused = 403, f"web pages of {origin[:100]!r} may not use this server"
         else:

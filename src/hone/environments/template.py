@@ -5,9 +5,9 @@
 Each key is a column of the new row, and the new row has no others. Text may hold placeholders: `{gold}` is the column
 `gold`; `{meta.level}` is the value of `level` in the column `meta`, `{choices.0}` the first of a list (unless a column
 has that name); `{{` and `}}` are braces. Lists and tables are made item by item, so `prompt` may be a list of messages.
-Text that is a single placeholder keeps the value's type: a number, a list, a list of messages; but a `prompt`,
-`question` or `completion` that is a number is written out, for these are text or messages. Anywhere else, and in a
-message's text, the value is written out as well: `true`, `false`, lists and tables as JSON.
+Text that is a single placeholder keeps the value's type: a number, a list, a list of messages; but in `prompt`,
+`question` and `completion` a number becomes text. In longer text, and in a message's text, every value becomes text:
+`true`, `false`, lists and tables as JSON.
 
 A list of turns becomes messages by `each`, where the placeholders of `role` and `content` name parts of a turn:
 
@@ -84,7 +84,7 @@ def _is_each(value: Any) -> bool:
 
 def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list[Any]:
     if lacking := MESSAGE - value.keys():
-        raise UserError(f'{name} has each, but no {min(lacking)}: say what is in a turn, such as "{{value}}"')
+        raise UserError(f'{name} has each, but no {min(lacking)}: name a part of a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
         raise UserError(f"{name} has {min(unknown)!r}; beside each there may be role, content, roles and name")
     turns, roles = _fill(value["each"], f"{name}.each", row, where), value.get("roles", {})
