@@ -189,7 +189,7 @@ class Machines(Protocol):
         ...
 
     def nodes(self, config: RLConfig, say: Callable[[str], None]) -> AbstractContextManager[Any]:
-        """Connect a run's launcher to the machines; entering returns an object whose `child` starts a process there."""
+        """Connect a run's launcher to the machines; entering returns an object: its `child` starts a process there."""
         ...
 
     def join(self) -> None:
@@ -213,7 +213,7 @@ def load(module: str, path: str) -> Any:
 
 @cache
 def extensions() -> Mapping[str, ModuleType]:
-    """Import all extensions, by name, except those that require a missing extension."""
+    """Import all extensions, by name, except if a required extension is missing."""
     found = dict(_found())
     while alone := [name for name, module in found.items() if not required(module) <= found.keys()]:
         for name in alone:

@@ -41,7 +41,7 @@ class Process:
     """A command in a separate session: Ctrl-C does not reach it, and its process group can be ended as a whole.
 
     On Linux the process gets the signal `dies_with_parent` when the thread that started it ends; if `adopts_orphans` is
-    true, descendants that lose their parent become its children. `mark`: an environment variable by which `kill_marked`
+    true, descendants that lose their parent become its children. By the environment variable `mark`, `kill_marked`
     finds descendants that have left the group. `options` go to `subprocess.Popen`. `code`: the exit code, -N if signal
     N ended the process, None while it runs.
     """
@@ -114,7 +114,7 @@ def wait_all(
 
 
 def end_all(processes: Sequence[Process], seconds: float = math.inf, hurry: Callable[[], bool] = lambda: False) -> None:
-    """Send SIGTERM to all processes, `wait_all`, then send SIGKILL to the groups of those that still run."""
+    """Send SIGTERM to all processes, `wait_all`, then send SIGKILL to the groups of running ones."""
     for process in processes:
         process.send(signal.SIGTERM)
     wait_all(processes, seconds, hurry)

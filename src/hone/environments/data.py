@@ -161,7 +161,7 @@ def to_jsonl(rows: Rows) -> str:
 
 
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
-    """Return (train, eval). Eval gets the rows of a `fraction` of the keys `key(row)`: those with the smallest hashes.
+    """Return (train, eval). Eval gets the rows of the `fraction` of keys `key(row)` with the smallest hashes.
 
     Order and seed don't matter. Eval gets at least one key of several. A KeyError of `key` means a missing column.
     """
@@ -267,7 +267,7 @@ def find_overlap(
     held_out_indices: Sequence[int],
     advance: Callable[[int], None] = lambda done: None,
 ) -> Overlap:
-    """Find the training examples at `train_indices` whose prompt is held out, too, whatever the answer.
+    """Find the training examples at `train_indices` with a held-out prompt, whatever the answer.
 
     If most prompts are equal (a game that always begins with the same words), whole examples are compared. `advance`
     gets the number of examples done.

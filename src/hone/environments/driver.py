@@ -36,7 +36,7 @@ CLEANUP_SECONDS = 5.0
 TAIL = 4096
 """Characters to store of a failure's end."""
 BLOCKED_AFTER_SECONDS = 600.0
-"""An event loop that doesn't run for so many seconds counts as blocked."""
+"""An event loop that doesn't run for this time counts as blocked."""
 Tools = list[dict[str, Any]] | None
 
 
@@ -67,7 +67,7 @@ class Model:
     async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
         """Return the model's next message. Raises NoRoom.
 
-        If `messages` begin with those of an earlier call and its reply, sampling continues from the same tokens. If
+        If `messages` begin with an earlier call's and its reply, sampling continues from the same tokens. If
         `tools` is a list, even empty, tool calls in the reply are read; if None, the reply is text.
         """
         raise NotImplementedError

@@ -73,7 +73,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Origin:
-    """How an environment was loaded, with digests of its task files (`task_files.sources`)."""
+    """Id and arguments that loaded an environment, with digests of its task files (`task_files.sources`)."""
 
     env_id: str
     kwargs: dict[str, Any]
@@ -93,9 +93,9 @@ class Origin:
 class Environment:
     """A task. Examples come from `dataset` (split "train") and `eval_dataset` (split "eval").
 
-    Each is a sequence of rows, or a function that returns one; it is called on first use, so that building an
-    environment reads no data. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a
-    reward function asks for it) and `info` (a dict, or a dict as JSON). A task whose rows have other columns overrides
+    Each is a sequence of rows, or a function that returns one; hone calls the function on first use, so that building
+    an environment reads no data. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a
+    reward function asks for it) and `info` (a dict, or a dict as JSON). A task of rows with other columns overrides
     `format_row`; a data set with other columns than the task's is read through a template (`use_template`).
     `reference` makes an example's right answer: a template or a function, see `hone.environments.references`.
     """
@@ -105,7 +105,7 @@ class Environment:
     max_turns = 1
     """The most completions of one rollout."""
     patience: float | None = None
-    """Seconds without news after which the sampler stops waiting for rollouts that ask for no turn; None: never."""
+    """Seconds without news until the sampler stops waiting for rollouts that ask for no turn; None: no limit."""
     concurrency: int | None = None
     """The most rollouts that run at the same time; None: all of a batch."""
     keeps_state = False
@@ -187,7 +187,7 @@ class Environment:
     def apart(self) -> Environment | None:
         """Return a copy of this task that runs all functions in a new process. Call its `close_workers` afterwards.
 
-        None if no process can load the task, or the task has its own process.
+        None if no process can load the task, or the task has a process already.
         """
         made = copy.copy(self)
         made.limits = replace(self.limits, workers=0 if self.limits.workers == 0 else 1)
@@ -199,7 +199,7 @@ class Environment:
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
         """In the block, run all functions of this task, also inline ones, in a new process with this PYTHONHASHSEED.
 
-        Yields False if no process can load the task, or it has its own process. Restores limits and processes.
+        Yields False if no process can load the task, or it has a process already. Restores limits and processes.
         """
         before = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
@@ -480,7 +480,7 @@ class Environment:
 
     @property
     def splits(self) -> list[str]:
-        """Those of "train" and "eval" that exist."""
+        """Names of the existing splits: "train", "eval"."""
         return [name for name, source in self._sources.items() if source is not None]
 
 
@@ -520,7 +520,7 @@ class EarlyGrading:
 def _joined(
     ones: Sequence[Measured], wholes: Sequence[Sequence[Measured]], members: Sequence[Sequence[int]]
 ) -> list[Measured]:
-    """Add the measurements of groups to those of samples; `members`: the sample indices of each group."""
+    """Add measurements of groups to measurements of samples; `members`: the sample indices of each group."""
     made = list(ones)
     for group, indices in zip(wholes, members, strict=True):
         for one, i in zip(group, indices, strict=True):

@@ -300,7 +300,7 @@ def _of_program(*args: Any, **more: Any) -> Environment:
 
 def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
     if agent is not None and command is not None:
-        raise UserError("there are two agents: leave out agent (a function) or agent_command")
+        raise UserError("there are two agents: leave out one, agent (a function) or agent_command")
     if rewards:
         raise UserError("an agent gives the rewards itself: leave out the reward functions")
 
@@ -356,7 +356,7 @@ def given_task(
     digest = text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])])
     found = [(p, Source(checked_function(func), None, digest) if p is None else _source(p)) for p, func in placed]
     if not found and not has_agent:
-        raise UserError("there is no reward function: give reward_funcs=[…], the first of which decides what is right")
+        raise UserError("there is no reward function: give reward_funcs=[…]; the first decides which answers are right")
     here = [component_name(source.func) for place, source in found if place is None]
     rows = {"data": given_rows(dataset, "dataset"), "eval_data": given_rows(eval_dataset, "eval_dataset")}
     files = {f"{name}.jsonl": to_jsonl(made) for name, made in rows.items() if isinstance(made, Rows)}

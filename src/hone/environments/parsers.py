@@ -83,7 +83,7 @@ class Parser:
     """The answer is the whole text, without surrounding whitespace. Subclasses override `parse`."""
 
     expects = "an answer"
-    """What a well-formed completion has, in words, for messages about unparsable completions."""
+    """The content of a well-formed completion, in words, for messages about unparsable completions."""
 
     def parse(self, text: str) -> str | None:
         """Return the answer in `text`, or None if there is no well-formed one."""
