@@ -26,13 +26,13 @@ OUTCOME_STYLES = {
     "grader_timeout": "bold red",
 }
 _LONGEST = 2000
-"""Characters of a message that are shown; `results.jsonl` has all."""
+"""Most characters to show of a message; `results.jsonl` has all."""
 _MESSAGES = 8
-"""First and last messages of a conversation that are shown."""
+"""Number of first, and of last, messages to show of a conversation."""
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:
-    """Show one completion with its prompt, and its reward's parts."""
+    """Show one completion with its prompt, and the parts of its reward."""
     _title(console, f"One completion (example {sample.index})")
     messages, score = sample.trajectory.messages, sample.score
     left = len(messages) - 2 * _MESSAGES
