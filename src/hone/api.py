@@ -53,7 +53,7 @@ def rl(
     only warns. The audit tries right answers, made by `reference` (a template such as "<answer>{answer}</answer>", or
     a function) or derived from the column `answer`. `agent` is an async function that calls the model and returns the
     reward (docs/agents.md). `loss` and `advantages` are functions that replace the algorithm's (docs/algorithms.md).
-    Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` continues the run. Raises UserError on bad input.
+    Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` continues it. Raises UserError on bad input.
     """
     from hone.commands.training import train_rl
     from hone.config.parse import from_settings

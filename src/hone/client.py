@@ -65,7 +65,7 @@ class RequestRejected(Halt):
 
 
 class ServerUnavailable(Halt):
-    """The server is unreachable or fails. `status`, `reason`: its last answer; `cause`: the error without an answer."""
+    """The server is unreachable or fails. `status`, `reason`: its last answer; `cause`: why there was no answer."""
 
     def __init__(self, text: str, status: int | None, reason: str = "", cause: Exception | None = None) -> None:
         super().__init__(text)
@@ -190,7 +190,7 @@ def one_line(text: str) -> str:
 
 
 def api_key(variable: str | None, flag: str) -> str | None:
-    """Return the API key in an environment variable; None if `variable` is None. UserError names `flag` if no key."""
+    """Return the API key in an environment variable; None if `variable` is None. UserError (with `flag`) if unset."""
     if variable is None:
         return None
     if not variable.isidentifier():  # not shown: it may be the key

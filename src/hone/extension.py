@@ -35,8 +35,8 @@ GROUP = "hone.extensions"
 
 
 class Command(NamedTuple):
-    """A command. In the package of `module`, `config` has its `config_class`, and `commands` its `function`, which gets
-    the config and returns the exit code.
+    """A command. In the package of `module`, `config` has the class `config_class`, and `commands` has `function`: it
+    gets the config and returns the exit code.
 
     `bare`: a function in `commands` that gets the command line if the packages that read configs are missing.
     """
@@ -146,7 +146,7 @@ class Column(NamedTuple):
     """A float32 number for each sampled token (0 for other tokens): computed after grading, stored with the rollouts,
     and used in the tokens' advantages.
 
-    `section`: the config section that turns it on, also the name of its time. Messages use `giver` and `doing`.
+    `section`: the config section that turns it on, and under which its time is logged. `giver`, `doing`: for messages.
 
     `connect(config, renderer, vocab_size)` returns an `AddColumn` and the name of the giver, or raises UserError.
     `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a completion's tokens;
@@ -213,7 +213,7 @@ def load(module: str, path: str) -> Any:
 
 @cache
 def extensions() -> Mapping[str, ModuleType]:
-    """Import all extensions, by name, except if a required extension is missing."""
+    """Return the modules of extensions by name, without extensions that require a missing one."""
     found = dict(_found())
     while alone := [name for name, module in found.items() if not required(module) <= found.keys()]:
         for name in alone:

@@ -17,12 +17,12 @@ SHARES_GPU = "HONE_SHARES_GPU"
 """Environment variable: 1 if the run's server also uses the trainer's first GPU."""
 
 MIN_FP32_SIZE = 2**18
-"""Fewest elements of an fp32 weight to pack: below, the plain product is as fast on one thread."""
+"""Fewest elements of an fp32 weight to pack: with fewer, the plain product is as fast on one thread."""
 HEAD_CACHE_BYTES = 512 * 2**20
 """Default of `head_cache_bytes` on a CPU, and its least default on a GPU."""
 CACHE_SHARE = 16
-"""Bytes of `head_cache_bytes` for each logit in a GPU's chunk. Chunks are large, because each reads and writes all of
-the gradient of the head's weight."""
+"""Bytes of `head_cache_bytes` for each logit in a GPU's chunk. Chunks are large, because each reads and writes the
+whole gradient of the head's weight."""
 MARGIN = 0.05
 """Share of a device's memory that stays free, for fragmentation and because plans are not exact."""
 MAX_PACKED_BYTES = 8 * 2**30
@@ -73,7 +73,7 @@ def padded_rows(rows: int) -> int:
 
 
 def share_of_cores(processes: int) -> int:
-    """Return each process's share, at least 1, of the cores that this one may use (on macOS: all)."""
+    """Divide the cores that this process may use (on macOS: all) by `processes`; return at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, processes))
 

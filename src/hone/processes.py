@@ -4,7 +4,7 @@
     process.poll()       # its exit code once it has ended
     process.end(10.0)    # SIGTERM, and after 10 s SIGKILL
 
-Run as a script, this file runs a command until the parent ends (see `supervised`). Standard library only.
+As a script, this file runs a command until its parent ends (see `supervised`). Standard library only.
 
     python -I processes.py PARENT_PID GRACE_SECONDS COMMAND ...
 """
@@ -114,7 +114,7 @@ def wait_all(
 
 
 def end_all(processes: Sequence[Process], seconds: float = math.inf, hurry: Callable[[], bool] = lambda: False) -> None:
-    """Send SIGTERM to all processes, `wait_all`, then send SIGKILL to the groups of running ones."""
+    """Send SIGTERM to all processes, `wait_all`, then kill the groups of processes that still run."""
     for process in processes:
         process.send(signal.SIGTERM)
     wait_all(processes, seconds, hurry)
@@ -158,7 +158,7 @@ def end_with(parent: int) -> None:
 
 
 def supervised(command: Sequence[str], grace: float) -> list[str]:
-    """Return a command line that runs `command`, and kills its group when this process ends, even by SIGKILL.
+    """Return a command line that runs `command`, and kills the command's group when this process ends, however.
 
     The group also ends after SIGTERM, SIGINT or SIGHUP, and when `command` itself ends. It gets `grace` seconds to
     end. Its temporary files are deleted.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DRAWING = {"tqdm", "click", "wandb", "trackio", "ray"}
-"""Libraries that may draw: their progress bars and colours stay."""
+"""Libraries that draw progress bars and colours: their output is not escaped."""
 
 
 class _Escapes(dict[int, int | str]):

@@ -1,4 +1,4 @@
-"""Decides which code is executed: code that a run names only if the user trusts the run.
+"""Decides which code is executed. Code that a run names is executed only if the user trusts the run.
 
 A command that opens a run does its work inside `opened_run`. Every loader of code (task files, functions, tasksets,
 agents, sandboxes that are off) asks this module. Outside `opened_run` the user's config names the code.
@@ -57,8 +57,8 @@ def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool, named: Iter
 def check_named(what: str) -> None:
     """Raise NotTrusted for code that the config of the opened run names, unless the run is trusted."""
     if _opened is not None and not _opened.trusted:
-        only = f"executes only with {FLAG}, or a reward function with --reward"
-        raise NotTrusted(f"the run names {what}, which hone {only}: read its code first")
+        allow = f"pass {FLAG}, or --reward for a reward function"
+        raise NotTrusted(f"the run names {what}, which is not executed: read its code, then {allow}")
 
 
 def module_file(place: str) -> Path:
@@ -89,7 +89,7 @@ def check_function(place: str) -> None:
 
 
 def check_file(what: str, path: Path, digest: str) -> None:
-    """Unless the run is trusted, raise NotTrusted for a task file that has changed since, or lies inside the run.
+    """Unless the run is trusted, raise NotTrusted for a task file that is inside the run, or not the run's version.
 
     Prints once for each run which file is executed.
     """

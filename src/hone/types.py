@@ -24,7 +24,7 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this mean greedy sampling: logits divided by them may overflow float32."""
 
 LARGEST_REWARD = 1e6
-"""The largest absolute reward: above it, float32 advantages would lose small reward components to rounding."""
+"""The largest absolute reward: above it, float32 advantages would lose small components."""
 BOUND = f"±{LARGEST_REWARD:,.0f}"
 TOO_LARGE = f"is not within {BOUND}: scale the rewards down"
 
@@ -86,7 +86,7 @@ class Ragged:
         return len(self.counts)
 
     def holds(self, values_T: np.ndarray) -> bool:
-        """Return True if each token that has values has `values_T` of the token among them."""
+        """Return True if, for each token with values, `values_T` at the token is one of its values."""
         token = np.repeat(np.arange(len(self.counts)), self.counts)
         return bool(np.isin(np.flatnonzero(self.counts), token[self.values == values_T[token]]).all())
 
@@ -302,7 +302,7 @@ class Score:
     """Grade of one completion: reward = sum over components of weight x value, in the rubric's order.
 
     A component that abstained (returned None) is absent from `components`. If `outcome.is_failure`, the reward is NaN,
-    and `detail` says why. `seconds` is wall time, never written to exact logs. `killed`: the grader's process was
+    and `detail` says why. `seconds` is wall time; reproducible files leave it out. `killed`: the grader's process was
     killed from outside at each try, so another try may give a reward.
     """
 
@@ -392,7 +392,7 @@ class PackedBatch:
     `[N]`: `token_ids`; `positions` within the sequence; `previous`, the index of the preceding token of the sequence,
     -1 for a first token; all int64. `sampling_logprobs`, `advantages`, `weights` float32: the step's loss is the sum of
     the tokens' losses times their weights, over all micro-batches and ranks. `old_logprobs` (None: the sampler's) and
-    `ref_logprobs` (None: no KL term). The logprob of token i is given the tokens before it in its sequence.
+    `ref_logprobs` (None: no KL term). The logprob of token i is conditional on the tokens before it in its sequence.
 
     `loss_indices` `[M]` int64: the trained tokens, ascending. `sequence_lengths` int64: trained tokens of each
     completion that has any. `num_loss_tokens`: trained tokens of all micro-batches and ranks, the divisor of

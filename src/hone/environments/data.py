@@ -28,7 +28,7 @@ U = TypeVar("U")
 Row = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
-"""Factor of errors in demonstrations. 0: none; 1: each kind of error that the task names in 30 %."""
+"""Factor of errors in demonstrations. 0: none; 1: 30 % have each kind of error that the task names."""
 HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -82,7 +82,7 @@ def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
 
 @dataclass
 class DataSource:
-    """Reads a split's rows and applies `change`, such as a template. `reads`: the rows are a data set's."""
+    """Reads a split's rows and applies `change`, such as a template. `reads`: the rows come from a data set."""
 
     read: Callable[[Callable[[Rows], Rows]], Rows]
     reads: bool

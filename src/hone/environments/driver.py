@@ -34,7 +34,7 @@ START_SECONDS = 30.0
 CLEANUP_SECONDS = 5.0
 """Seconds for cancelled rollouts to end."""
 TAIL = 4096
-"""Characters to store of a failure's end."""
+"""Characters to store, from the end of a failure's text."""
 BLOCKED_AFTER_SECONDS = 600.0
 """An event loop that doesn't run for this time counts as blocked."""
 Tools = list[dict[str, Any]] | None
@@ -67,7 +67,7 @@ class Model:
     async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
         """Return the model's next message. Raises NoRoom.
 
-        If `messages` begin with an earlier call's and its reply, sampling continues from the same tokens. If
+        If `messages` begin with an earlier call's messages and its reply, sampling continues from these tokens. If
         `tools` is a list, even empty, tool calls in the reply are read; if None, the reply is text.
         """
         raise NotImplementedError
@@ -87,7 +87,7 @@ def failed(words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> tuple[Outcome
 
 
 async def rolled_out(env: Environment, model: Model, passed: type[Exception] = UserError) -> Rollout:
-    """Return a task's rollout. It ends when no turn has room. If the task's code raises, except `passed`, it fails."""
+    """Return a task's rollout; it ends when no turn has room. Errors of the task's code, except `passed`, fail it."""
     try:
         return await env.rollout(model, model.example)
     except NoRoom as full:
@@ -174,7 +174,7 @@ class Driver:
         return [self._results[index] for index in range(len(models))]
 
     def _close(self) -> None:
-        """End the event loop. If a rollout blocks the loop, it ends with the process."""
+        """End the event loop. A loop that a rollout blocks ends with the process."""
         self._soon(lambda: self._main.cancel())
         self._closed.wait(3 * CLEANUP_SECONDS)
 
@@ -329,7 +329,7 @@ def _raise(error: BaseException) -> None:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks, and wait for a limited time: a task may ignore this."""
+    """Cancel the tasks, and wait for a limited time: a task may ignore the cancellation."""
     left = list(tasks)
     for task in left:
         task.cancel()

@@ -115,7 +115,7 @@ class Environment:
     why_not_graded = ""
     """Why only rollouts, not texts, can be graded; "" if texts can."""
     answer_is_exact = False
-    """True if every character of an answer counts, also case and punctuation: an audit then changes no character."""
+    """True if every character of an answer counts, also case and punctuation: an audit then keeps them all."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
     """Intended findings of an audit, by name ("false-negative:crlf"), and why."""
     own_label: str = ""
@@ -369,7 +369,7 @@ class Environment:
         """Grade each (example, completion); return the scores in order.
 
         Completions of one example with the same key in `groups` are one group: a reward function of `completions` gets
-        them together, in their order, without rollouts that failed. By default each is a separate group.
+        them together, in their order, without failed rollouts. By default each completion is a separate group.
 
         Functions run in workers, or in this process if the rubric is `inline` or no worker can load this environment.
         Async functions of different samples wait at the same time; functions of one sample share `state`, so they run
@@ -404,7 +404,7 @@ class Environment:
 
     @contextmanager
     def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
-        """Yield an EarlyGrading: it grades each rollout, or group of `size`, that has ended in a worker process.
+        """Yield an EarlyGrading: in a worker process it grades each rollout, or group of `size`, once it has ended.
 
         No other grading runs until the block ends. Yields None if completions must be graded after sampling: if
         functions run in this process or are async (they wait together), or the task overrides `rollout`.

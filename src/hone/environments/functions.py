@@ -407,7 +407,7 @@ def place_of(func: Callable[..., Any]) -> str | None:
 
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
-    """Return `func`. UserError if it is no named function, nor, as a reward, a callable object, partial or method."""
+    """Return `func` if it is a named function; as a reward also an object, partial or method. Else UserError."""
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
     inner = unwrapped(func) if where == "reward_funcs" else func

@@ -26,7 +26,7 @@ HEAD = '"""Functions of this run and what they use, as they were when it began."
 
 
 def standalone_name(function: Callable[..., Any]) -> str:
-    """Return a function's name in the file. For an object the prefix is `reward_`: its class has the bare name."""
+    """Return a function's name in the file. An object's gets the prefix `reward_`: its class has the bare name."""
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"

@@ -129,7 +129,7 @@ def _find(text: str) -> _Numeral | None:
 
 
 class NumberParser(AnswerParser[Fraction]):
-    """The answer is the number in the last of `forms` with one. `("marker",)`: only `ANSWER: {number}` counts."""
+    """The answer is the last number in one of `forms`. With `("marker",)`, only `ANSWER: {number}` counts."""
 
     def __init__(self, forms: Sequence[str] = FORMS) -> None:
         expects = "a number after ANSWER:" if tuple(forms) == ("marker",) else "a number as the answer"

@@ -1,6 +1,6 @@
 r"""Parsers find the answer in a completion. None means that there is no well-formed answer (a wrong one is an answer).
 
-Thoughts are not answers. Skipped is text between `<think>` and `</think>`, before a `</think>` without `<think>` (which
+Thoughts are not answers. Text is skipped between `<think>` and `</think>`, before a `</think>` without `<think>` (which
 the chat template wrote), and after a `<think>` without `</think>`.
 
     parser = AnswerParser(read_number)
@@ -136,7 +136,7 @@ class Ambiguous(ValueError):
 
 
 class AnswerParser(Parser, Generic[T]):
-    r"""The answer is the last well-formed one in one of `forms`: "tag" (`<answer>…</answer>`), "boxed" (`\boxed{…}`),
+    r"""The answer is the last well-formed text in one of `forms`: "tag" (`<answer>…</answer>`), "boxed" (`\boxed{…}`),
     "marker" (`ANSWER: …`, in any case).
 
     `read` turns the text of an answer into its value, or None if it is not well-formed; it may raise `Ambiguous`.
@@ -145,8 +145,8 @@ class AnswerParser(Parser, Generic[T]):
     the chat template may have written the `<answer>`.
 
     A line after a marker is read whole or, if that is not well-formed, without a remark at its end: `42 (I checked
-    it)`, `42. I hope it is correct.` `read_line` reads it: by default `read`, or nothing if `read` takes prose. If
-    there is no answer, `read` tries the lines after markers, and `read_line` the form "sentence" (`the answer is …`).
+    it)`, `42. I hope it is correct.` `read_line` reads it: by default `read`, or nothing if `read` takes prose. If no
+    answer is found, `read` reads lines after markers, and `read_line` the form "sentence" (`the answer is …`).
     """
 
     def __init__(

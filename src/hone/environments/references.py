@@ -3,7 +3,7 @@ r"""Completions that deserve full marks: made by a template or function, or deri
     reference = "<answer>{answer}</answer>"            # a template of the example's columns
     def reference(answer, info): return f"ANSWER: {answer}"
 
-Without both, an audit tries the templates of `forms`, and uses the first that the reward calls right.
+Without a `reference`, an audit tries the templates of `forms`, and uses the first that the reward calls right.
 """
 
 from __future__ import annotations

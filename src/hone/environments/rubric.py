@@ -123,7 +123,7 @@ class Rubric:
             )
         self.ranges = dict(ranges or {})
         if unknown := self.ranges.keys() - self.funcs.keys():
-            raise UserError(f"Rubric: ranges names {sorted(unknown)}; the reward functions are {list(self.funcs)}")
+            raise UserError(f"Rubric: ranges names {sorted(unknown)}, but the reward functions are {list(self.funcs)}")
         for name, one in self.ranges.items():
             if not all(map(math.isfinite, (*one.right, *one.wrong))):
                 raise UserError(f"Rubric: the range of {name} is infinite: give finite ends, or declare no range")
@@ -166,7 +166,7 @@ class Rubric:
 
     @property
     def least_reward(self) -> float | None:
-        """The least reward by the declared ranges; None if a weighted component declares none."""
+        """The least reward by the declared ranges; None if a weighted component has no range."""
         weighted = [name for name, weight in self.weights.items() if weight]
         if not self.ranges.keys() >= set(weighted):
             return None
@@ -240,7 +240,7 @@ class Rubric:
 
 @inline
 def format(completion: list[Message], parser: Parser) -> float:
-    """Return 1 if there is a well-formed answer, be it right or wrong, else 0."""
+    """Return 1 if there is a well-formed answer, right or wrong, else 0."""
     return float(parser.parse_answer(completion) is not None)
 
 

@@ -142,7 +142,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
-    """Record services' replies in a run's folder, in this process and its children; None: nowhere.
+    """Record services' replies in a run's folder (None: nowhere), in this process and its children.
 
     Mode "read": use recorded replies, record no new ones; "only": the same, and ask no service.
     """
@@ -151,7 +151,7 @@ def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "re
 
 
 def usage(folder: Path) -> str | None:
-    """Return replies, tokens and cost of a run's services, in words; None if there are none."""
+    """Return replies, tokens and cost of a run's services, in words; None without replies."""
     path = folder / JUDGEMENTS
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""A template makes a task's columns from a data set's, by configuration and without a script.
+"""A template makes a task's columns from a data set's columns, by configuration, without a script.
 
     {question = "{problem} Answer with a number.", answer = "{gold}", info = {level = "{meta.level}"}}
 
@@ -58,7 +58,7 @@ class Template:
 
 
 def _fill(value: Any, name: str, row: Row, where: str, as_text: bool = False) -> Any:
-    """Return `value` with its placeholders filled in; a single placeholder gives its value, unless `as_text`."""
+    """Return `value` with its placeholders filled in; a single placeholder keeps the type, unless `as_text` is true."""
     if isinstance(value, str):
         fields = _fields(value, name)
         if not as_text and len(fields) == 1 and fields[0][0] == "" and fields[0][1] is not None:
@@ -86,7 +86,7 @@ def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list
     if lacking := MESSAGE - value.keys():
         raise UserError(f'{name} has each, but no {min(lacking)}: name a part of a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
-        raise UserError(f"{name} has {min(unknown)!r}; beside each there may be role, content, roles and name")
+        raise UserError(f"{name} has {min(unknown)!r}; beside `each` there may be role, content, roles and name")
     turns, roles = _fill(value["each"], f"{name}.each", row, where), value.get("roles", {})
     if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
         raise UserError(f"{where}: {value['each']} of {name}.each is {brief(turns)}, not a list of turns")
@@ -99,7 +99,7 @@ def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list
 
 @functools.lru_cache(maxsize=1024)
 def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
-    """Return (text before it, its content) of each placeholder, then the text after the last one."""
+    """Return (text before, content) of each placeholder, then (text after the last one, None)."""
     try:
         parsed = list(Formatter().parse(text))
         for _, field, form, conversion in parsed:

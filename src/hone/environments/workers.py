@@ -143,7 +143,7 @@ def cores() -> int:
 
 
 def question(kind: str, items: Sequence[Any]) -> list[str]:
-    """Return a question about these items, pickled: `info` may hold dates, bytes and tuples, which JSON can't."""
+    """Return a question about these items, pickled: `info` may hold dates, bytes and tuples, which JSON lacks."""
     try:
         return [kind, base64.b64encode(pickle.dumps(list(items))).decode()]
     except (pickle.PicklingError, TypeError, AttributeError) as error:

@@ -63,7 +63,7 @@ def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> I
 
 
 def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
-    """Compute the interval, in [0, 1], of the share of 1 among 0s and 1s, clustered by example; None without values."""
+    """Compute the interval of the share of 1s among 0s and 1s, clustered by example; None without values."""
     hits = [v for v in hits if len(v)]
     if not hits:
         return None
@@ -113,7 +113,7 @@ def wilson(successes: float, n: float) -> Interval:
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Estimate pass@k from n completions of an example: 1 - C(n - correct, k) / C(n, k) (Chen et al., 2021).
 
-    This is the share of the k-subsets of the completions with a correct completion. Needs k ≤ n.
+    This is the share of k-subsets of the completions that contain a correct one. Needs k ≤ n.
     """
     assert 0 <= correct <= n and 1 <= k <= n, (n, correct, k)
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)

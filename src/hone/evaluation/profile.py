@@ -45,7 +45,7 @@ def write_profile(path: Path, result: EvalResult) -> None:
 def train_within(env: Environment, task: TaskConfig) -> None:
     """Train on the examples of `env` with a pass rate in `task.profile` within `task.pass_rate`.
 
-    Reads the profile at the first use of the split, and sets `env.left_out`. UserError then if the profile can't be
+    At the first use of the split, reads the profile and sets `env.left_out`. UserError then if the profile can't be
     read, is of another task, or leaves no example.
     """
     assert task.profile and task.pass_rate

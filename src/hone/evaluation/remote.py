@@ -50,7 +50,7 @@ def evaluate_url(
     Each turn is a request with `body` and a `seed`: 31 bits of the key of (`seed`, "eval", 0, example, rollout), and in
     later turns the turn's number. Keys of `body` that are None are left out, also `seed`. With `exact_keys` a request
     has all 64 bits as `key` instead: then hone's server makes the same completions as `evaluate` with the same weights.
-    `progress(done, total)` counts rollouts. Raises UserError without such a split, or if no request can succeed.
+    `progress(done, total)` counts rollouts. UserError if there is no such split, or no request can succeed.
     `EvalResult.failed` has single rollouts that failed, or that Ctrl-C cut off.
     """
     check_body(body)

@@ -21,7 +21,7 @@ STOPPED = "stopped by Ctrl-C before it ended"
 
 @dataclass(frozen=True)
 class EvalSample:
-    """One graded completion: `rollout` counts the completions of example `index` of the eval split."""
+    """One graded completion: number `rollout` of example `index` of the eval split."""
 
     index: int
     rollout: int
@@ -35,12 +35,12 @@ class EvalSample:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens before the first that was sampled; None if the server did not count them."""
+        """Number of tokens before the first sampled token; None if the server did not count them."""
         return self.trajectory.prompt_tokens
 
     @property
     def completion_tokens(self) -> int | None:
-        """Tokens that were sampled; None if the server did not count them."""
+        """Number of sampled tokens; None if the server did not count them."""
         return self.trajectory.completion_tokens
 
     def row(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class EvalSample:
 
 @dataclass(frozen=True)
 class FailedRollout:
-    """A rollout that failed: `rollout` of example `index`, and why."""
+    """A failed rollout: number `rollout` of example `index`, and the reason."""
 
     index: int
     rollout: int

@@ -34,7 +34,7 @@ Work = Generator[Awaitable[Any], Any, T]
 
 _NUMBERS = {bool, int, float}
 _NUMBERS |= {np.dtype(code).type for code in ("?", *np.typecodes["AllInteger"], *np.typecodes["Float"])}
-"""Types that a reward may have, not as a subclass: float() of another class may return anything."""
+"""Exact types that a reward may have: float() of another class may return anything."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 MAX_DETAIL = 4000
 _LATE_SECONDS = 0.1
@@ -119,7 +119,7 @@ def together(
 
 
 def as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
-    """Return the value as a number, or a failure if it is not a finite one."""
+    """Return the value as a float, or a failure if it is not a finite number."""
     try:
         number = float(value) if type(value) in _NUMBERS else None
     except OverflowError:
@@ -176,7 +176,7 @@ def _wait(
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run in this thread's event loop, each time the same: a reward function's clients and locks belong to it."""
+    """Run `main()` in this thread's event loop, always the same: a reward function's clients and locks need that."""
     runners: dict[int, asyncio.Runner] = vars(_of_thread).setdefault("runners", {})
     runner = runners.setdefault(os.getpid(), asyncio.Runner())
     try:
@@ -188,7 +188,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @functools.cache
 def _beside(process: int) -> ThreadPoolExecutor:
-    """Return an executor with one thread, for reward functions if this thread's event loop runs; one per process."""
+    """Return the process's one-thread executor, for async reward functions while an event loop runs here."""
     return ThreadPoolExecutor(1, "hone-reward")
 
 
@@ -209,7 +209,7 @@ async def _settle(awaitable: Awaitable[Any], timeout: float | None, held_up: Cal
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a failure's detail, printable: of a traceback, the exception."""
+    """Return the last line of a failure's detail, escaped; in a traceback, this is the exception."""
     return (printable(text).strip().splitlines() or ["no reason was given"])[-1]
 
 

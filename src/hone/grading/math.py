@@ -160,7 +160,7 @@ def _pointed(text: str, other: str) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """Return a mixed number such as `3 2/3` as a fraction; leave `3 3/2`, which is none, as it is."""
+    """Return a mixed number such as `3 2/3` as a fraction; leave `3 3/2` unchanged."""
     whole, above, below = (int(digits) for digits in match.groups() if digits)
     return f"\\frac{{{whole * below + above}}}{{{below}}}" if above < below else match[0]
 
@@ -174,7 +174,7 @@ def _spelled(char: str) -> str:
 
 
 def _is_words(text: str) -> bool:
-    """Return True if `text` is words. Without LaTeX's text commands, one has four letters: `xy` is a product."""
+    """Return True if `text` is words. Without a LaTeX text command, one needs four letters: `xy` is a product."""
     words = _WORD.findall(_plain(text)) if _WORDS.fullmatch(_plain(text)) else []
     return any(len(word) > 3 for word in words) or (bool(words) and bool(_TEXT.search(text)))
 

@@ -1,6 +1,6 @@
 r"""Compare two pieces of mathematics, in a separate process for `hone.grading.math`.
 
-math-verify's LaTeX grammar reads them; its reader of plain expressions goes through Python's `eval` and is left out.
+math-verify's LaTeX grammar reads them. Its reader of plain expressions is not used: it calls Python's `eval`.
 The comparison is hone's, because math-verify's rounds to six decimal places, which makes all tiny numbers equal:
 
 - Rational numbers are compared by `hone.grading.decimals`; irrational ones are equal if 50 significant digits agree.
@@ -40,7 +40,7 @@ _FLIPPED = {sympy.StrictGreaterThan: sympy.StrictLessThan, sympy.GreaterThan: sy
 
 
 def start() -> Callable[[list[str]], bool | None]:
-    """Return a function of `[answer, gold]`: it returns True if they are equal; None if the answer cannot be read."""
+    """Return a function of `[answer, gold]`: True if they are equal, None if the answer cannot be read."""
 
     def equal(question: list[str]) -> bool | None:
         try:

@@ -57,8 +57,8 @@ _MOST_STARVED = 10
 """Most extra wall time for waits for a core, in multiples of a question's limit: among many processes, each may wait
 nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
-"""Retries of a question after its process, or the keeper, was killed from outside. An earlier question's code may have
-killed the keeper."""
+"""Retries of a question after its process, or the keeper, was killed from outside (the keeper perhaps by the code of an
+earlier question)."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 """One thread each: there is a process per core, and threads take limited address space."""
@@ -99,11 +99,11 @@ class ExitStatus:
 
     @property
     def killed(self) -> bool:
-        """True if a signal from outside ended the process, so the question is not at fault."""
+        """True if a signal from outside ended it: not the question's fault."""
         return self.code is None or -self.code in _OUTSIDE
 
     def failure(self, doing: str, seconds: float | None) -> GraderFailure:
-        """Return the failure of a question that ended a process while `doing`; `seconds`: its processor time."""
+        """Return the failure of a question that ended a process while `doing`; `seconds`: limit of processor time."""
         if self.code in (-signal.SIGPROF, -signal.SIGXCPU):
             detail = f"{doing} took {seconds:g} seconds of processor time" if seconds else f"{doing} took too long"
             return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
@@ -163,7 +163,7 @@ class Process:
         return error
 
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
-        """Return (answer, None or the traceback instead of an answer, True if the process now ends).
+        """Return (answer, traceback if there is no answer or None, True if the process now ends).
 
         Raises InvalidAnswer, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds, plus the
         longest wait of one of its threads for a core (at most `_MOST_STARVED` times `clock`).
@@ -381,7 +381,7 @@ class RequestBatch:
             self._threads[-1].start()
 
     def answers(self, on_answer: OnAnswer = lambda done, answer: None) -> list[Any | GraderFailure]:
-        """Return all answers in the order of the questions; then `put` no more. StartFailure if no process starts."""
+        """Return all answers in the order of the questions; then `put` no more. StartFailure if a start fails."""
         self._end()
         if not self._threads:
             self._serve(0)

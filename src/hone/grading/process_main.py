@@ -1,4 +1,4 @@
-"""The processes of `hone.grading.pool`. This file imports no hone.
+"""The processes of `hone.grading.pool`. Imports nothing of hone.
 
     python -P process_main.py STATUS_FD
 
@@ -223,7 +223,7 @@ class Traces:
 
 
 def _lives(pid: int) -> bool:
-    """Return True if a process has not ended. (An ended process has a number until the keeper reaps it.)"""
+    """Return True if a process has not ended. An ended one has its pid until the keeper reaps it."""
     if pid == 0:  # stands for children that can't be listed
         return True
     state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
