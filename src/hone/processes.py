@@ -158,7 +158,7 @@ def end_with(parent: int) -> None:
 
 
 def supervised(command: Sequence[str], grace: float) -> list[str]:
-    """Return a command line that runs `command`, and kills the command's group when this process ends, however.
+    """Return a command line that runs `command`, and kills the command's group when this process ends, even by SIGKILL.
 
     The group also ends after SIGTERM, SIGINT or SIGHUP, and when `command` itself ends. It gets `grace` seconds to
     end. Its temporary files are deleted.

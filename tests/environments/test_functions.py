@@ -176,7 +176,7 @@ def test_sampled_tokens_are_offered_and_texts_without_them_are_refused():
     recorded = Rollout("1", messages, "stop", completion_ids=[8, 9, 10])
     scores = env.grade_many([(example, sampled), (example, recorded)], 0, [0, 0])
     assert [score.components for score in scores] == [{"by_ids": 2.0, "perhaps": 0.0}, {"by_ids": 3.0, "perhaps": 0.0}]
-    words = "by_ids takes completion_ids, the tokens of a sampled completion, and here are only texts"
+    words = "by_ids takes completion_ids, the tokens of a sampled completion, but here are only texts"
     with pytest.raises(UserError, match=words):
         env.grade(example, "6")
     few = {"num_examples": 1, "rollouts_per_example": 1, "body": {}, "seed": 0}

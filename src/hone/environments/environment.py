@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 Completion = str | list[Message] | Rollout
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
 NEEDS_IDS = (
-    "takes completion_ids, the tokens of a sampled completion, and here are only texts: give the parameter a default, "
-    "or grade what a run sampled"
+    "takes completion_ids, the tokens of a sampled completion, but here are only texts: give the parameter a default, "
+    "or grade a run's rollouts"
 )
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 COLUMNS = ("prompt", "question", "answer", "info")

@@ -53,7 +53,7 @@ def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
         works = [env.grading_group(item) if kind == "group" else env.grading(item) for item in items]
     results = together(works, timeout * times_of(kind, items), lambda: late.append(True))
     if late and len(items) > 1:
-        raise RuntimeError("a function held up others that it ran beside: await what takes its time")
+        raise RuntimeError("a function blocked the others in its process: await what takes long")
     if kind == "group":
         return [[_as_json(one) for one in result] for result in results]
     return [_as_json(result) for result in results]

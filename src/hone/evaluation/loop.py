@@ -25,7 +25,7 @@ from hone.types import Example, Rollout
 BATCH = 256
 """Completions per call of the policy. Fixed: the rounding of a batched product may depend on the batch."""
 
-STOPPING = "Ctrl-C: grading what has ended; press it again to stop at once"
+STOPPING = "Ctrl-C: grading the ended rollouts; press it again to stop at once"
 
 
 def evaluate(

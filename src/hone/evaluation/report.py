@@ -131,7 +131,7 @@ def _show_cost(console: Console, result: EvalResult) -> None:
         waits, requests = result.requests.summary(), result.requests
         lines.append(
             f"requests    median {waits['median']:.2f} s, 95 % within {waits['p95']:.2f} s, longest {waits['max']:.2f} "
-            f"s; {requests.retries} tried again, up to {requests.concurrency} at a time"
+            f"s; {requests.retries} retries, up to {requests.concurrency} at a time"
         )
     for line in lines:
         console.print(Text(line), soft_wrap=True)

@@ -538,7 +538,7 @@ def readable(fd: int, seconds: float) -> bool:
 def _core_waits(pid: int) -> dict[str, float]:
     """Return the seconds that each thread of a process and of its descendants has waited for a core.
 
-    Empty on systems other than Linux (second number of `schedstat`, in nanoseconds).
+    Empty if the system has no `schedstat` (its second number, in nanoseconds).
     """
     waits: dict[str, float] = {}
     below = [str(pid)]
