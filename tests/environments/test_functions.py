@@ -345,7 +345,7 @@ def test_the_flags_stand_for_the_task(here):
 def test_what_a_run_names_is_not_called_unless_it_is_trusted(env_id, named):
     args = named | {"data": "p.jsonl"}
     args = args if env_id == "functions" else {"task": "functions", "args": args}
-    with trust.opened_run(Path("run"), {}, False), pytest.raises(UserError, match="only with --trust-local-task"):
+    with trust.opened_run(Path("run"), {}, False), pytest.raises(UserError, match="pass --trust-local-task"):
         load_environment(env_id, **args)
 
 
