@@ -67,8 +67,8 @@ class Function(NamedTuple):
 class Watch(NamedTuple):
     """An observer of runs: `function(config, by_program)` returns it, or None. `by_program` is True from `hone.rl`.
 
-    Runs call observers in order of `place` (display 0, first lines 30, detaching 70), at the end in reverse. `always`:
-    used even if a program gives observers. `early`: checks the config before any process starts.
+    Runs call observers in order of `place` (display 0, first lines 30, going to the background 70), at the end in
+    reverse. `always`: used even if a program gives observers. `early`: checks the config before any process starts.
     """
 
     place: int

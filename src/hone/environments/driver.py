@@ -3,7 +3,7 @@
     rollouts = Driver(env, sample).run(models)
 
 A rollout waits for a turn of the model or for an answer of the environment. Once every active rollout waits, the
-caller's thread answers: first all questions to the environment, else all turns at once, in the order of the rollouts.
+caller's thread answers: all questions to the environment or, if there is none, all turns at once, by rollout number.
 So which turns are sampled together doesn't depend on how long answers take.
 """
 
@@ -112,7 +112,7 @@ class Driver:
     """Runs a batch of rollouts of `env`, at most min(`concurrency`, `env.concurrency`) at a time.
 
     `sample` gets the calls from `ask_turn`, and a function of (index, turn) to return turns early. Waiting rollouts are
-    answered after `env.patience` seconds without news, or at once if `alone` is true.
+    answered after `env.patience` seconds without a change, or at once if `alone` is true.
     """
 
     def __init__(

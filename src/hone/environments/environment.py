@@ -66,7 +66,7 @@ class Limits:
     hash_seed: int = 0
 
     def seconds(self, waits: int) -> tuple[float | None, float]:
-        """Return the limits (processor time, wall time) of a question with functions that may wait `waits` times."""
+        """Return the limits (processor time, wall time) of a request with functions that may wait `waits` times."""
         clock = self.timeout * (waits + 1)
         return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
 
@@ -105,7 +105,7 @@ class Environment:
     max_turns = 1
     """The most completions of one rollout."""
     patience: float | None = None
-    """Seconds without news until the sampler stops waiting for rollouts that ask for no turn; None: no limit."""
+    """Longest wait in seconds, since any request or result, for rollouts that ask for no turn; None: no limit."""
     concurrency: int | None = None
     """The most rollouts that run at the same time; None: all of a batch."""
     keeps_state = False

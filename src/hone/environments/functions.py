@@ -198,7 +198,7 @@ def _raw_prompt(row: Row) -> Any:
 
 
 def _prompt(row: Row) -> str:
-    """Return the prompt as text, the key of `hold_out`: a held-out prompt is not trained on."""
+    """Return the prompt as text. It is the key of `hold_out`: no held-out prompt is trained on."""
     prompt = _raw_prompt(row)
     if prompt is None:
         raise KeyError("prompt")

@@ -68,7 +68,7 @@ async def recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -
 
 
 class _Gate:
-    """Limits concurrent requests per event loop: graders run in a loop of a separate thread."""
+    """Limits concurrent requests per event loop: graders may run in another thread's loop."""
 
     def __init__(self, most: int) -> None:
         self.most = most

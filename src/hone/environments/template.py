@@ -38,7 +38,7 @@ _TEXTS = {"prompt", "question", "completion"}
 
 
 class Template:
-    """Makes rows from rows. `columns` comes from the config, under the key `name`: "data.template"."""
+    """Makes new rows from rows. `columns`: the value of the config key `name`, such as "data.template"."""
 
     def __init__(self, columns: Mapping[str, Any], name: str = "template") -> None:
         if not columns:

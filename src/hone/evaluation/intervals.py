@@ -1,4 +1,4 @@
-"""95 % intervals that respect how evaluation samples, and pass@k.
+"""95 % intervals for samples clustered by example, and pass@k.
 
 Several completions of one example are not independent; the examples are the independent draws. Values come as one array
 per example; examples without values are left out.
@@ -96,7 +96,7 @@ def wilson(successes: float, n: float) -> Interval:
     """Compute Wilson's score interval (1927) of a share of `n` independent trials, modified for rare events.
 
     With at most one success the low end is -ln(0.95) · successes / n, as for a Poisson count, because Wilson's low end
-    is too high there (Brown, Cai and DasGupta, 2001). The high end mirrors it with at most one failure.
+    is too high there (Brown, Cai and DasGupta, 2001). With at most one failure, the high end mirrors this.
     """
     share = successes / n
     scale = 1 + Z95**2 / n

@@ -103,7 +103,7 @@ def together(
     """Run `works`; return their results in order. Awaitables are awaited concurrently, each up to `timeout` seconds.
 
     A later result is a failure. `held_up` runs if a timeout was noticed late: something blocked the event loop, so
-    other works may time out, too. Between waits works run in order: no result depends on which awaitable ends first.
+    other works may time out, too. Between waits, works run in order: no result depends on which awaitable ends first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))

@@ -174,7 +174,7 @@ def _spelled(char: str) -> str:
 
 
 def _is_words(text: str) -> bool:
-    """Return True if `text` is words. Without a LaTeX text command, one needs four letters: `xy` is a product."""
+    """Return True if `text` is words. Outside a LaTeX text command, a word needs four letters: `xy` is a product."""
     words = _WORD.findall(_plain(text)) if _WORDS.fullmatch(_plain(text)) else []
     return any(len(word) > 3 for word in words) or (bool(words) and bool(_TEXT.search(text)))
 

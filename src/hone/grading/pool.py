@@ -67,7 +67,7 @@ _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 
 
 class StartFailure(Halt):
-    """A process could not be started; the last line says why. A run saves its state, if it had processes before."""
+    """A process could not be started; the last line says why. If others started before, a run saves its state."""
 
 
 class NoVerdict(Exception):

@@ -191,7 +191,7 @@ def _limit_memory(size: int) -> None:
 
 
 class Traces:
-    """Leftovers of code that can't be restored: processes, busy threads, and memory beyond half of the limit."""
+    """Leftovers of the code that can't be undone: processes, busy threads, memory beyond half of the limit."""
 
     def __init__(self, keeper: int, memory: int) -> None:
         self._pid = os.getpid()
