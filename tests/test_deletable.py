@@ -128,8 +128,8 @@ def test_hone_trains_the_same_without(
 def test_what_needs_another_extension_says_which_one_is_missing(tmp_path: Path) -> None:
     env = without(tmp_path, "audit")
     for words, why in (
-        (["view"], "it comes with the extension viewer, which needs one that is not there: audit"),
-        (["rl", "--no-report"], "it comes with the extension viewer, which needs one that is not there: audit"),
+        (["view"], "it comes with the extension viewer, which needs the missing extension audit"),
+        (["rl", "--no-report"], "it comes with the extension viewer, which needs the missing extension audit"),
         (["rl", "--no-audit"], "--no-audit: it comes with the extension audit of hone, which is not there"),
     ):
         said = subprocess.run([sys.executable, "-m", "hone.cli", *words], env=env, capture_output=True, text=True)

@@ -3,7 +3,7 @@
     run = hone.rl(model="Qwen/Qwen3-0.6B", dataset="problems.jsonl", reward_funcs=[exact], max_steps=100)
     run.plot()
 
-What a program uses is imported when it is first named: `import hone` itself loads nothing.
+Each name is imported at its first use: `import hone` itself loads nothing.
 """
 
 from __future__ import annotations

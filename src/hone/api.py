@@ -1,9 +1,9 @@
-"""`hone.rl`, `hone.sft` and `hone.evaluate`: what the commands of these names do, for a script or a notebook.
+"""`hone.rl`, `hone.sft`, `hone.evaluate`: the commands `rl`, `sft` and `eval` for a script or a notebook.
 
     run = hone.rl(model="Qwen/Qwen3-0.6B", dataset="problems.jsonl", reward_funcs=[exact], max_steps=100)
 
 Every key of a command's config is a keyword, by its name or dotted name: `max_steps=100`,
-`**{"trainer.optim.lr": 1e-6}`. The loop in your own hands is `hone.RL` and `hone.SFT`.
+`**{"trainer.optim.lr": 1e-6}`. To write the loop yourself, use `hone.RL` and `hone.SFT`.
 """
 
 from __future__ import annotations
@@ -46,15 +46,14 @@ def rl(
     advantages: Advantages | str | None = None,
     **settings: Any,
 ) -> Run:
-    """Train by reinforcement learning, in this process, as `hone rl` does; returns the run.
+    """Train by reinforcement learning, in this process, as `hone rl` does; return the run.
 
-    `config` is a TOML file, an `RLConfig` or nothing, `settings` are keys of it. The task is the config's, or
-    `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; `eval_dataset` turns
-    evaluation on. An audit that fails only warns; it tries right answers that `reference` makes (a template such as
-    "<answer>{answer}</answer>", or a function), or that it derives from the column `answer`. `agent` is an async
-    function that calls the model and returns the reward (docs/agents.md). `loss` and `advantages` are functions that
-    replace the algorithm's (docs/algorithms.md). Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes
-    on. Raises UserError on bad input.
+    `config` is a TOML file, an `RLConfig` or None; `settings` are its keys. The task is the config's, or `reward_funcs`
+    on the examples of `dataset` (see `hone.environments.functions`); `eval_dataset` turns evaluation on. A failed audit
+    only warns. The audit tries right answers, made by `reference` (a template such as "<answer>{answer}</answer>", or
+    a function) or derived from the column `answer`. `agent` is an async function that calls the model and returns the
+    reward (docs/agents.md). `loss` and `advantages` are functions that replace the algorithm's (docs/algorithms.md).
+    Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` continues it. Raises UserError on bad input.
     """
     from hone.commands.training import train_rl
     from hone.config.parse import from_settings
@@ -69,10 +68,10 @@ def rl(
 
 @called_from(python=True)
 def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **settings: Any) -> Run:
-    """Fine-tune on examples, in this process, as `hone sft` does; returns the run.
+    """Fine-tune on examples, in this process, as `hone sft` does; return the run.
 
-    `config` is a TOML file, an `SFTConfig` or nothing, `settings` are keys of it. `dataset`: a path, a hub id, a list
-    of dicts or a `datasets.Dataset`, with `messages`, or `prompt` and `completion`. Ctrl-C as in `rl`.
+    `config` is a TOML file, an `SFTConfig` or None; `settings` are its keys. `dataset`: a path, a hub id, a list of
+    dicts or a `datasets.Dataset`, with `messages`, or `prompt` and `completion`. Ctrl-C: as in `rl`.
     """
     from hone.commands.training import train_sft
     from hone.loops.sft import with_dataset
@@ -94,8 +93,8 @@ def evaluate(
     """Evaluate a model, as `hone eval` does: on held-out examples of the task `env`, or on all of `dataset`.
 
     `model` is a folder, a hub id or, with `base_url`, the name of a model behind a server; further keys of `hone eval`
-    are `num_examples`, `rollouts_per_example`, `max_tokens`, … Saved only where `output_dir` or `save=True` is given.
-    Ctrl-C saves what has ended, and raises KeyboardInterrupt.
+    are `num_examples`, `rollouts_per_example`, `max_tokens`, … Results are saved only with `output_dir` or `save=True`.
+    Ctrl-C keeps the finished completions, and raises KeyboardInterrupt.
     """
     from hone.commands.eval import saved
     from hone.config.base import changed
@@ -112,7 +111,7 @@ def evaluate(
 
     gives = dataset is not None or reward_funcs or reward_weights is not None or correct is not None
     if gives and env not in (None, FUNCTIONS):
-        raise UserError(f"env = {env!r} has its own data and rewards: leave it out, or dataset and reward_funcs")
+        raise UserError(f"env = {env!r} has its own data and rewards: give either env, or dataset and reward_funcs")
     env = FUNCTIONS if gives else env
     named = {"save": "output_dir" in settings} | settings | ({} if env is None else {"env": env})
     config, task, files = from_settings(EvalConfig, None, named), None, {}

@@ -22,18 +22,18 @@ from hone.terminal import hanging, raw, safe_output
 COMMANDS = {
     "quickstart": Command("make and train a tiny model in minutes", "init.QuickstartConfig", "quickstart.run"),
     "examples": Command("list or copy the recipes of hone", "init.ExamplesConfig", "quickstart.examples"),
-    "init-model": Command("write a small model made from nothing", "init.InitModelConfig", "init_model.run"),
+    "init-model": Command("write a small model with random weights", "init.InitModelConfig", "init_model.run"),
     "fetch-model": Command("write a small pretrained model to start from", "init.FetchModelConfig", "fetch_model.run"),
     "init-env": Command("write a task to start from", "init.InitEnvConfig", "init_env.run"),
-    "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig", "training.sft"),
-    "rl": Command("reinforce with a verifiable reward", "rl.RLConfig", "rl.run"),
-    "eval": Command("measure a model on held-out examples", "eval.EvalConfig", "eval.run"),
+    "sft": Command("fine-tune on a data set or demonstrations", "sft.SFTConfig", "training.sft"),
+    "rl": Command("train by RL with a verifiable reward", "rl.RLConfig", "rl.run"),
+    "eval": Command("evaluate a model on held-out examples", "eval.EvalConfig", "eval.run"),
     "runs list": Command("list the runs under a folder", "runs.RunsListConfig", "runs.list_runs"),
-    "runs show": Command("print one page on a run, with next commands", "runs.RunsShowConfig", "runs.show"),
+    "runs show": Command("print one page on a run, and next commands", "runs.RunsShowConfig", "runs.show"),
     "runs stop": Command("save and end a running run", "runs.RunsStopConfig", "runs.stop"),
     "runs continue": Command("let a paused run go on", "runs.RunsContinueConfig", "runs.go_on"),
     "runs attach": Command("watch a running run", "runs.RunsAttachConfig", "runs.attach"),
-    "runs ledger": Command("list how every draw of a run ended", "runs.RunsLedgerConfig", "runs.ledger"),
+    "runs ledger": Command("list the outcome of each prompt drawn", "runs.RunsLedgerConfig", "runs.ledger"),
     "runs rm": Command("delete a run, after asking", "runs.RunsRmConfig", "runs.remove"),
 }
 
@@ -78,10 +78,10 @@ vf_eval = partial(script, "eval", "vf-eval")
 
 
 def call(name: str, argv: list[str], prog: str) -> int:
-    """Run one command. Returns its exit code; 2 after one sentence on what a user can fix; 130 for Ctrl-C.
+    """Run one command. Return its exit code: 2 after an error that the user can fix, 130 after Ctrl-C.
 
-    A process that joined other ranks exits here without the interpreter's shutdown, which after an error would wait for
-    the other ranks, and otherwise may abort because of a thread of gloo or of a checkpoint.
+    A process that joined other ranks exits here, without the interpreter's shutdown: after an error, shutdown would
+    wait for the other ranks; otherwise, a thread of gloo or of a checkpoint may abort it.
     """
     ranked = name in ("sft", "trainer") and int(os.environ.get("WORLD_SIZE") or 1) > 1
     try:
@@ -125,7 +125,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
         print(render(config_class, prog))
         raise UserError(
             f"there is neither a model nor a config file: say `{prog} @ FILE.toml`, or `--model.name MODEL` (hone/tiny "
-            "is a small random one, to try things with)"
+            "is a small random model to try things with)"
         )
     if getattr(config, "detach", False):
         if not detach.in_background():
@@ -136,7 +136,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
 
 def prepare_process() -> None:
-    """Set variables that libraries read when imported (unless the user did), and how this process prints."""
+    """Set environment variables that libraries read at import, unless the user did; call `write_backslashes`."""
     write_backslashes()
     # How long libgomp's threads spin while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.
@@ -150,14 +150,14 @@ def prepare_process() -> None:
 
 
 def write_backslashes() -> None:
-    """Let standard output and standard error write a character that their encoding lacks as `\\xfc`, not raise."""
+    """Make stdout and stderr write a character that their encoding lacks as `\\xfc` instead of raising."""
     for stream in map(raw, (sys.stdout, sys.stderr)):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _check_text(argv: list[str]) -> None:
-    """Raise UserError for a word that the locale cannot read: files of a run hold UTF-8."""
+    """Raise UserError for an argument that is not text in the locale: a run's files hold UTF-8."""
     for word in argv:
         try:
             word.encode()

@@ -1,11 +1,11 @@
-"""The client of every server behind a URL.
+"""The HTTP client for all servers.
 
     async with Client(Endpoint("http://localhost:8000/v1"), MIB) as client:
         answer = await client.request("GET", "http://localhost:8000/v1/models")
 
 It retries after a lost connection, a timeout, and the statuses 408, 409, 425, 429 and 5xx except 501, unless the
-account has no money. It waits 1, 2, 4, … seconds (at most 60) times a factor in [0.5, 1], or as long as Retry-After
-says (at most 300) if that is longer.
+account has no money. The wait is 1, 2, 4, … seconds (at most 60) times a factor in [0.5, 1], or Retry-After (at most
+300) if that is longer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hone.terminal import printable
 from hone.web import client_options, may_pass, retry_after
 
 HONE = "hone"
-"""Owner of the models that hone's server lists."""
+"""`owned_by` of the models that hone's server lists."""
 CONNECT = 10.0
-"""Seconds that a connection may take."""
+"""Most seconds to open a connection."""
 LONGEST_WAIT = 60.0
 """Most seconds between two tries, unless the server sends Retry-After."""
 LONGEST_RETRY_AFTER = 300.0
@@ -41,8 +41,8 @@ _LONGEST_REASON = 300
 class Endpoint:
     """A server's URL, including `/v1`, and how to use it.
 
-    `timeout` is in seconds for one answer, `patience` for all tries together. `log`, `section` (of the config) and
-    `who` (what it is) go into error messages.
+    `timeout`: seconds for one answer; `patience`: for all tries together. Error messages name `log` (a file), `section`
+    (of the config) and `who` (the kind of server).
     """
 
     url: str
@@ -65,7 +65,7 @@ class RequestRejected(Halt):
 
 
 class ServerUnavailable(Halt):
-    """The server is missing or fails: `status` and `reason` of its last answer, or the `cause` if there was none."""
+    """The server is unreachable or fails. `status`, `reason`: its last answer; `cause`: why there was no answer."""
 
     def __init__(self, text: str, status: int | None, reason: str = "", cause: Exception | None = None) -> None:
         super().__init__(text)
@@ -79,8 +79,8 @@ class ResponseTimeout(Halt):
 class Client:
     """Sends requests to one server, inside one event loop; `async with` closes it.
 
-    An answer may have `largest` bytes. `asks_late_again`: retry after a timeout. `retries` counts the retries so far.
-    If `over` is set, it is raised instead of a retry.
+    An answer may have at most `largest` bytes. `asks_late_again`: retry after a timeout. `retries`: retries so far.
+    If `over` is set, it is raised instead of the next try.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Client:
         await self._http.aclose()
 
     async def request(self, method: str, url: str, body: Any = None, name: str = "") -> Any:
-        """Return the server's answer (httpx.Response). The waits between tries depend on `name`.
+        """Return the server's answer (httpx.Response). `name` decides the random waits between tries.
 
         Raises RequestRejected if another try can't help, ServerUnavailable after the last try, ResponseTimeout after
         `endpoint.timeout`, or TooLarge.
@@ -166,7 +166,7 @@ class Client:
 
 
 def refusal_in(text: str) -> tuple[str, Any]:
-    """Return the reason that a server gives in the body of a refusal, in one line, and its code."""
+    """Return (reason in one line, error code) from the body of a server's refusal."""
     try:
         body = json.loads(text)
         body = body.get("error", body)
@@ -190,7 +190,7 @@ def one_line(text: str) -> str:
 
 
 def api_key(variable: str | None, flag: str) -> str | None:
-    """Return the key in this environment variable, named by `flag`; None without. Raises UserError if it has no key."""
+    """Return the API key in an environment variable; None if `variable` is None. UserError (with `flag`) if unset."""
     if variable is None:
         return None
     if not variable.isidentifier():  # not shown: it may be the key

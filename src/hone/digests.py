@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 _SAMPLED = 64
-"""Rows of a data set that are digested."""
+"""Most rows of a data set to digest."""
 
 
 def of_source(path: Path) -> str:
-    """Compute SHA-256 of a Python file, or over the names and contents of all in a folder."""
+    """Compute SHA-256 of a Python file, or of the names and contents of a folder's Python files."""
     if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     return of_files(sorted(path.rglob("*.py")), path)
@@ -31,7 +31,7 @@ def of_files(files: Iterable[Path], folder: Path) -> str:
 
 
 def of_rows(rows: Sequence[Any]) -> str:
-    """Digest the number of rows and up to 64 of them, evenly spread: an edit elsewhere is not seen."""
+    """Digest the number of rows and up to 64 evenly spread rows: edits of other rows are not noticed."""
     count = len(rows)
     indices = sorted({i * (count - 1) // max(1, _SAMPLED - 1) for i in range(_SAMPLED)}) if count else []
     from hone.types import content_hash  # loads numpy, which looking at runs does without

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 KEYWORDS = {"reward": "reward_funcs", "data": "dataset", "eval_data": "eval_dataset"}
-"""Keys of RLConfig that have another name, and take objects, as keywords of `hone.rl`."""
+"""Keys of RLConfig, and their names as keywords of `hone.rl`, which take objects."""
 _COMMANDS = re.compile(r"(`[^`]*`|\b(?:hone|rl|sft|inference|pip) [^;,()]*)")
 _FLAG = re.compile(r"--(no-)?([a-z][\w.-]*\w)(?: (?:[A-Z][A-Z_:/]*\b|(\d[\w.-]*)))?")
 _from_python: ContextVar[bool | None] = ContextVar("from_python", default=None)
@@ -36,7 +36,7 @@ def for_reader(text: str) -> str:
 
 @contextmanager
 def called_from(python: bool) -> Iterator[None]:
-    """In the block, messages name keywords if a program calls hone, else flags. The outermost block decides."""
+    """In the block, messages name keywords if `python` is true, else flags. The outermost block decides."""
     if _from_python.get() is not None:
         yield
         return
@@ -51,7 +51,7 @@ def called_from(python: bool) -> Iterator[None]:
 
 
 class Halt(UserError):
-    """Ends a run; the loop saves its state and `metrics` first. Its text has no full stop: a remedy follows."""
+    """Ends a run; the loop saves the state and `metrics` first. Give the text no full stop: a remedy follows."""
 
     def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(text)
@@ -59,7 +59,7 @@ class Halt(UserError):
 
 
 class AlarmStop(Halt):
-    """The alarm or observer `name` ends the run after a step: stopped, not failed. `remedy`: how to avoid that."""
+    """The alarm or observer `name` ends the run after a step, as stopped, not failed. `remedy`: how to avoid it."""
 
     def __init__(self, step: int, name: str, remedy: str) -> None:
         how = f"the alarm {name} ({remedy.format(name.replace('_', '-'))})" if remedy else name

@@ -1,8 +1,8 @@
-"""The tables of extensions, and how hone finds them (docs/extensions.md).
+"""The tables of extensions, and how hone finds extensions (docs/extensions.md).
 
-An extension is a module `extension` in a folder of `hone.extensions`, or one that an installed package names under the
-entry-point group `hone.extensions`. Its tables hold dotted paths beside the `module`, so that it imports nothing heavy.
-Without the extensions in `REQUIRES` it adds nothing.
+An extension is a module `extension` in a folder of `hone.extensions`, or a module that an installed package names in
+the entry-point group `hone.extensions`. Its tables hold dotted paths, relative to the package of `module`, so that it
+imports nothing heavy. It is ignored if an extension in its `REQUIRES` is missing.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ GROUP = "hone.extensions"
 
 
 class Command(NamedTuple):
-    """A line of `hone --help`. Beside the `module`, `config` has the config's class, and `commands` the function that
+    """A command. In the package of `module`, `config` has the class `config_class`, and `commands` has `function`: it
     gets the config and returns the exit code.
 
-    `bare` is a function there that gets the command line if packages for reading a config are missing.
+    `bare`: a function in `commands` that gets the command line if the packages that read configs are missing.
     """
 
     summary: str
@@ -55,7 +55,7 @@ class Command(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function beside the `module`, which is imported when it is called."""
+    """A function in the package of `module`, imported when it is called."""
 
     function: str
     module: str
@@ -65,10 +65,10 @@ class Function(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """An observer of runs: a function of the config and `by_program` (True from `hone.rl`) returns it, or None.
+    """An observer of runs: `function(config, by_program)` returns it, or None. `by_program` is True from `hone.rl`.
 
-    Runs call observers by `place` (display 0, first lines 30, handing over to the background 70), at the end in
-    reverse. `always`: even if a program gives observers. `early`: checks the config before any process starts.
+    Runs call observers in order of `place` (display 0, first lines 30, going to the background 70), at the end in
+    reverse. `always`: used even if a program gives observers. `early`: checks the config before any process starts.
     """
 
     place: int
@@ -79,10 +79,10 @@ class Watch(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A key of a config, by its place: `run.report` is one of `hone sft` and `hone rl`.
+    """A config key, named CONFIG.KEY in `KEYS`: `run.report` is the key `report` of `hone sft` and `hone rl`.
 
-    `kind` is "bool", "int", "float", "str", "list[str]", or the class of a section, in `config` beside the `module`.
-    The default None leaves a section off, `{}` stands for its defaults. `meta` has the arguments of its `Meta`.
+    `kind`: "bool", "int", "float", "str", "list[str]", or a section's class in `config` of the package of `module`.
+    Default None turns a section off, `{}` means the section's defaults. `meta`: arguments of the key's `Meta`.
     """
 
     kind: str
@@ -93,16 +93,16 @@ class Key(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Keys of a config with their checks, as a base class of the config's class. In `KEYS` under any name."""
+    """Config keys with their checks: a base class of the config's class. Its name in `KEYS` is free."""
 
     fields_class: str
     module: str
 
 
 class Record(NamedTuple):
-    """A table of an extension in run.json, by its key; an event of the kind `event` is written with it.
+    """A table that an extension writes to run.json, together with an event of the kind `event`.
 
-    The module at `path` has two functions of run.json (`info`) and the run's folder: `problem` and `in_words`.
+    The module at `path` has the functions `problem` and `in_words`; they get run.json (`info`) and the run's folder.
     """
 
     event: str
@@ -110,7 +110,7 @@ class Record(NamedTuple):
     module: str
 
     def problem(self, info: Mapping[str, Any], folder: Path) -> str:
-        """Return the evidence that the table was edited; "" if there is none."""
+        """Return the evidence that the table was edited, or ""."""
         return load(self.module, f"{self.path}.problem")(info, folder)
 
     def in_words(self, info: Mapping[str, Any], folder: Path) -> list[str]:
@@ -122,7 +122,7 @@ class Record(NamedTuple):
 class Loader(NamedTuple):
     """Loads the tasks with ids `PREFIX:TASK`: a function of the task's name and arguments that returns an Environment.
 
-    `names_code`: arguments can name code that is then imported, so that a task of an opened run has to be trusted.
+    `names_code`: the arguments can name code to import, so the user must trust the task of an opened run.
     """
 
     function: str
@@ -131,10 +131,10 @@ class Loader(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """A kind of server that samples, with its name in words.
+    """A kind of sampling server; `name` is for messages.
 
     `sampler` gets the config of `hone rl` before the run begins, and returns a `MakePolicy`. `serve` gets the config of
-    `hone inference`, and serves until it is stopped.
+    `hone inference`, and serves until stopped.
     """
 
     name: str
@@ -143,14 +143,14 @@ class Backend(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Numbers of sampled tokens, float32, 0 for other tokens: computed after grading, stored with the rollouts, and
-    trained on through the tokens' advantages.
+    """A float32 number for each sampled token (0 for other tokens): computed after grading, stored with the rollouts,
+    and used in the tokens' advantages.
 
-    `section` of the config turns it on, and names the time it takes. `giver` and `doing` are words for messages.
+    `section`: the config section that turns it on, and under which its time is logged. `giver`, `doing`: for messages.
 
     `connect(config, renderer, vocab_size)` returns an `AddColumn` and the name of the giver, or raises UserError.
     `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a completion's tokens;
-    `advantage` is theirs without the column. `metrics(scored)` gets pairs of a Segment and its column for a step.
+    `advantage`: the value without the column. `metrics(scored)` gets a step's pairs (Segment, column).
     """
 
     section: str
@@ -162,7 +162,7 @@ class Column(NamedTuple):
 
 
 class MakePolicy(Protocol):
-    """Make the policy of an open run; `stack` closes it."""
+    """Make the policy of an open run; `stack` closes the policy."""
 
     def __call__(
         self, stack: ExitStack, config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
@@ -172,7 +172,7 @@ class MakePolicy(Protocol):
 class Machines(Protocol):
     """The other machines that a config of `hone rl` or `hone eval` names.
 
-    `place` and `process_place` describe where its processes, or one of them, run; each machine has `cores`.
+    `place`: where the processes run, in words; `process_place`: where one runs. `cores`: cores of each machine.
     """
 
     place: str
@@ -181,27 +181,27 @@ class Machines(Protocol):
     graders: int
 
     def use_graders(self, env: Environment, grading: GradingConfig) -> GradingConfig:
-        """Have a task's functions run there, if it has graders; return the config of its workers."""
+        """If `graders` > 0, run a task's functions there. Return the config of the task's workers."""
         ...
 
     def serve(self, config: EvalConfig) -> AbstractContextManager[EvalConfig]:
-        """Serve the model of an evaluation; entering returns the config of the evaluation by URL."""
+        """Serve an evaluation's model; entering returns the config with the server's URL."""
         ...
 
     def nodes(self, config: RLConfig, say: Callable[[str], None]) -> AbstractContextManager[Any]:
-        """Connect a run's launcher to them; entering returns an object with `child`, which starts a process there."""
+        """Connect a run's launcher to the machines; entering returns an object: its `child` starts a process there."""
         ...
 
     def join(self) -> None:
         """Connect the orchestrator to its launcher's machines."""
 
     def carrier(self, servers: Sequence[str], memory: Path | None) -> Callable[[int, Path], None]:
-        """Return a function that copies a folder of weights to the machine of a server, given by its number."""
+        """Return a function of (server's index, folder) that copies the weights to the server's machine."""
         ...
 
 
 def load(module: str, path: str) -> Any:
-    """Import what a dotted path beside the module names. Raises UserError if a package's can't be imported."""
+    """Import `path`, relative to the package of `module`. UserError if it fails for a package other than hone."""
     home, _, name = f"{module.rpartition('.')[0] or module}.{path}".rpartition(".")
     try:
         return getattr(import_module(home), name)
@@ -213,7 +213,7 @@ def load(module: str, path: str) -> Any:
 
 @cache
 def extensions() -> Mapping[str, ModuleType]:
-    """Import the modules of extensions, by name. One that requires a missing extension is left out."""
+    """Return the modules of extensions by name, without extensions that require a missing one."""
     found = dict(_found())
     while alone := [name for name, module in found.items() if not required(module) <= found.keys()]:
         for name in alone:
@@ -226,11 +226,11 @@ def required(module: ModuleType) -> set[str]:
 
 
 def lacking(table: str, name: str) -> str:
-    """Return why an extension's `name` in a table is missing: it needs another extension. "" if none adds it."""
+    """Say which missing extensions an extension needs to add `name` to a table; "" if no extension adds `name`."""
     for extension, module in _found().items():
         if extension not in extensions() and name in getattr(module, table, {}):
             missing = ", ".join(sorted(required(module) - extensions().keys()))
-            return f"it comes with the extension {extension}, which needs one that is not there: {missing}"
+            return f"it comes with the extension {extension}, which needs the missing extension {missing}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The GPUs, cores and memory that a process may use here, and limits of a CPU's kernels. Standard library only."""
+"""The GPUs, cores and memory that a process may use, and sizes for kernels. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CORES = "HONE_CORES"
-"""Variable that tells a process how many of the machine's cores are for it."""
+"""Environment variable: the number of cores that a process may use."""
 
 SHARES_GPU = "HONE_SHARES_GPU"
-"""Variable: 1 tells a trainer that the run's server uses its first GPU, too."""
+"""Environment variable: 1 if the run's server also uses the trainer's first GPU."""
 
 MIN_FP32_SIZE = 2**18
-"""Size of the smallest fp32 weight to pack: for smaller ones the plain product is as fast on one thread."""
+"""Fewest elements of an fp32 weight to pack: with fewer, the plain product is as fast on one thread."""
 HEAD_CACHE_BYTES = 512 * 2**20
-"""Default of `head_cache_bytes` on a CPU, and the least on a GPU."""
+"""Default of `head_cache_bytes` on a CPU, and its least default on a GPU."""
 CACHE_SHARE = 16
-"""Bytes of that cache for each logit that a GPU holds at once (at least a CPU's cache): each chunk of logits reads and
-writes the whole gradient of the head's weight."""
+"""Bytes of `head_cache_bytes` for each logit in a GPU's chunk. Chunks are large, because each reads and writes the
+whole gradient of the head's weight."""
 MARGIN = 0.05
-"""Share of a device's memory that stays free: blocks of many sizes don't fill it, and plans are not exact."""
+"""Share of a device's memory that stays free, for fragmentation and because plans are not exact."""
 MAX_PACKED_BYTES = 8 * 2**30
-"""Larger models' weights are not packed: packing doubles their memory."""
+"""Weights of larger models are not packed: packing doubles their memory."""
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
@@ -34,7 +34,7 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         listed = [name.strip() for name in named.split(",")]
-        # As CUDA reads it: what follows an entry that is none does not count.
+        # As in CUDA, entries after an invalid one do not count.
         end = next((index for index, name in enumerate(listed) if name in ("", "-1")), len(listed))
         return listed[:end]
     command = shutil.which("nvidia-smi")
@@ -63,17 +63,17 @@ def takes_products_in_fp32(device: str) -> bool:
 
 
 def padded_rows(rows: int) -> int:
-    """Round `rows` up so that few different numbers occur: by at most 1/8, to a multiple of 16.
+    """Round `rows` up to a multiple of 16, by at most 1/8 or 15, so that few different numbers occur.
 
-    oneDNN compiles a kernel for every shape that it meets, and keeps a thousand of them. With a new number of tokens
-    each step that doubles the time of a product and costs 20 MB a step.
+    oneDNN compiles a kernel for every new shape, and stores a thousand kernels. A new number of tokens in each step
+    would double the time of a product and cost 20 MB a step.
     """
     granule = max(16, (1 << (rows - 1).bit_length()) // 16)
     return -(-rows // granule) * granule
 
 
 def share_of_cores(processes: int) -> int:
-    """Divide the cores that this process may use (on macOS: all) among the processes."""
+    """Divide the cores that this process may use (on macOS: all) by `processes`; return at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, processes))
 
@@ -82,7 +82,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def ram() -> tuple[int, int]:
-    """Return the bytes of memory that machine and cgroup allow this process, and the free bytes, its own included.
+    """Return the bytes of memory that machine and cgroup allow this process, and the bytes it has plus free bytes.
 
     Cached files of the cgroup count as free, because the kernel drops them when memory is short.
     """
@@ -97,7 +97,7 @@ def ram() -> tuple[int, int]:
 
 
 def memory_fields(path: Path) -> dict[str, int]:
-    """Read a file of lines with a name and a number; empty if there is none."""
+    """Read lines of a name and a number as a dict; empty without the file."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

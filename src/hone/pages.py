@@ -1,4 +1,4 @@
-"""Shared parts of pages: templates that escape all values, and a model's text made safe to show."""
+"""Shared parts of HTML pages: templates that escape all values, and texts made safe to show."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Processes that hone starts, which end together with all their descendants.
+"""Starts processes, and ends them together with all their descendants.
 
     process = Process([sys.executable, "-m", "hone.cli", "rl"], env=env, dies_with_parent=signal.SIGKILL)
     process.poll()       # its exit code once it has ended
     process.end(10.0)    # SIGTERM, and after 10 s SIGKILL
 
-As a script this file runs one command, which ends with another process (see `supervised`). Standard library only.
+As a script, this file runs a command until its parent ends (see `supervised`). Standard library only.
 
     python -I processes.py PARENT_PID GRACE_SECONDS COMMAND ...
 """
@@ -40,10 +40,10 @@ _numbers = itertools.count()
 class Process:
     """A command in a separate session: Ctrl-C does not reach it, and its process group can be ended as a whole.
 
-    On Linux it gets the signal `dies_with_parent` when the thread that started it has ended, and with `adopts_orphans`
-    descendants that lose their parent become its children. `mark` names an environment variable: by it `kill_marked`
-    finds descendants that have left the group. `subprocess.Popen` gets the `options`. `code` is the exit code, -N if
-    signal N ended it; None before.
+    On Linux the process gets the signal `dies_with_parent` when the thread that started it ends; if `adopts_orphans` is
+    true, descendants that lose their parent become its children. By the environment variable `mark`, `kill_marked`
+    finds descendants that have left the group. `options` go to `subprocess.Popen`. `code`: the exit code, -N if signal
+    N ended the process, None while it runs.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Process:
         self.stderr: Any = popen.stderr
 
     def poll(self) -> int | None:
-        """Return `code`; if the process has ended, kill what is left of its group."""
+        """Return `code`; if the process has ended, kill the rest of its group."""
         with self._polling:
             if self.code is None and hasattr(os, "waitid"):  # macOS has none before Python 3.13
-                # Until it is waited for, its number and its group's can't come to mean others.
+                # Until it is waited for, no other process or group can get its number.
                 with contextlib.suppress(ChildProcessError):
                     if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                         return None
@@ -106,7 +106,7 @@ class Process:
 def wait_all(
     processes: Sequence[Process], seconds: float = math.inf, hurry: Callable[[], bool] = lambda: False
 ) -> None:
-    """Wait until all have ended, for at most `seconds`, or until `hurry()` is true."""
+    """Wait until all processes have ended, at most `seconds`, or until `hurry()` is true."""
     until, pause = time.monotonic() + seconds, 0.001
     while not all([process.poll() is not None for process in processes]) and time.monotonic() < until and not hurry():
         time.sleep(pause)
@@ -114,7 +114,7 @@ def wait_all(
 
 
 def end_all(processes: Sequence[Process], seconds: float = math.inf, hurry: Callable[[], bool] = lambda: False) -> None:
-    """End all: SIGTERM, then SIGKILL for the groups of processes that are left when `wait_all` returns."""
+    """Send SIGTERM to all processes, `wait_all`, then kill the groups of processes that still run."""
     for process in processes:
         process.send(signal.SIGTERM)
     wait_all(processes, seconds, hurry)
@@ -124,7 +124,7 @@ def end_all(processes: Sequence[Process], seconds: float = math.inf, hurry: Call
 
 
 def signal_name(signum: int) -> str:
-    """Return `SIGKILL` for 9."""
+    """Return a signal's name: "SIGKILL" for 9."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -151,17 +151,17 @@ def _prctl(option: int, value: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Wait until `parent` is no longer this process's parent, then kill its group: for systems other than Linux."""
+    """Wait until `parent` has ended, then kill this process's group. For systems other than Linux."""
     while os.getppid() == parent:
         time.sleep(1)
     os.killpg(0, signal.SIGKILL)
 
 
 def supervised(command: Sequence[str], grace: float) -> list[str]:
-    """Return a command line that runs `command`, and kills its group when this process ends, even by SIGKILL.
+    """Return a command line that runs `command`, and kills the command's group when this process ends, even by SIGKILL.
 
-    The group also ends after SIGTERM, SIGINT or SIGHUP, and when `command` itself ends. It gets `grace` seconds for
-    that. Its temporary files are deleted.
+    The group also ends after SIGTERM, SIGINT or SIGHUP, and when `command` itself ends. It gets `grace` seconds to
+    end. Its temporary files are deleted.
     """
     return [sys.executable, "-I", __file__, str(os.getpid()), str(grace), *command]
 

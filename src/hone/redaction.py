@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 T = TypeVar("T")
 SHORTEST = 6
-"""Characters that a value must have to be removed: "none" and "EMPTY" are not keys."""
+"""Shorter values are not removed: "none" and "EMPTY" are not keys."""
 _names = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY"}
 
 
 def add_key_variable(name: str | None) -> str | None:
-    """Have `redact` also take out the value of this environment variable. Returns the name."""
+    """Make `redact` also remove the value of this environment variable. Returns `name`."""
     if name:
         _names.add(name)
     return name

@@ -2,7 +2,7 @@
 
 A stream's 64-bit key is the first 8 bytes of BLAKE2b over the repr of its parts, so streams of different names are
 independent, and adding one changes no other. `uniforms` is the counter-based generator behind sampling: token t of a
-sample is decided by the number (key, t) alone, whatever else is being sampled beside it.
+sample depends only on (key, t), whatever else is sampled at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def key(seed: int, *names: str | int) -> int:
 
 
 class _Key(np.random.SeedSequence):
-    """A key as the seed of Philox: `Philox(key=…)` gives the same numbers, but gathers entropy, 15 µs for nothing."""
+    """A key as the seed of Philox. `Philox(key=…)` gives the same numbers, but spends 15 µs on unused entropy."""
 
     def __init__(self, value: int) -> None:
         self.value = value

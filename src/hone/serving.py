@@ -1,4 +1,4 @@
-"""Serving an application of hone: its socket, and the server until Ctrl-C.
+"""Serves a web application of hone on a socket until Ctrl-C.
 
 A server on the loopback address has no password: it trusts local programs, but no web page (`local_only`).
 """
@@ -34,19 +34,19 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UserError(
-                f"port {port} is in use, by another server maybe: stop that, or choose another with --port {port + 1}"
+                f"port {port} is in use: stop the other server, or choose another port with --port {port + 1}"
             ) from error
         raise UserError(f"cannot listen on {host}, port {port} ({error}): choose others with --host, --port") from error
     return listener
 
 
 def is_local(listener: socket.socket) -> bool:
-    """Return True if only programs on this machine can connect, whatever name the address was given by."""
+    """Return True if only programs on this machine can connect: the address is a loopback address."""
     return ip_address(listener.getsockname()[0]).is_loopback
 
 
 def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
-    """Return uvicorn's config: seconds of `grace` for requests at a stop, and of `keep_alive` for idle connections."""
+    """Return uvicorn's config. Seconds: `grace` for open requests at a stop, `keep_alive` for idle connections."""
     return uvicorn.Config(
         app,
         loop="asyncio",  # and not uvloop and httptools where they are installed: Trackio brings them
@@ -62,7 +62,7 @@ def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
 
 
 def serve(app: ASGIApp, listener: socket.socket, intro: str, grace: int) -> None:
-    """Serve until SIGINT or SIGTERM, then `grace` seconds for open requests. Prints `intro` once it answers."""
+    """Serve until SIGINT or SIGTERM; then open requests get `grace` seconds. Prints `intro` once the server runs."""
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -81,7 +81,7 @@ def serve(app: ASGIApp, listener: socket.socket, intro: str, grace: int) -> None
 
 @asynccontextmanager
 async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve on a free port of this machine, on the running loop; yield the URL. The application checks clients."""
+    """Serve on a free local port, in the running event loop; yield the URL. The application must check clients."""
     with listen("127.0.0.1", 0) as listener:
         listener.listen()  # whoever comes before the server runs waits
         server = uvicorn.Server(settings(app, grace=1, keep_alive=3600))
@@ -94,9 +94,9 @@ async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
-    """Refuse requests of web pages, by host name (DNS rebinding) or origin, unless other machines can connect anyway.
+    """If only this machine can connect, refuse requests of web pages: by host name (DNS rebinding), and by Origin.
 
-    A browser sends Origin with every request that can change something; other programs send none.
+    A browser sends Origin with every request that can change something; other programs send no Origin.
     """
     if not is_local(listener):
         return app
@@ -112,7 +112,7 @@ def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
         except ValueError:
             name = None
         if name not in names:
-            refused = 400, "this server answers to localhost only: connect to that (proxies send `Host: localhost`)"
+            refused = 400, "this server answers only to the name localhost (a proxy must send `Host: localhost`)"
         elif origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             refused = 403, f"web pages of {origin[:100]!r} may not use this server"
         else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DRAWING = {"tqdm", "click", "wandb", "trackio", "ray"}
-"""Libraries that draw progress bars and colours around a run."""
+"""Libraries that draw progress bars and colours: their output is not escaped."""
 
 
 class _Escapes(dict[int, int | str]):
@@ -27,7 +27,7 @@ class _Escapes(dict[int, int | str]):
 
 
 def _escaped(char: str) -> str:
-    """Return the escape of a character; above ASCII's controls as JSON has it, so that JSON stays the same value."""
+    """Return a character's escape: Python's for ASCII controls, else JSON's, so that JSON text keeps its value."""
     if char < " ":
         return char.encode("unicode_escape").decode()
     units = char.encode("utf-16-be", "surrogatepass")
@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def hanging(text: str) -> str:
-    """Return `text` with all lines but the first indented, so that none looks like a line of hone."""
+    """Return `text` with all lines but the first indented, so that they don't look like hone's own."""
     return re.sub(r"\n(?! )", "\n  ", text)
 
 

@@ -1,7 +1,7 @@
-"""Decides which code is executed: code named by a run only if the user trusts the run.
+"""Decides which code is executed. Code that a run names is executed only if the user trusts the run.
 
 A command that opens a run does its work inside `opened_run`. Every loader of code (task files, functions, tasksets,
-agents, sandboxes that are off) asks here. Outside of it, code is named by the user's config.
+agents, sandboxes that are off) asks this module. Outside `opened_run` the user's config names the code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NotTrusted(UserError):
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run: `digests` of its run.json, and files of functions that the user `named` or hone `used`."""
+    """A run: `digests` in its run.json; files of functions: `named` by the user, `used` so far."""
 
     folder: Path
     digests: frozenset[str]
@@ -36,12 +36,12 @@ class OpenedRun:
 
 _opened: OpenedRun | None = None
 _noted: set[tuple[Path, str]] = set()
-"""Runs, and the notes that were printed about their code."""
+"""(Run's folder, note) for each printed note."""
 
 
 @contextmanager
 def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool, named: Iterable[str] = ()) -> Iterator[None]:
-    """Restrict code in this block to what the run in `folder` may execute; the user names functions MODULE:NAME."""
+    """In the block, execute only code allowed for the run in `folder`. `named`: functions that the user allows."""
     global _opened
     digests = frozenset(map(str, (info.get("sources") or {}).values()))
     files = frozenset(module_file(place).resolve() for place in named)
@@ -57,23 +57,23 @@ def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool, named: Iter
 def check_named(what: str) -> None:
     """Raise NotTrusted for code that the config of the opened run names, unless the run is trusted."""
     if _opened is not None and not _opened.trusted:
-        only = f"executes only with {FLAG}, or a reward function with --reward"
-        raise NotTrusted(f"the run names {what}, which hone {only}: read its code first")
+        allow = f"pass {FLAG}, or --reward for a reward function"
+        raise NotTrusted(f"the run names {what}, which is not executed: read its code, then {allow}")
 
 
 def module_file(place: str) -> Path:
-    """Return the file of a function, if it is here: `rewards:f` and `rewards.py:f` are in rewards.py."""
+    """Return the file that a function would have here: rewards.py for `rewards:f` and `rewards.py:f`."""
     module = place.rpartition(":")[0]
     return Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
 
 
 def is_stored(file: Path) -> bool:
-    """Return True if this file is where a run stores functions of a program."""
+    """Return True if this file is a run's rewards.py, which stores functions."""
     return file.name == REWARDS and (file.parent / INFO).exists()
 
 
 def check_function(place: str) -> None:
-    """Raise NotTrusted for a function unless the user names its file, or trusts the run and no run stores it."""
+    """Raise NotTrusted unless the user names the function's file, or trusts the run and no run stores the file."""
     file = module_file(place)
     if _opened is None:
         return
@@ -89,9 +89,9 @@ def check_function(place: str) -> None:
 
 
 def check_file(what: str, path: Path, digest: str) -> None:
-    """Raise NotTrusted for a local task file that has changed since the opened run, or that came with the run.
+    """Unless the run is trusted, raise NotTrusted for a task file that is inside the run, or not the run's version.
 
-    Prints once for the run which file is executed.
+    Prints once for each run which file is executed.
     """
     if _opened is None:
         return
@@ -109,7 +109,7 @@ def check_file(what: str, path: Path, digest: str) -> None:
 
 
 def note_digest(what: str, digest: Callable[[], str]) -> None:
-    """Print once for the run that trusted code has changed since the opened run."""
+    """Print once for each run that trusted code has changed since that run."""
     if _opened is not None and (found := digest()) not in _opened.digests:
         _note(f"{what} is not what the run was made with (its digest {found[:8]} is not in run.json)")
 

@@ -1,6 +1,6 @@
-"""The records that hone's packages exchange. It imports nothing of hone, and torch only for type checking.
+"""The records that hone's packages exchange. Imports no other hone module, and torch only for type checking.
 
-Shapes: T tokens of a sequence, G completions of a group, N tokens and S sequences of a packed batch.
+Shapes: T tokens of a sequence, G completions of a group, N tokens and S segments of a packed batch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 GREEDY_BELOW = 1e-5
-"""A sampling temperature below this is greedy: logits divided by it may exceed what float32 holds."""
+"""Temperatures below this mean greedy sampling: logits divided by them may overflow float32."""
 
 LARGEST_REWARD = 1e6
-"""The largest absolute reward: with a larger one, float32 advantages would round away the other components."""
+"""The largest absolute reward: above it, float32 advantages would lose small components."""
 BOUND = f"±{LARGEST_REWARD:,.0f}"
 TOO_LARGE = f"is not within {BOUND}: scale the rewards down"
 
 
 class Outcome(StrEnum):
-    """The result of grading one completion, by precedence: the first that applies."""
+    """The result of grading one completion: the first member, in this order, that applies."""
 
     GRADER_ERROR = "grader_error"
     GRADER_TIMEOUT = "grader_timeout"
@@ -41,12 +41,12 @@ class Outcome(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """True if the grader failed: the sample has no reward, and leaves its group's statistics and the loss."""
+        """True if the grader failed: the sample has no reward; group statistics and the loss ignore it."""
         return self in (Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT)
 
 
 def content_hash(value: Any, errors: str = "surrogatepass") -> str:
-    """Return the first 16 hex digits of the SHA-256 of `value` as canonical JSON, encoded with this error handler."""
+    """Return the first 16 hex digits of the SHA-256 of `value` as canonical JSON. `errors`: as in `str.encode`."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode("utf-8", errors)).hexdigest()[:16]
 
@@ -68,7 +68,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Ragged:
-    """A column with several values of each of T tokens: `counts` `[T]` int32, and all `values` end to end."""
+    """A column with any number of values per token: `counts` `[T]` int32, and all `values` concatenated."""
 
     values: np.ndarray
     counts: np.ndarray
@@ -86,16 +86,16 @@ class Ragged:
         return len(self.counts)
 
     def holds(self, values_T: np.ndarray) -> bool:
-        """Return True if each token's value in `values_T` is among its values (if it has any)."""
+        """Return True if, for each token with values, `values_T` at the token is one of its values."""
         token = np.repeat(np.arange(len(self.counts)), self.counts)
         return bool(np.isin(np.flatnonzero(self.counts), token[self.values == values_T[token]]).all())
 
 
 Column = np.ndarray | Ragged
-"""One value of each of T tokens, or several."""
+"""One value per token, or several (`Ragged`)."""
 Columns = Mapping[str, Column]
-"""Columns by name. `candidates` (int32, ragged) are the ids that a token was sampled among, where `top_k`, `top_p` or
-`min_p` cut the distribution; otherwise a token has none. Extensions add others (float32, 0 where not sampled).
+"""Columns by name. `candidates` (int32, ragged): the ids that a token was sampled from, if `top_k`, `top_p` or `min_p`
+cut the distribution; else empty. Extensions add more columns (float32, 0 where not sampled).
 """
 
 
@@ -121,7 +121,7 @@ def where(columns: Columns, mask_T: np.ndarray) -> dict[str, Column]:
 
 
 def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
-    """Join the columns of parts, given with their numbers of tokens; 0 or no values where a part lacks a column."""
+    """Concatenate parts (number of tokens, columns). A part without a column gets zeros, or no values if ragged."""
     kinds = {name: one for _, columns in parts for name, one in columns.items()}
     found: dict[str, Column] = {}
     for name, kind in kinds.items():
@@ -137,7 +137,7 @@ def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
 
 
 def split(columns: Columns, lengths: Sequence[int] | np.ndarray) -> list[dict[str, Column]]:
-    """Split columns into consecutive parts of these lengths: the reverse of `joined`."""
+    """Split columns into consecutive parts of these lengths: the inverse of `joined`."""
     cuts, parts = np.cumsum(lengths)[:-1], [dict[str, Column]() for _ in lengths]
     for name, one in columns.items():
         pieces: Sequence[Column] = np.split(one.counts if isinstance(one, Ragged) else one, cuts)
@@ -155,9 +155,9 @@ class Segment:
 
     `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token, False between
     turns; `logprobs` `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled);
-    `versions` `[T]` policy version that produced each token (-1 where not sampled); `messages` its conversation;
-    `stop_reason` ("stop" or "length") is the end of the last turn; `turn_rewards` float64, one for each turn, if a
-    program rewards each call of the model.
+    `versions` `[T]` policy version that sampled each token (-1 where not sampled); `messages` the conversation;
+    `stop_reason` how the last turn ended ("stop" or "length"); `turn_rewards` float64, one per turn, if a program
+    rewards each call of the model.
     """
 
     token_ids: np.ndarray
@@ -197,7 +197,7 @@ class Segment:
 
     @property
     def turns(self) -> int:
-        """Number of runs of sampled tokens."""
+        """Number of contiguous sampled spans."""
         return int((np.diff(self.sampled_mask.astype(np.int8)) == 1).sum())
 
     @property
@@ -211,7 +211,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Usage:
-    """A text server's counts: tokens of the first prompt and of all completions (None: unknown), turns, seconds."""
+    """Counts from a text server: tokens of the first prompt and of all completions (None: unknown), turns, seconds."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -223,15 +223,15 @@ class Usage:
 class Rollout:
     """One sample: a conversation with the model, and its tokens.
 
-    `segments` are its sequences of tokens: one, or several where a program branches (`branches`), or none from a server
-    that answers in text (see `usage`). All have the advantage of the sample, unless a program rewards each call.
-    `token_ids`, `sampled_mask`, `logprobs`, `versions`, `turns`, `prompt_tokens`, `completion_tokens` and `sampled_ids`
-    are of the first segment only. `messages` include the completion, and `stop_reason` is the end of its last turn.
-    `completion_ids` are the sampled tokens if there are no segments.
+    `segments`: its token sequences. One; several if a program branches (`branches` is true); none if the server answers
+    in text (see `usage`). All segments have the sample's advantage, unless a program rewards each call. `token_ids`,
+    `sampled_mask`, `logprobs`, `versions`, `turns`, `prompt_tokens`, `completion_tokens` and `sampled_ids` describe
+    only the first segment. `messages` include the completion; `stop_reason`: how the last turn ended.
+    `completion_ids`: the sampled tokens if there are no segments.
 
-    In a task of several turns, `state` (JSON) is the environment's, and `failure` is the outcome and detail with which
-    the environment broke off. Two flags mean that another try may end otherwise: `late` if a tool was ended at its
-    deadline, `killed` if a process was killed from outside at each try.
+    In a task of several turns, `state` (JSON) is the environment's; `failure` (outcome, detail) says why the
+    environment broke off. Two flags mean that a retry may end differently: `late`: a tool was ended at its deadline;
+    `killed`: a process was killed from outside at each try.
     """
 
     sample_id: str
@@ -292,7 +292,7 @@ class Rollout:
 
     @property
     def completion_text(self) -> str:
-        """Text of the policy, with an empty line between turns."""
+        """The policy's text, with an empty line between turns."""
         texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
         return "\n\n".join(texts[-max(1, self.turns) :])
 
@@ -302,7 +302,7 @@ class Score:
     """Grade of one completion: reward = sum over components of weight x value, in the rubric's order.
 
     A component that abstained (returned None) is absent from `components`. If `outcome.is_failure`, the reward is NaN,
-    and `detail` says why. `seconds` is wall time, never written to exact logs. `killed`: the grader's process was
+    and `detail` says why. `seconds` is wall time; reproducible files leave it out. `killed`: the grader's process was
     killed from outside at each try, so another try may give a reward.
     """
 
@@ -319,7 +319,7 @@ class Score:
 
     @property
     def too_large(self) -> bool:
-        """True if the weighted sum of the components is no reward because of its size."""
+        """True if the weighted sum of the components exceeds LARGEST_REWARD, or is NaN."""
         total = sum(self.weights[name] * value for name, value in self.components.items())
         return not abs(total) <= LARGEST_REWARD
 
@@ -329,10 +329,10 @@ class Group:
     """G rollouts of one example with their scores and advantages `[G]` float32.
 
     `draw` is the run-wide index of this draw of an example (the ledger's key). Failed samples have advantage 0.
-    `left_out`: a refill did not need the group. `env` names its task if there are several. `trains_all`: train on all
-    samples with a score, because the loss has a KL or entropy term. `least_graded`: samples with a score that a group
-    needs to be trained. `masks_truncated`: do not train on completions stopped by length. `call_advantages`: one for
-    each turn of each segment of each rollout, if a program rewards each call.
+    `left_out`: a refill did not need the group. `env`: the task's name if there are several. `trains_all`: train on all
+    samples with a score, because the loss has a KL or entropy term. `least_graded`: fewest samples with a score for a
+    group to be trained on. `masks_truncated`: do not train on completions stopped by length. `call_advantages`: an
+    advantage for each turn, by rollout and segment, if a program rewards each call.
     """
 
     example: Example
@@ -371,7 +371,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Counts:
-    """A part of a step: its loss tokens, completions, prompts."""
+    """Numbers of loss tokens, completions and prompts."""
 
     tokens: int = 0
     sequences: int = 0
@@ -380,23 +380,23 @@ class Counts:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences laid end to end for the train step. Tensors lie where the model does, tuples on the host, so that the
+    """Sequences concatenated for the train step. Tensors are on the model's device, tuples on the host, so that the
     host need not wait for a GPU.
 
-    S segments of `lengths` tokens: attention never crosses from one to another, except to the parent. If `parents[i]`
-    is not -1, segment i continues that segment: a prompt that a group shares, laid down once. `parents` None: every
-    segment is a whole sequence. Each segment has `loss_lengths` tokens with loss, the number of its prompt (`groups`),
-    completion (`samples`; -1: a shared prompt) and task (`pools`), and the completion's reward (`rewards`; None: not
-    needed).
+    S segments of `lengths` tokens: a token attends only to its segment and the segment's parent. If `parents[i]` is not
+    -1, segment i continues segment `parents[i]`: a prompt that a group shares, stored once. `parents` None: every
+    segment is a whole sequence. For each segment: `loss_lengths`, the number of tokens with loss; the indices of its
+    prompt (`groups`), completion (`samples`; -1: a shared prompt) and task (`pools`); the completion's reward
+    (`rewards`; None: not needed).
 
     `[N]`: `token_ids`; `positions` within the sequence; `previous`, the index of the preceding token of the sequence,
     -1 for a first token; all int64. `sampling_logprobs`, `advantages`, `weights` float32: the step's loss is the sum of
     the tokens' losses times their weights, over all micro-batches and ranks. `old_logprobs` (None: the sampler's) and
-    `ref_logprobs` (None: no KL term). The logprob of token i predicts it from the tokens before it in its sequence.
+    `ref_logprobs` (None: no KL term). The logprob of token i is conditional on the tokens before it in its sequence.
 
-    `loss_indices` `[M]` int64 are the trained tokens, ascending; `sequence_lengths` int64 counts them by completion,
-    without zeros. `num_loss_tokens`, by which statistics are divided, counts over all micro-batches and ranks.
-    `minibatch` numbers the update within the step. `columns` of the M tokens lie on the host.
+    `loss_indices` `[M]` int64: the trained tokens, ascending. `sequence_lengths` int64: trained tokens of each
+    completion that has any. `num_loss_tokens`: trained tokens of all micro-batches and ranks, the divisor of
+    statistics. `minibatch`: the update's index within the step. `columns` of the M tokens are on the host.
     """
 
     token_ids: torch.Tensor
@@ -436,7 +436,7 @@ class PackedBatch:
 
 
 def with_column(groups: Sequence[Group], name: str, column: Sequence[np.ndarray | None]) -> list[Group]:
-    """Add a column to the groups: for the first segment of each rollout, in order, float32 `[T]`, or None."""
+    """Set column `name` in the first segment of each rollout, in order: float32 `[T]`; None removes it."""
     rows = iter(column)
 
     def scored(rollout: Rollout) -> Rollout:

@@ -20,7 +20,7 @@ _RETRIED = (408, 409, 425, 429)
 
 
 class TooLarge(Exception):
-    """An answer is larger than its client allows, or compressed, so that its size is unknown."""
+    """An answer is larger than the client allows, or is compressed, so that its size is unknown."""
 
 
 def is_local(url: str) -> bool:
@@ -48,18 +48,18 @@ def is_local(url: str) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without its password and the values of its query, to show or write it."""
+    """Return a URL without its password and query values, safe to show or store."""
     place, mark, _ = url.partition("#")[0].partition("?")
     return re.sub(r"^(\w+://)?[^/]*@", r"\1", place) + (mark and "?…")
 
 
 def may_pass(status: int) -> bool:
-    """Return True if another try may succeed."""
+    """Return True if a retry may succeed after this HTTP status."""
     return status in _RETRIED or (status >= 500 and status != 501)
 
 
 def retry_after(headers: Any) -> float | None:
-    """Return the seconds that Retry-After (a number or a date) or retry-after-ms ask for; None without them."""
+    """Return the seconds to wait by the header Retry-After (number or date) or retry-after-ms; None without."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name)
         if text is None:
@@ -111,7 +111,7 @@ def _bounded(stream: Any, largest: int) -> Any:
 
 
 def without_local_proxy(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep a program with this environment from using a proxy for this machine."""
+    """Return NO_PROXY variables for a program with this environment, to reach this machine without a proxy."""
     known = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     hosts = ",".join(dict.fromkeys([*filter(None, known.split(",")), "127.0.0.1", "localhost", "::1"]))
     return {"no_proxy": hosts, "NO_PROXY": hosts}

@@ -138,11 +138,11 @@ def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
     [
         (("a", "b"), (), "serves a, b: name one with -m"),
         (Status(404), (), "serves models that it does not list: name one with -m"),
-        (("a", "b"), ("-m", "c"), "has no model 'c': say -m with one of a, b"),
+        (("a", "b"), ("-m", "c"), "has no model 'c': give -m one of a, b"),
         (("a",), ("-k", "NO_SUCH_KEY"), "the environment variable NO_SUCH_KEY (-k) is not set"),
         (("a",), ("-k", "sk-123"), "-k takes the name of the environment variable that holds the API key, not the key"),
         (("a",), ("--threads", "2"), "--threads is for a model in this process"),
-        (("a",), ("-S", '{"n": 4}'), "'n' is no sampling argument: say it with -r"),
+        (("a",), ("-S", '{"n": 4}'), "'n' is no sampling argument: set it with -r"),
         (("a",), ("-S", '{"temperature": 0}', "-T", "0.5"), "temperature is given twice, by a flag or a file"),
     ],
 )

@@ -178,7 +178,7 @@ def test_a_rollout_that_keeps_the_loop_from_running_ends_the_batch(monkeypatch):
     async def blocks(driver: Driver, index: int) -> None:
         time.sleep(3.0)
 
-    with pytest.raises(Halt, match="keeps its event loop from running"):
+    with pytest.raises(Halt, match="blocks the event loop"):
         run(Batches(), blocks)
 
 

@@ -176,7 +176,7 @@ def test_sampled_tokens_are_offered_and_texts_without_them_are_refused():
     recorded = Rollout("1", messages, "stop", completion_ids=[8, 9, 10])
     scores = env.grade_many([(example, sampled), (example, recorded)], 0, [0, 0])
     assert [score.components for score in scores] == [{"by_ids": 2.0, "perhaps": 0.0}, {"by_ids": 3.0, "perhaps": 0.0}]
-    words = "by_ids takes completion_ids, the tokens of a sampled completion, and here are only texts"
+    words = "by_ids takes completion_ids, the tokens of a sampled completion, but here are only texts"
     with pytest.raises(UserError, match=words):
         env.grade(example, "6")
     few = {"num_examples": 1, "rollouts_per_example": 1, "body": {}, "seed": 0}
@@ -345,7 +345,7 @@ def test_the_flags_stand_for_the_task(here):
 def test_what_a_run_names_is_not_called_unless_it_is_trusted(env_id, named):
     args = named | {"data": "p.jsonl"}
     args = args if env_id == "functions" else {"task": "functions", "args": args}
-    with trust.opened_run(Path("run"), {}, False), pytest.raises(UserError, match="only with --trust-local-task"):
+    with trust.opened_run(Path("run"), {}, False), pytest.raises(UserError, match="pass --trust-local-task"):
         load_environment(env_id, **args)
 
 

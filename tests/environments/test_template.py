@@ -90,10 +90,10 @@ BAD_TURNS = [
     ({"conversations": [{"from": "gpt", "value": "a"}, {"from": "gpt"}]}, "row, turn 1: no column 'value'"),
 ]
 NO_TURNS = [
-    (TURNS | {"rolse": {}}, "template.x has 'rolse'; beside each there may be role, content, roles and name"),
+    (TURNS | {"rolse": {}}, "template.x has 'rolse'; beside `each` there may be role, content, roles and name"),
     (TURNS | {"roles": {"human": 1}}, "template.x.roles is {'human': 1}: give a table"),
     (TURNS | {"roles": "user"}, "template.x.roles is 'user': give a table"),
-    ({"each": "{conversations}"}, "template.x has each, but no content: say what is in a turn, such as"),
+    ({"each": "{conversations}"}, "template.x has each, but no content: name a part of a turn, such as"),
     ({"each": "{conversations}", "content": "a"}, "template.x has each, but no role"),
 ]
 REFUSED = [(text, ROW, f"row: .*{re.escape(why)}") for text, why in LACKING.items()]
@@ -145,5 +145,5 @@ def test_a_template_that_is_of_no_use_is_refused():
     env = SingleTurnEnv(id="own", dataset=[{"x": "a"}], rubric=answer_rubric(correctness))
     with pytest.raises(UserError, match=r"env.template makes a column 'anwser', but own reads .*did you mean 'answer'"):
         env.use_template({"question": "{x}", "anwser": "{x}"}, "env.template")
-    with pytest.raises(UserError, match=r"template is for the rows of a data set, but gsm8k makes up its own"):
+    with pytest.raises(UserError, match=r"template is for the rows of a data set, but gsm8k generates its rows"):
         load_environment("gsm8k").use_template(GSM8K)

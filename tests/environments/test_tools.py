@@ -140,7 +140,7 @@ def test_functions_that_are_no_tools_are_refused() -> None:
             ToolFunction(func)
     for tools in ((), (add, add)):
         with pytest.raises(
-            UserError, match=r"environment 'mine': tools are .* give at least one, and each another name"
+            UserError, match=r"environment 'mine': tools are .* give at least one tool, and no name twice"
         ):
             make(*tools)
 

@@ -1,7 +1,7 @@
 """Advantages: how much better a completion was than the policy's average, from the rewards of a step.
 
 Shapes: P prompts, G completions of each, K components of the reward. All functions take numpy arrays in float64;
-`valid_PG` is False where grading failed: such a completion leaves every mean and deviation, and gets advantage 0.
+`valid_PG` is False if grading failed: such a completion counts in no mean or deviation, and gets advantage 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 ZERO_VARIANCE = 1e-6
-"""A group with max - min of its rewards up to this carries no signal (std would hide rounding)."""
+"""Rewards of a group with max - min up to this carry no signal (a std would hide rounding)."""
 
 
 def has_signal(rewards_G: np.ndarray) -> bool:
@@ -36,12 +36,12 @@ def advantages(
     scale     "none"           1 (Dr. GRPO, arXiv:2503.20783)
               "group_std"      std of the prompt's rewards + std_eps (GRPO)
               "batch_std"      std of all rewards of the step + std_eps (Lite PPO, arXiv:2508.08221)
-              "token_std"      minus the mean over the step's tokens, divided by their std + std_eps, where each of the
-                               `tokens_PG` of a completion counts (REINFORCE++, arXiv:2501.03262)
-              "group_mean"     r̄; where it is not above 0 the advantages are 0 (MaxRL, arXiv:2602.02710)
+              "token_std"      A = (r - baseline - mean) / (std + std_eps): mean and std over the step's tokens, which
+                               are `tokens_PG` for each completion (REINFORCE++, arXiv:2501.03262)
+              "group_mean"     r̄; if r̄ <= 0 the group's advantages are 0 (MaxRL, arXiv:2602.02710)
 
     A std divides the sum of squares by n - `std_ddof`. A group with equal rewards, or fewer than two, has r - baseline
-    = 0 unless the baseline is the batch's: then what counts is whether the step's rewards differ.
+    = 0. With the baseline "batch" the whole step is one group.
     """
     if scale == "token_std":
         assert tokens_PG is not None
@@ -62,12 +62,12 @@ def advantages_to_go(
     std_ddof: int,
     std_eps: float,
 ) -> list[np.ndarray]:
-    """Compute the advantages `[T]` float64 of the tokens of sequences with a penalty for each token (REINFORCE++).
+    """Compute each sequence's token advantages `[T]` float64, with a penalty for each token (REINFORCE++).
 
     A_t = (R_t - mean) / (std + std_eps)        R_t = r - baseline - Σ_{s >= t} penalty_s
 
-    Mean and std are over all tokens of the step. Without penalties this is the scale "token_std" of `advantages`. Each
-    sequence has `penalties` `[T]` and, in `completions`, the row and column of its reward.
+    Mean and std are over all tokens of the step. Without penalties this is the scale "token_std" of `advantages`. For
+    each sequence: its `penalties` `[T]`, and in `completions` the (row, column) of its reward.
     """
     deviations_PG = _advantages(rewards_PG, valid_PG, baseline, "none", std_ddof, std_eps)
     returns = [
@@ -113,12 +113,12 @@ def _advantages(
 def normalized_components(
     values_PGK: np.ndarray, weights_K: np.ndarray, valid_PG: np.ndarray, std_ddof: int = 1, std_eps: float = 1e-4
 ) -> np.ndarray:
-    """Compute the advantages `[P, G]` float32 from components of the reward that are normalised, then summed.
+    """Compute the advantages `[P, G]` float32 from normalised, then summed components of the reward.
 
-    GDPO (arXiv:2601.05242): each component minus its group's mean, divided by its group's std + std_eps; the weighted
-    sum of those, minus its mean over the step, divided by its std over the step + std_eps. So a component counts by its
-    weight, however much it varies. NaN is a component that abstained: it counts 0. If no component varies in a group,
-    its advantages are 0.
+    GDPO (arXiv:2601.05242): (component - group's mean) / (group's std + std_eps); then the weighted sum over the
+    components, minus the sum's mean over the step, divided by the sum's std over the step + std_eps. So a component
+    counts by its weight, however much it varies. NaN means that a component abstained: it counts 0. If no component
+    varies in a group, the group's advantages are 0.
     """
     values_PGK = np.where(valid_PG[:, :, None], np.asarray(values_PGK, dtype=np.float64), np.nan)
     sums_PG = np.zeros(valid_PG.shape)
@@ -130,7 +130,7 @@ def normalized_components(
 
 
 def token_advantages(advantages_of_turns: Sequence[float] | np.ndarray, sampled_T: np.ndarray) -> np.ndarray:
-    """Give each sampled token the advantage of its turn (a run of sampled tokens), others 0: `[T]` float32."""
+    """Give each sampled token the advantage of its turn (contiguous sampled tokens), others 0: `[T]` float32."""
     turn_T = np.cumsum(np.diff(sampled_T, prepend=False) & sampled_T)  # counted from 1
     return np.append(np.float32(0), np.asarray(advantages_of_turns, np.float32))[turn_T * sampled_T]
 
@@ -151,8 +151,8 @@ def distilled(
 
     A_t = reward_coef A - coef (log pi(o_t) - log pi_teacher(o_t))
 
-    On-policy distillation (Thinking Machines, 2025; GKD, arXiv:2306.13649): each token answers for its own reverse KL,
-    not for the tokens after it. `advantage` A is the completion's, by its rewards; `logprobs_T` are the
+    On-policy distillation (Thinking Machines, 2025; GKD, arXiv:2306.13649): each token is charged with its reverse KL
+    only, not with the reverse KL of later tokens. A: the completion's `advantage` by its reward; `logprobs_T`: the
     sampler's. Both logprobs are 0 where a token was not sampled.
     """
     return (reward_coef * advantage - coef * reverse_kl(logprobs_T, teacher_logprobs_T)).astype(np.float32)

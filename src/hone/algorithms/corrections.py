@@ -1,7 +1,7 @@
 """Corrections for a sampler that differs from the trained policy: weights `[M]` of the tokens' losses.
 
-ρ_t = pi_old(o_t) / mu(o_t), the trainer's probability of a token before the update over the sampler's: where they
-differ (other kernels, older weights, 8 bits), the samples are of another policy. `lengths_S` int64: loss tokens of each
+ρ_t = pi_old(o_t) / mu(o_t): a token's probability in the trainer before the update, divided by the sampler's. If they
+differ (other kernels, older weights, 8 bits), samples are of another policy. `lengths_S` int64: loss tokens of each
 completion. Weights carry no gradient.
 """
 
@@ -21,7 +21,7 @@ def token_truncated(old_logprobs_M: Tensor, sampling_logprobs_M: Tensor, cap: fl
 def sequence_truncated(
     old_logprobs_M: Tensor, sampling_logprobs_M: Tensor, lengths_S: Tensor, cap: float = 2.0
 ) -> Tensor:
-    """Compute min(Π_t ρ_t, cap) of each token's completion: unbiased but for the cap, and of more variance than TIS."""
+    """Compute min(Π_t ρ_t, cap) of each token's completion: unbiased but for the cap, with more variance than TIS."""
     sums_S = sequence_sums(log_ratio(old_logprobs_M, sampling_logprobs_M), lengths_S)
     return spread(sums_S.clamp(max=10.0).exp().clamp(max=cap), lengths_S, len(old_logprobs_M))
 

@@ -1,5 +1,5 @@
-"""The gap between sampler and trainer, and its bounds. The ratio of their probabilities weighs every sample, so a large
-gap makes the gradient wrong.
+"""The gap between the logprobs of sampler and trainer, and bounds of the gap. The ratio of their probabilities weighs
+every sample, so a large gap makes the gradient wrong.
 
 Shapes: M tokens. All differences are of logprobs, in nats, sampler minus trainer.
 """
@@ -17,7 +17,7 @@ from hone.extension import gathered
 
 
 class Verdict(IntEnum):
-    """Verdict on a gap, recorded by its number."""
+    """Verdict on a gap, recorded as a number."""
 
     OK = 0
     WARN = 1
@@ -42,7 +42,7 @@ class Gap:
 
 
 class Band(NamedTuple):
-    """A gap up to `mean` and `max` is fine; a mean above `stop` ends a run. A single token never does."""
+    """A gap up to `mean` and `max` is fine; a mean above `stop` ends a run. A single token never ends a run."""
 
     mean: float
     max: float
@@ -70,16 +70,16 @@ BANDS = {
         36: Band(mean=0.12, max=1.3, stop=0.35),
     },
 }
-"""By backend, lower precision of the two, and layers: in bf16 each layer rounds.
+"""By (backend, lower precision of sampler and trainer) and layers: in bf16 each layer rounds.
 
-hone: the same model code on both sides. 4 layers are contract 3. At 28 and 36 the bounds have room for SmolLM2-135M
-(30 layers; a largest gap of 0.48 over the 3,000 tokens of a step of RL in bf16_linear; other maxima were widened alike,
-unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py).
+hone: the same model code on both sides. 4 layers: tests/contracts/test_logprobs.py. 28 and 36 layers: room for
+SmolLM2-135M (30 layers; in bf16_linear the largest gap was 0.48 in 3,000 tokens of an RL step; other maxima were
+widened alike, unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py).
 """
 
 
 def band_of(backend: str, precision: str, layers: int) -> Band:
-    """Return the band for a number of layers, interpolated linearly between rows of the table, or beyond the last."""
+    """Return the band for a number of layers: linear between rows of the table, and extrapolated beyond the last."""
     rows = [(count, Band(*band)) for count, band in gathered("BANDS", BANDS)[backend, precision].items()]
     if len(rows) == 1:
         return rows[0][1]

@@ -1,4 +1,4 @@
-"""Environments: what a task is. The names here are the stable Python API."""
+"""Environments define tasks. The names here are the stable Python API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MODULES: dict[str, str] = dict.fromkeys(("LastNumberParser", "NumberParser", "read_number", "same_number"), "numbers")
 _MODULES |= dict.fromkeys(("ToolEnv", "arguments_of", "calls_of"), "tools")
-"""Names that few tasks need, by module. They are imported at first use."""
+"""The module of each name that few tasks need; it is imported at first use."""
 __all__ = [
     "AnswerParser",
     "Environment",

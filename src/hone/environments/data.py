@@ -28,15 +28,15 @@ U = TypeVar("U")
 Row = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
-"""Factor of spoiled demonstrations. 0: clean; 1 spoils 30 % in each way that the task names."""
+"""Factor of errors in demonstrations. 0: none; 1: 30 % have each kind of error that the task names."""
 HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 class Rows(Sequence[T]):
-    """Rows, with their places for error messages: `where(i)` is "data.jsonl, line 4" or "USER/SET, row 3".
+    """Rows of a data set. `where(i)` names row i in error messages: "data.jsonl, line 4" or "USER/SET, row 3".
 
-    `ragged`: rows may have different columns, so each is checked; `generated`: one function makes all of them. `make`
+    `ragged`: rows may have different columns, so each row is checked; `generated`: a function makes the rows. `make`
     turns an item of `rows` into a row at each access.
     """
 
@@ -71,7 +71,7 @@ class Rows(Sequence[T]):
 
 
 def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: int, env_id: str, split: str) -> Rows:
-    """Return `n` rows of a generated task: row i is `make` of the generator for (seed, env_id, split, i)."""
+    """Return `n` rows of a generated task: row i is `make(rng)`, rng being the stream (seed, env_id, split, i)."""
     return indexed_rows(lambda i: make(rng.stream(seed, env_id, split, i)), n, f"{env_id} ({split})")
 
 
@@ -82,7 +82,7 @@ def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
 
 @dataclass
 class DataSource:
-    """Reads the rows of a split and applies `change`, such as a template. `reads`: from a data set."""
+    """Reads a split's rows and applies `change`, such as a template. `reads`: the rows come from a data set."""
 
     read: Callable[[Callable[[Rows], Rows]], Rows]
     reads: bool
@@ -137,7 +137,7 @@ def _as_json(row: Row, where: str) -> Row:
     try:
         text = json.dumps(_plain(row), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}: keep texts, numbers, lists and dicts in it") from None
+        raise UserError(f"{where}: {error}: a row holds texts, numbers, lists and dicts") from None
     if not is_text(row):
         raise UserError(f"{where}: {HALF_A_PAIR}")
     return json.loads(text)
@@ -161,9 +161,9 @@ def to_jsonl(rows: Rows) -> str:
 
 
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
-    """Return (train, eval). Eval gets the `fraction` of distinct `key(row)` with the smallest hashes, at least one.
+    """Return (train, eval). Eval gets the rows of the `fraction` of keys `key(row)` with the smallest hashes.
 
-    So order and seed don't matter. With a single key eval is empty. A KeyError of `key` means a missing column.
+    Order and seed don't matter. Eval gets at least one key of several. A KeyError of `key` means a missing column.
     """
     digests = []
     for i, row in enumerate(rows):
@@ -186,10 +186,10 @@ def train_and_eval(
     halve: Callable[[Rows], tuple[Rows, Rows]],
     builtin: Callable[[str], Rows],
 ) -> dict[str, DataSource]:
-    """Return the arguments `dataset` and `eval_dataset` of an Environment, as functions that read.
+    """Return the arguments `dataset` and `eval_dataset` of an Environment, as functions that read the rows.
 
-    `halve` splits a `dataset` if there is no `eval_dataset`, after templates. `builtin` makes rows of "train" or "eval"
-    if there is neither.
+    If there is no `eval_dataset`, `halve` splits `dataset`, after the template. If there is no data set at all,
+    `builtin` makes the rows of "train" or "eval".
     """
 
     @functools.cache
@@ -217,7 +217,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class Draws:
-    """Maps draw d of a run to an example, by (seed, d). Each epoch has all `n` once, in a new order."""
+    """Maps draw d of a run to an example, by (seed, d). Each epoch has all `n` examples once, in a new order."""
 
     def __init__(self, n: int, seed: int) -> None:
         assert n > 0
@@ -249,8 +249,8 @@ def split_words(held_out: float = 0.1) -> tuple[tuple[str, ...], tuple[str, ...]
 class Overlap:
     """The overlap of `checked` training examples with `held_out` evaluation examples.
 
-    `rows` are the indices in the training split, ascending; `identical` of them have the same answer and info too;
-    `pair` has the indices of the first in both splits.
+    `rows`: indices of overlapping training examples, ascending; `identical`: the number with the same answer and info,
+    too; `pair`: indices of the first overlap in both splits.
     """
 
     checked: int
@@ -267,7 +267,7 @@ def find_overlap(
     held_out_indices: Sequence[int],
     advance: Callable[[int], None] = lambda done: None,
 ) -> Overlap:
-    """Find the training examples, of these indices, with the same prompt as a held-out one, with any answer.
+    """Find the training examples at `train_indices` with a held-out prompt, whatever the answer.
 
     If most prompts are equal (a game that always begins with the same words), whole examples are compared. `advance`
     gets the number of examples done.
@@ -300,7 +300,7 @@ def _examples(split: Sequence[Example], indices: Sequence[int]) -> Iterator[tupl
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:
-    """Return the error for a row without the columns `names`, or with an invalid first one."""
+    """Return the error for a row without any of the columns `names`, or with an invalid value in one."""
     for name in names:
         if name in row:
             return UserError(f"{where}: {name!r} must be non-empty text, not {brief(row[name])}")
@@ -314,7 +314,7 @@ def brief(value: Any) -> str:
 
 
 def is_text(value: Any) -> bool:
-    """Return False if a string in `value` has half a surrogate pair: JSON can write that, files can't."""
+    """Return False if a string in `value` has half a surrogate pair: JSON can encode it, a file can't."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
@@ -393,7 +393,7 @@ def _read_hub(name: str, split: str) -> Rows:
         rows = datasets.load_dataset(path, config or None, split=split)
     except (OSError, ValueError, DatasetsError) as error:
         raise UserError(
-            f"the data set {name!r} (split {split!r}) is neither a local file or folder nor can it be loaded from the "
+            f"the data set {name!r} (split {split!r}) is no local file or folder, and cannot be loaded from the "
             f"hub: {first_line(error)}"
         ) from None
     return Rows(rows, lambda i: f"{name} ({split}), row {i}", make=_plain)  # type: ignore[arg-type]

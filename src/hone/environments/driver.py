@@ -1,9 +1,9 @@
-"""The driver of rollouts: they run on an event loop in a separate thread, while the caller's thread samples.
+"""Drives rollouts: they run on an event loop in a separate thread, while the caller's thread samples.
 
     rollouts = Driver(env, sample).run(models)
 
 A rollout waits for a turn of the model or for an answer of the environment. Once every active rollout waits, the
-caller's thread answers: first all questions to the environment, else all turns at once, in the order of the rollouts.
+caller's thread answers: all questions to the environment or, if there is none, all turns at once, by rollout number.
 So which turns are sampled together doesn't depend on how long answers take.
 """
 
@@ -34,9 +34,9 @@ START_SECONDS = 30.0
 CLEANUP_SECONDS = 5.0
 """Seconds for cancelled rollouts to end."""
 TAIL = 4096
-"""Number of last characters of a failure to store."""
+"""Characters to store, from the end of a failure's text."""
 BLOCKED_AFTER_SECONDS = 600.0
-"""An event loop that doesn't run for so many seconds counts as blocked."""
+"""An event loop that doesn't run for this time counts as blocked."""
 Tools = list[dict[str, Any]] | None
 
 
@@ -58,17 +58,17 @@ class Model:
     def __init__(self, driver: Driver, index: int, example: Example, sample_id: str) -> None:
         self.driver, self.index, self.example, self.sample_id = driver, index, example, sample_id
         self.asked = 0
-        """Calls of the model, finished or not."""
+        """Number of calls of the model, finished or not."""
 
     def key(self, *purpose: str | int) -> int:
-        """Return the key (64 bits) of a random choice of this rollout."""
+        """Return the 64-bit key of a random choice in this rollout."""
         raise NotImplementedError
 
     async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
         """Return the model's next message. Raises NoRoom.
 
-        Messages that begin with an earlier call's and its reply continue from the same tokens. With `tools`, even an
-        empty list, calls in the reply are read; without, the reply is text.
+        If `messages` begin with an earlier call's messages and its reply, sampling continues from these tokens. If
+        `tools` is a list, even empty, tool calls in the reply are read; if None, the reply is text.
         """
         raise NotImplementedError
 
@@ -77,17 +77,17 @@ class Model:
         return await self.driver.ask_answer(self.index, (messages, state))
 
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
-        """Return the record so far; `turn_rewards` are the rewards of its calls, in order."""
+        """Return the rollout so far; `turn_rewards` are the rewards of its model calls, in order."""
         raise NotImplementedError
 
 
 def failed(words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> tuple[Outcome, str]:
-    """Return the failure of a rollout as text that is safe to store: no API keys, no halves of surrogate pairs."""
+    """Return the outcome and the end of a failure's text, safe to store: no API keys, no half surrogate pairs."""
     return outcome, redact(words)[-TAIL:].encode("utf-8", "replace").decode()
 
 
 async def rolled_out(env: Environment, model: Model, passed: type[Exception] = UserError) -> Rollout:
-    """Return a task's rollout, which ends when no turn has room. Errors of its code, except `passed`, fail it alone."""
+    """Return a task's rollout; it ends when no turn has room. Errors of the task's code, except `passed`, fail it."""
     try:
         return await env.rollout(model, model.example)
     except NoRoom as full:
@@ -112,7 +112,7 @@ class Driver:
     """Runs a batch of rollouts of `env`, at most min(`concurrency`, `env.concurrency`) at a time.
 
     `sample` gets the calls from `ask_turn`, and a function of (index, turn) to return turns early. Waiting rollouts are
-    answered after `env.patience` seconds without news, or at once if they run `alone`.
+    answered after `env.patience` seconds without a change, or at once if `alone` is true.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class Driver:
         finished: Callable[[int, Any], None] | None = None,
         make: Callable[[Any], Coroutine[Any, Any, Any]] | None = None,
     ) -> list[Any]:
-        """Return the rollouts with these models, in order; by default `env.rollout` makes them.
+        """Return one rollout for each model, in order, made by `make` or `env.rollout`.
 
-        `finished` gets each on this thread once it has ended, also after Ctrl-C. Raises the error of a rollout, and
-        Halt if one keeps the loop from running.
+        Calls `finished` on this thread for each that has ended, also after Ctrl-C. Raises a rollout's error, and Halt
+        if one blocks the event loop.
         """
         self._make = make or (lambda model: rolled_out(self.env, model))
         self._left, self._finished = deque(enumerate(models)), finished
@@ -174,7 +174,7 @@ class Driver:
         return [self._results[index] for index in range(len(models))]
 
     def _close(self) -> None:
-        """End the loop. If a rollout blocks it, it ends with the process."""
+        """End the event loop. A loop that a rollout blocks ends with the process."""
         self._soon(lambda: self._main.cancel())
         self._closed.wait(3 * CLEANUP_SECONDS)
 
@@ -187,7 +187,7 @@ class Driver:
             until = time.monotonic() + BLOCKED_AFTER_SECONDS
             while self._work.empty() and not runs.wait(1.0):
                 if time.monotonic() > until:
-                    raise Halt("a rollout keeps its event loop from running: await what takes long, or use a command")
+                    raise Halt("a rollout blocks the event loop: await what takes long, or use an agent command")
 
     def _answer(self, waiting: list[Waiting], samples: bool) -> None:
         items = [one.item for one in waiting]
@@ -329,7 +329,7 @@ def _raise(error: BaseException) -> None:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks, and wait for a limited time: one may ignore it."""
+    """Cancel the tasks, and wait for a limited time: a task may ignore the cancellation."""
     left = list(tasks)
     for task in left:
         task.cancel()

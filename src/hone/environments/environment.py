@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 Completion = str | list[Message] | Rollout
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
 NEEDS_IDS = (
-    "takes completion_ids, the tokens of a sampled completion, and here are only texts: give the parameter a default, "
-    "or grade what a run sampled"
+    "takes completion_ids, the tokens of a sampled completion, but here are only texts: give the parameter a default, "
+    "or grade a run's rollouts"
 )
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 COLUMNS = ("prompt", "question", "answer", "info")
@@ -52,10 +52,10 @@ Split = Rows[Example]
 
 @dataclass(frozen=True)
 class Limits:
-    """The number of processes, and the limits of a sample.
+    """The number of grading processes, and the limits for grading a sample.
 
-    `timeout` is processor time if `deterministic`, so that load doesn't change a verdict, and `backstop` times that by
-    the clock; else time by the clock without waits for a core. `hash_seed` decides the order of sets.
+    If `deterministic`, `timeout` limits processor time, so that load changes no verdict, and `backstop` x `timeout`
+    wall time; else `timeout` limits wall time without waits for a core. `hash_seed`: PYTHONHASHSEED.
     """
 
     workers: int | None = None
@@ -66,14 +66,14 @@ class Limits:
     hash_seed: int = 0
 
     def seconds(self, waits: int) -> tuple[float | None, float]:
-        """Return (processor time, time by the clock) of a question with functions that may wait `waits` times."""
+        """Return the limits (processor time, wall time) of a request with functions that may wait `waits` times."""
         clock = self.timeout * (waits + 1)
         return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of an environment, with the digests of its task files (`task_files.sources`)."""
+    """Id and arguments that loaded an environment, with digests of its task files (`task_files.sources`)."""
 
     env_id: str
     kwargs: dict[str, Any]
@@ -93,11 +93,11 @@ class Origin:
 class Environment:
     """A task. Examples come from `dataset` (split "train") and `eval_dataset` (split "eval").
 
-    Each is a sequence of rows or, so that building an environment touches no data, a function that returns one; it is
-    called on first use. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a reward
-    function asks for it) and `info` (a dict, or one as JSON). A task of rows with other columns overrides `format_row`;
-    a data set with other columns than the task's is read through a template (`use_template`). `reference` makes a right
-    answer of an example: a template or a function, see `hone.environments.references`.
+    Each is a sequence of rows, or a function that returns one; hone calls the function on first use, so that building
+    an environment reads no data. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a
+    reward function asks for it) and `info` (a dict, or a dict as JSON). A task of rows with other columns overrides
+    `format_row`; a data set with other columns than the task's is read through a template (`use_template`).
+    `reference` makes an example's right answer: a template or a function, see `hone.environments.references`.
     """
 
     tool_schemas: list[dict[str, Any]] | None = None
@@ -105,17 +105,17 @@ class Environment:
     max_turns = 1
     """The most completions of one rollout."""
     patience: float | None = None
-    """Seconds without news until the sampler stops waiting for rollouts that ask for no turn; None: it always waits."""
+    """Longest wait in seconds, since any request or result, for rollouts that ask for no turn; None: no limit."""
     concurrency: int | None = None
     """The most rollouts that run at the same time; None: all of a batch."""
     keeps_state = False
-    """True if a rollout has a state, which reward functions may read, but which isn't recorded."""
+    """True if a rollout has a state. Reward functions may read the state; it isn't recorded."""
     has_own_process = False
     """True if `inline` functions call the task's own process, as a library's graders do."""
     why_not_graded = ""
-    """Why only rollouts can be rewarded; "" if completions can be graded."""
+    """Why only rollouts, not texts, can be graded; "" if texts can."""
     answer_is_exact = False
-    """True if every character of an answer counts, also case and punctuation: an audit then changes none."""
+    """True if every character of an answer counts, also case and punctuation: an audit then keeps them all."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
     """Intended findings of an audit, by name ("false-negative:crlf"), and why."""
     own_label: str = ""
@@ -175,19 +175,19 @@ class Environment:
 
     @property
     def has_workers(self) -> bool:
-        """True if functions that are not `inline` run in worker processes; else all run in this one."""
+        """True if functions that are not `inline` run in worker processes; else all run in this process."""
         return self._processes() is not None
 
     def close_workers(self) -> None:
-        """End the processes; the next grading starts others."""
+        """End the processes; the next grading starts new ones."""
         if self._workers is not None:
             self._workers.pool.close()
             self._workers = None
 
     def apart(self) -> Environment | None:
-        """Return a copy of this task that runs functions, also inline ones, in a new process. Close its workers then.
+        """Return a copy of this task that runs all functions in a new process. Call its `close_workers` afterwards.
 
-        None if no process can load this task, or the task has its own.
+        None if no process can load the task, or the task has a process already.
         """
         made = copy.copy(self)
         made.limits = replace(self.limits, workers=0 if self.limits.workers == 0 else 1)
@@ -199,7 +199,7 @@ class Environment:
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
         """In the block, run all functions of this task, also inline ones, in a new process with this PYTHONHASHSEED.
 
-        Yields False if no process can load this task, or the task has its own. Limits and processes are restored.
+        Yields False if no process can load the task, or it has a process already. Restores limits and processes.
         """
         before = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
@@ -211,10 +211,10 @@ class Environment:
             self._workers, self.limits, self.isolated = before
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
-        """Make the task's columns from its data set's, as `hone.environments.template` says.
+        """Make the task's columns from the data set's columns, as `hone.environments.template` says.
 
-        Call it before the data is used. `name` is the template's in errors. Raises UserError for a malformed template,
-        for one with a column that nothing reads, and for a task that generates its rows.
+        Call it before the data is used. Errors call the template `name`. Raises UserError if the template is malformed
+        or makes a column that nothing reads, or if the task generates its rows.
         """
         from hone.environments.template import Template
 
@@ -225,7 +225,7 @@ class Environment:
         sources = [source for source in self._sources.values() if source is not None]
         if all(isinstance(source, DataSource) and not source.reads for source in sources):
             raise UserError(
-                f"{name} is for the rows of a data set, but {self.id} makes up its own: give it one (argument dataset)"
+                f"{name} is for the rows of a data set, but {self.id} generates its rows: give it the argument dataset"
             )
         assert not self._rows, "the data has been used already"
         self._template = Template(columns, name)
@@ -248,7 +248,7 @@ class Environment:
     def reference(self, example: Example) -> str | list[Message]:
         """Return a completion that deserves full marks: its text or, of a task of several turns, its messages.
 
-        By default the argument `reference` makes it, see `hone.environments.references`. Raises UserError without one.
+        By default made by the argument `reference` (`hone.environments.references`); without it raises UserError.
         """
         if self.given_reference is not None:
             from hone.environments.references import reference_of
@@ -316,11 +316,11 @@ class Environment:
         return self._rows[name].map(self.to_example)
 
     def restrict(self, name: str, choose: Callable[[Split], Sequence[int]]) -> None:
-        """Restrict a split to the indices of its current rows that `choose` returns, at first use."""
+        """At its first use, restrict a split to the row indices that `choose` returns."""
         self._choices.setdefault(name, []).append(choose)
 
     def share_data(self, other: Environment) -> None:
-        """Take the rows that `other`, another copy of this task, has read, so that they are read once."""
+        """Take the rows that `other`, a copy of this task, has read, instead of reading them again."""
         self._rows |= other._rows
 
     def example(self, **columns: Any) -> Example:
@@ -369,9 +369,9 @@ class Environment:
         """Grade each (example, completion); return the scores in order.
 
         Completions of one example with the same key in `groups` are one group: a reward function of `completions` gets
-        them together, in their order, without rollouts that failed. By default each is a separate group.
+        them together, in their order, without failed rollouts. By default each completion is a separate group.
 
-        Functions run in worker processes, or here if the rubric is `inline` or no worker can load this environment.
+        Functions run in workers, or in this process if the rubric is `inline` or no worker can load this environment.
         Async functions of different samples wait at the same time; functions of one sample share `state`, so they run
         in order.
         """
@@ -404,10 +404,10 @@ class Environment:
 
     @contextmanager
     def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
-        """Yield an EarlyGrading: it grades a rollout, or a group of `size`, in a worker process once it has ended.
+        """Yield an EarlyGrading: in a worker process it grades each rollout, or group of `size`, once it has ended.
 
-        No other grading runs until the block ends. Yields None if completions are graded after sampling: in this
-        process, by async functions, which wait together, and in a task that overrides `rollout`.
+        No other grading runs until the block ends. Yields None if completions must be graded after sampling: if
+        functions run in this process or are async (they wait together), or the task overrides `rollout`.
         """
         late = type(self).rollout is not Environment.rollout or any(map(is_async, self.rubric.funcs.values()))
         workers = None if late else self._workers_for(self.rubric.inline)
@@ -418,11 +418,11 @@ class Environment:
                 yield EarlyGrading(self, workers, round, seed, size)
 
     def grading(self, sample: Sample) -> Work[Measured]:
-        """Run the functions of one completion on a sample, in this process."""
+        """Run the reward functions of single completions on a sample, in this process."""
         return self.rubric.measure(sample, self.parser)
 
     def grading_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
-        """Run the functions of a group on one, in this process."""
+        """Run the reward functions of groups on a group, in this process."""
         return self.rubric.measure_group(samples)
 
     @property
@@ -480,12 +480,12 @@ class Environment:
 
     @property
     def splits(self) -> list[str]:
-        """The existing splits, of "train" and "eval"."""
+        """Names of the existing splits: "train", "eval"."""
         return [name for name, source in self._sources.items() if source is not None]
 
 
 class EarlyGrading:
-    """Completions that are graded while others are sampled. A score is what `Environment.grade_many` gives."""
+    """Grades completions while others are sampled, with the scores of `Environment.grade_many`."""
 
     def __init__(self, env: Environment, workers: Workers, round: RequestBatch, seed: int, size: int) -> None:
         self._env, self._workers, self._round, self._seed, self._size = env, workers, round, seed, size
@@ -520,7 +520,7 @@ class EarlyGrading:
 def _joined(
     ones: Sequence[Measured], wholes: Sequence[Sequence[Measured]], members: Sequence[Sequence[int]]
 ) -> list[Measured]:
-    """Add the measurements of groups to their samples'; `members` are the indices of the samples of each group."""
+    """Add measurements of groups to measurements of samples; `members`: the sample indices of each group."""
     made = list(ones)
     for group, indices in zip(wholes, members, strict=True):
         for one, i in zip(group, indices, strict=True):

@@ -2,16 +2,16 @@
 
     rl --reward rewards:exact --data problems.jsonl
 
-    def exact(completion, answer):                      # as every reward function of hone: one completion
+    def exact(completion, answer):                      # one completion, as in any task of hone
         return float(completion[-1]["content"].strip() == answer)
 
-    def short(completions, **columns):                  # as in TRL: a group of them, and a list of each column
+    def short(completions, **columns):                  # as in TRL: a group of completions, and a list per column
         return [float(len(text) == min(map(len, completions))) for text in completions]
 
 Rows have `prompt` (text or messages) or `question`, perhaps `answer`, and any other columns, which functions may ask
-for by name. A function of `completions`, `prompts` or `completion_ids` gets all completions of a prompt that are graded
-together, in one call: as messages where the row's prompt is messages, else as text; each column is repeated. It returns
-a list with a value for each.
+for by name. A function with a parameter `completions`, `prompts` or `completion_ids` gets, in one call, all completions
+of a prompt that are graded together: as messages if the row's prompt is messages, else as text. Each column is
+repeated. The function returns a list with a value for each completion.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _IS_TEXT = "prompt_is_text"
 _LISTS = ("completions", "prompts", "completion_ids")
 """Parameters of TRL's form: each is a list with an item for each completion of the group."""
 _TRAINERS = {"trainer_state", "log_extra", "log_metric"}
-"""Arguments of TRL's trainer, which have no counterpart."""
+"""Arguments of TRL's trainer that hone lacks."""
 
 
 def load_environment(
@@ -112,7 +112,7 @@ def _reference(reference: Any) -> Reference:
 
 
 class Source(NamedTuple):
-    """A reward function, its file (None if it is not a module's) and the digest of what defines it."""
+    """A reward function, its module's file (None if unknown) and a digest of its code."""
 
     func: RewardFunc
     file: Path | None
@@ -128,7 +128,7 @@ def _source(place: str) -> Source:
 
 
 class FunctionTask(SingleTurnEnv):
-    """Reward functions on rows; `data` and `eval_data` are rows, or sources of rows."""
+    """Reward functions on data; `data` and `eval_data` are rows, a path or a hub id."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ def _raw_prompt(row: Row) -> Any:
 
 
 def _prompt(row: Row) -> str:
-    """Return the prompt as text: no held-out row shares one with a training row."""
+    """Return the prompt as text. It is the key of `hold_out`: no held-out prompt is trained on."""
     prompt = _raw_prompt(row)
     if prompt is None:
         raise KeyError("prompt")
@@ -208,8 +208,8 @@ def _prompt(row: Row) -> str:
 class _Grader:
     """A reward function, with the arguments that its parameters ask for.
 
-    `batched`: it has TRL's form and gets lists. `others` are parameters that a rubric doesn't offer, so columns of the
-    data; `columns` are the required ones. Raises UserError if it requires an argument of TRL's trainer.
+    `batched`: it has TRL's form and gets lists. `others`: parameters that a rubric doesn't offer, so columns of the
+    data; `columns`: those without a default. Raises UserError if it requires an argument of TRL's trainer.
     """
 
     def __init__(self, func: RewardFunc) -> None:
@@ -294,23 +294,23 @@ class _Grader:
 
 def _of_program(*args: Any, **more: Any) -> Environment:
     if (make := exported("environments.agent_task")) is None:
-        raise UserError("this hone has nothing that runs a program: leave the agent out, or install hone whole")
+        raise UserError("this hone lacks the extension that runs programs: leave the agent out, or install all of hone")
     return make(*args, **more)
 
 
 def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
     if agent is not None and command is not None:
-        raise UserError("an agent is a function or a command: leave out one of agent and agent_command")
+        raise UserError("there are two agents: leave out one, agent (a function) or agent_command")
     if rewards:
         raise UserError("an agent gives the rewards itself: leave out the reward functions")
 
 
 @dataclass(frozen=True)
 class ProgramTask:
-    """A program's task; `load` makes it.
+    """The task that a Python program gives; `load` makes it.
 
-    `args` name the files of the run; `files` are their texts. `graded_here` names functions that other processes can't
-    import, so that all run here. `import_problem` is why `rewards.py` can't be imported alone, or "".
+    `args` name files of the run; `files`: their texts. `graded_here`: functions that other processes can't import, so
+    that all functions run in this process. `import_problem`: why `rewards.py` can't be imported alone, or "".
     """
 
     args: dict[str, Any]
@@ -335,9 +335,9 @@ def given_task(
     agent: Callable[..., Any] | str | None = None,
     reference: Reference | None = None,
 ) -> ProgramTask:
-    """Return the task of these functions, or this `agent`, on these rows; `args` has the rest.
+    """Return the task of these functions, or of `agent`, on these data sets; `args`: further arguments.
 
-    A data set is a path, a hub id, or rows for `given_rows`. `folder` is the run's.
+    A data set is a path, a hub id, or rows for `given_rows`. `folder`: the run's folder.
     """
     reward_funcs = reward_funcs or ()
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
@@ -356,7 +356,7 @@ def given_task(
     digest = text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])])
     found = [(p, Source(checked_function(func), None, digest) if p is None else _source(p)) for p, func in placed]
     if not found and not has_agent:
-        raise UserError("there is no reward function: give reward_funcs=[…], the first of which decides what is right")
+        raise UserError("there is no reward function: give reward_funcs=[…]; the first decides which answers are right")
     here = [component_name(source.func) for place, source in found if place is None]
     rows = {"data": given_rows(dataset, "dataset"), "eval_data": given_rows(eval_dataset, "eval_dataset")}
     files = {f"{name}.jsonl": to_jsonl(made) for name, made in rows.items() if isinstance(made, Rows)}
@@ -407,7 +407,7 @@ def place_of(func: Callable[..., Any]) -> str | None:
 
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
-    """Return a named function; for a reward also a callable object, a partial or a bound method. Else UserError."""
+    """Return `func` if it is a named function; as a reward also an object, partial or method. Else UserError."""
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
     inner = unwrapped(func) if where == "reward_funcs" else func

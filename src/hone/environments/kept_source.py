@@ -1,4 +1,4 @@
-"""The source of functions that a program gives, as a file that can be imported alone.
+"""Writes the source of functions that a program gives, as a file that can be imported alone.
 
 A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So the file has the
 functions and all that they use: imports, current values of constants, and functions and classes of the same module.
@@ -26,7 +26,7 @@ HEAD = '"""Functions of this run and what they use, as they were when it began."
 
 
 def standalone_name(function: Callable[..., Any]) -> str:
-    """Return a function's name in the file. An object gets the prefix `reward_`, because its class has its name."""
+    """Return a function's name in the file. An object's gets the prefix `reward_`: its class has the bare name."""
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"
@@ -108,7 +108,7 @@ class _Writer:
         self._pieces.append(f"{name} = {source}")
 
     def _part(self, name: str, value: Any, module: Mapping[str, Any]) -> str:
-        """Return an expression for a value. One without a literal is defined first, under its global name or `name`."""
+        """Return an expression for a value. If it has no literal, first define it under its global name or `name`."""
         if (source := _literal(value)) is not None:
             return source
         known = next((key for key, one in [*module.items(), *self._defined.items()] if one is value), name)
@@ -162,7 +162,7 @@ def _name_in(module: ModuleType | None, value: Any, name: str) -> str:
 
 
 def _literal(value: Any) -> str | None:
-    """Return the source of a value of plain types, the same in every process: sets in order. None for other types."""
+    """Return the source of a value of plain types, the same in every process (sets sorted); None for other types."""
     kind = type(value)
     if kind in (bool, int, str, bytes, NoneType):
         return repr(value)
@@ -184,7 +184,7 @@ def _literal(value: Any) -> str | None:
 
 
 def _pickled(value: Any) -> bytes | None:
-    """Return None for a value that can't be pickled, or that refers to the program."""
+    """Pickle a value; None if it can't be pickled, or refers to `__main__`."""
     try:
         pickled = pickle.dumps(value, protocol=4)
     except Exception:

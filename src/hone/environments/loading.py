@@ -1,4 +1,4 @@
-"""Finding an environment by its id: the module of that name, dashes for underscores; or `LIBRARY:TASK`."""
+"""Finds an environment by its id: a module's name with dashes for underscores, or `LIBRARY:TASK`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
     """Return the environment with this id, built by its module's `load_environment(**kwargs)`.
 
     Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in hone's
-    checkout and in the current directory, then for an installed package. Touches no data and no network. `LIBRARY:TASK`
+    checkout and in the current directory, then for an installed package. Reads no data, uses no network. `LIBRARY:TASK`
     is a task of a library that an extension can load.
 
     Raises UserError for an unknown id, an invalid module, wrong arguments, and code that `hone.trust` refuses.
@@ -53,7 +53,7 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
 
 
 def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any] | None, name: str) -> Environment:
-    """Load the environment that a config describes; `name` is its key of the template: "data.env.template"."""
+    """Load the environment that a config describes; `name`: the template's config key, "data.env.template"."""
     env = load_environment(env_id, **args)
     if template is not None:
         env.use_template(template, name)

@@ -68,7 +68,7 @@ class MultiTurnEnv(Environment):
                 raise UserError(f"{self.id} is a task of several turns, but {error}") from None
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
-        """Return the first `state`: prompt, answer, info, example_id, and `seed` for draws. Dates in it are text."""
+        """Return the first `state`: prompt, answer, info (dates as text), example_id, and `seed` for draws."""
         return {
             "prompt": [dict(message) for message in example.prompt],
             "answer": example.answer,
@@ -78,10 +78,10 @@ class MultiTurnEnv(Environment):
         }
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
-        """Return the messages that follow the model's; none if the conversation is over. May be async.
+        """Return the messages that follow the model's; [] if the conversation is over. May be async.
 
-        Runs after each message of the model. After the last one (of `max_turns`, or cut by a token limit) its result is
-        not used, but reward functions see the state that it leaves.
+        Runs after each message of the model. After the model's last message (turn `max_turns`, or cut by a token limit)
+        the result is not used, but reward functions see changes of `state`.
         """
         raise NotImplementedError
 
@@ -113,10 +113,10 @@ class MultiTurnEnv(Environment):
         return None
 
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
-        """Return the environment's messages to each conversation (messages, state), and the new state; in order.
+        """Return (messages of the environment, new state) for each conversation (messages, state), in order.
 
         `env_response` runs in workers (then state must be JSON), unless it is marked `inline` or no worker can load
-        this environment. An exception in it, or a deadline, is a failure. Arguments are not changed.
+        this environment. If it raises or takes too long, the result is a failure. Arguments are not changed.
         """
         workers = self._workers_for(self.responds_inline)
         if workers is None:

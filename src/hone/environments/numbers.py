@@ -80,13 +80,13 @@ _BEFORE_REMARK = re.compile(r"\s*(?:[A-Za-z%°/²³]+\s*){0,3}")
 
 
 def read_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Return the number that `text` states; None if there is none, or more than one. With `percent` `42%` is 42/100."""
+    """Return the number that `text` states; None for no number or several. If `percent` is true, `42%` is 42/100."""
     stated = _stated(text)
     return stated and stated.read(percent)
 
 
 def same_number(given: str | None, gold: str) -> bool:
-    """Compare two numbers by the rule of `hone.grading.decimals`. Percent signs count if `gold` has one."""
+    """Compare two numbers by the rule of `hone.grading.decimals`. Percent signs count if `gold` has a percent sign."""
     one, other = _stated(given or ""), _stated(gold)
     if one is None or other is None:
         return False
@@ -129,7 +129,7 @@ def _find(text: str) -> _Numeral | None:
 
 
 class NumberParser(AnswerParser[Fraction]):
-    """A number as the answer: the last of `forms` that states one. `("marker",)` lets only `ANSWER: {number}` count."""
+    """The answer is the last number in one of `forms`. With `("marker",)`, only `ANSWER: {number}` counts."""
 
     def __init__(self, forms: Sequence[str] = FORMS) -> None:
         expects = "a number after ANSWER:" if tuple(forms) == ("marker",) else "a number as the answer"
@@ -137,7 +137,7 @@ class NumberParser(AnswerParser[Fraction]):
 
 
 class LastNumberParser(Parser):
-    """The last number of the text, at any place, is the answer; if it is ambiguous, there is none."""
+    """The answer is the last number anywhere in the text; None if that number is ambiguous."""
 
     expects = "a number"
 
@@ -171,7 +171,7 @@ class _Numeral:
 
     @property
     def decimal(self) -> str:
-        """Return the digits with their point, if it is a decimal; else ""."""
+        """The digits with the decimal point; "" without a point."""
         written = DECIMAL.search(self.text)
         return written[0] if written else ""
 
@@ -187,7 +187,7 @@ def _clean(text: str) -> str:
 
 
 def _numerals(text: str) -> list[_Numeral]:
-    """Return the last numbers in clean text. Digits in a word (H2O) and ordinals (4th) don't count."""
+    """Return the last (at most 64) numbers in clean text. Digits in a word (H2O) and ordinals (4th) don't count."""
     found = []
     for match in collections.deque(_BLOB.finditer(text), maxlen=64):
         start, end = match.span()
@@ -227,7 +227,7 @@ def _value(blob: str) -> Fraction | None:
 
 
 def _last(text: str, numerals: Sequence[_Numeral]) -> tuple[_Numeral, int]:
-    """Return the last number, and how often it is stated in a row ("3 or 3": 2). Ambiguous if joined to another."""
+    """Return the last number, and how often it is repeated ("3 or 3": 2). Raises Ambiguous if joined to another."""
     last, count = numerals[-1], 1
     if last.value is None or _SCALED.match(text, last.end):
         raise Ambiguous(last.text)

@@ -1,7 +1,7 @@
 r"""Parsers find the answer in a completion. None means that there is no well-formed answer (a wrong one is an answer).
 
-Thoughts are not answers: text between `<think>` and `</think>` is skipped, also before a `</think>` that nothing opened
-(the chat template did), and after a `<think>` that nothing closed.
+Thoughts are not answers. Text is skipped between `<think>` and `</think>`, before a `</think>` without `<think>` (which
+the chat template wrote), and after a `<think>` without `</think>`.
 
     parser = AnswerParser(read_number)
     parser.value("Half of <answer>84</answer> is\n\boxed{42}")  # Fraction(42)
@@ -83,7 +83,7 @@ class Parser:
     """The answer is the whole text, without surrounding whitespace. Subclasses override `parse`."""
 
     expects = "an answer"
-    """A well-formed completion's content, in words, for messages about unparsable ones."""
+    """The content of a well-formed completion, in words, for messages about unparsable completions."""
 
     def parse(self, text: str) -> str | None:
         """Return the answer in `text`, or None if there is no well-formed one."""
@@ -101,8 +101,8 @@ class Parser:
 class TagParser(Parser):
     """The answer is the content of the last well-formed pair `<tag>…</tag>`.
 
-    A pair is well-formed if neither tag occurs inside it and something other than whitespace does; text after it is
-    ignored, an unclosed tag too. Whitespace around the answer is stripped; inside it is kept.
+    A pair is well-formed if it contains neither tag, and more than whitespace. Text after the pair is ignored, and so
+    is an unclosed tag. Whitespace around the answer is stripped, but not inside.
     """
 
     def __init__(self, tag: str) -> None:
@@ -132,21 +132,21 @@ def _without_specials(text: str) -> str:
 
 
 class Ambiguous(ValueError):
-    """The text states several answers: "3 or 4". No earlier answer may replace them."""
+    """The text states several answers: "3 or 4". Then no earlier answer counts."""
 
 
 class AnswerParser(Parser, Generic[T]):
-    r"""The answer is the last well-formed one in one of `forms`: "tag" (`<answer>…</answer>`), "boxed" (`\boxed{…}`),
+    r"""The answer is the last well-formed text in one of `forms`: "tag" (`<answer>…</answer>`), "boxed" (`\boxed{…}`),
     "marker" (`ANSWER: …`, in any case).
 
     `read` turns the text of an answer into its value, or None if it is not well-formed; it may raise `Ambiguous`.
     Without `read` the value is the text. An answer inside another is read if the outer one is not well-formed:
-    `<answer>So it is \boxed{42}</answer>`. A `</answer>` that nothing opened ends an answer that starts with the text:
-    the chat template may have opened it.
+    `<answer>So it is \boxed{42}</answer>`. A `</answer>` without `<answer>` ends an answer from the start of the text:
+    the chat template may have written the `<answer>`.
 
     A line after a marker is read whole or, if that is not well-formed, without a remark at its end: `42 (I checked
-    it)`, `42. I hope it is correct.` If prose is well-formed for `read`, a line counts only without another answer,
-    unless `read_line` reads it. Then "sentence" (`the answer is …`) counts too, as far as `read_line` reads it.
+    it)`, `42. I hope it is correct.` `read_line` reads it: by default `read`, or nothing if `read` takes prose. If no
+    answer is found, `read` reads lines after markers, and `read_line` the form "sentence" (`the answer is …`).
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class AnswerParser(Parser, Generic[T]):
 
 
 def _pairs(text: str, tags: re.Pattern[str] = _TAG, start: int = 0) -> Iterator[Span]:
-    """Yield texts between an opening and a closing tag, without tags inside. `start` 0: a tag is open at the start."""
+    """Yield spans between an opening and a closing tag, without tags inside. `start` 0: a tag is open at the start."""
     for match in tags.finditer(text):
         if not match[1]:
             start = match.end()
@@ -213,7 +213,7 @@ def _pairs(text: str, tags: re.Pattern[str] = _TAG, start: int = 0) -> Iterator[
 
 
 def _boxes(text: str) -> Iterator[Span]:
-    r"""Yield each box, nested ones too. Braces in them are balanced; `\{` and `\}` are characters."""
+    r"""Yield the span in each box, nested boxes too. Braces in a box are balanced; `\{` and `\}` are characters."""
     opened: list[int] = []
     for match in _BRACE.finditer(text):
         token = match.group()
@@ -238,7 +238,7 @@ def _after(mark: re.Pattern[str]) -> Callable[[str], Iterator[Span]]:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """Yield the line, then the part before a remark. Raises Ambiguous for a remark that takes it back: `42. No, 43.`"""
+    """Yield the line, then its part before a remark. Ambiguous if the remark takes the answer back: `42. No, 43.`"""
     line = " ".join(line[: LONGEST_LINE + 1].split())
     line = _FRAME.sub("", line)
     if len(line) <= LONGEST_LINE:

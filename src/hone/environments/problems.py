@@ -26,7 +26,7 @@ PROBLEMS = (
     (r"How many divisors has 360?", "24"),
     (r"What is $\log_2 32$?", "5"),
 )
-"""Built-in problems: two of three for training, the others for evaluation."""
+"""Built-in problems: every third is for evaluation, the others for training."""
 MATH_HINT = r"Reason step by step, and put your final answer within \boxed{}."
 _LATEX = re.compile(r"\\(?:text\w*|mathrm|mathbf|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _SYMBOL = re.compile(r"[\d\\+=<>^|π∞√]|\A\W*[^\W\d_]{1,3}\W*\Z")
@@ -41,7 +41,7 @@ QUESTION = ("problem", "question", "prompt")
 
 
 def question_of(row: Row) -> str:
-    """Return the question: of a `prompt` of messages, the user's last text. KeyError without one."""
+    """Return the question; if `prompt` is messages, the user's last text. KeyError if there is none."""
     given = next((row[name] for name in QUESTION if row.get(name)), None)
     if isinstance(given, list):
         asked = [m for m in given if isinstance(m, dict) and m.get("role") == "user"]
@@ -52,7 +52,7 @@ def question_of(row: Row) -> str:
 
 
 def answer_of(row: Row) -> str:
-    """Return the right answer: the column `answer`, else the last box of `solution`. KeyError without one."""
+    r"""Return the right answer: `answer`, else the last `\boxed{…}` in `solution`. KeyError if there is none."""
     answer = row.get("answer")
     if answer is None and row.get("solution"):
         answer = AnswerParser(forms=("boxed",)).parse(str(row["solution"]))

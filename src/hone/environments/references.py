@@ -1,9 +1,9 @@
-r"""Completions that deserve full marks, for tasks without a `reference`: from a template or function, or derived.
+r"""Completions that deserve full marks: made by a template or function, or derived from the prompt.
 
     reference = "<answer>{answer}</answer>"            # a template of the example's columns
     def reference(answer, info): return f"ANSWER: {answer}"
 
-Without either, an audit states the answer in the forms of `forms` and uses the first that the reward calls right.
+Without a `reference`, an audit tries the templates of `forms`, and uses the first that the reward calls right.
 """
 
 from __future__ import annotations

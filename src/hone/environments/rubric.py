@@ -28,17 +28,17 @@ OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
 def inline(func: Func) -> Func:
     """Mark a function as cheap and pure: it runs in hone's process without limits.
 
-    Use it for a reward function that cannot hang on any completion; `env_response` of a task of several turns can be
-    marked too. A rubric runs here if all its functions are marked.
+    Use it for a reward function that cannot hang on any completion, or for `env_response` of a task of several turns. A
+    rubric runs in hone's process if all its functions are marked.
     """
     func.inline = True  # type: ignore[attr-defined]
     return func
 
 
 def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
-    """Mark a function as one of a group: one call gets the `Sample`s of a prompt that are graded together.
+    """Mark a function as grading groups: one call gets the `Sample`s of a prompt that are graded together.
 
-    It returns a list with a value for each, or a GraderFailure. `ids`: it uses the samples' `completion_ids`;
+    It returns a list with a value for each sample, or a GraderFailure. `ids`: it uses the samples' `completion_ids`;
     `needs_ids`: it requires them.
     """
     func.of_group, func.takes_ids, func.needs_ids = True, ids, needs_ids  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
 
 @dataclass(frozen=True)
 class Range:
-    """The values a component may take, both ends included, given a `right` and given a `wrong` well-formed answer."""
+    """The range of a component's values, ends included, for a `right` and a `wrong` well-formed answer."""
 
     right: tuple[float, float]
     wrong: tuple[float, float]
@@ -111,7 +111,7 @@ class Rubric:
         self.funcs = {component_name(func): func for func in funcs}
         if len(self.funcs) != len(funcs):
             names = [component_name(func) for func in funcs]
-            raise UserError(f"Rubric: two reward functions have one name among {names}: define one under another name")
+            raise UserError(f"Rubric: two of the reward functions {names} have the same name: rename one of them")
         self.weights = dict(zip(self.funcs, map(float, weights), strict=True))
         self.correctness = next(iter(self.funcs))
         if correctness is not None:
@@ -123,10 +123,10 @@ class Rubric:
             )
         self.ranges = dict(ranges or {})
         if unknown := self.ranges.keys() - self.funcs.keys():
-            raise UserError(f"Rubric: ranges names {sorted(unknown)}; the reward functions are {list(self.funcs)}")
+            raise UserError(f"Rubric: ranges names {sorted(unknown)}, but the reward functions are {list(self.funcs)}")
         for name, one in self.ranges.items():
             if not all(map(math.isfinite, (*one.right, *one.wrong))):
-                raise UserError(f"Rubric: the range of {name} has no end: give finite ones, or declare no range for it")
+                raise UserError(f"Rubric: the range of {name} is infinite: give finite ends, or declare no range")
         if not self._largest() <= LARGEST_REWARD:
             raise UserError(
                 f"Rubric: weights and ranges allow a reward of {self._largest():.3g}; a reward must be within {BOUND}: "
@@ -134,11 +134,11 @@ class Rubric:
             )
         self.parser = parser
         self.group_funcs = {name: func for name, func in self.funcs.items() if getattr(func, "of_group", False)}
-        """One call for a group; `sample_funcs` have one for each completion."""
+        """Called once for a group; `sample_funcs`: once for each completion."""
         self.sample_funcs = {name: func for name, func in self.funcs.items() if name not in self.group_funcs}
         self.takes_ids = any(func.takes_ids for func in self.group_funcs.values())  # type: ignore[attr-defined]
         self.needs_ids = next((n for n, func in self.group_funcs.items() if func.needs_ids), None)  # type: ignore[attr-defined]
-        """The name of a function that requires the ids of sampled tokens; None if there is none."""
+        """The name of a function that requires the ids of sampled tokens, or None."""
         self._accepts = {name: _accepted(name, func) for name, func in self.sample_funcs.items()}
         self._any_weight = any(self.weights.values())
 
@@ -166,14 +166,14 @@ class Rubric:
 
     @property
     def least_reward(self) -> float | None:
-        """The least reward by the declared ranges; None if a weighted component declares none."""
+        """The least reward by the declared ranges; None if a weighted component has no range."""
         weighted = [name for name, weight in self.weights.items() if weight]
         if not self.ranges.keys() >= set(weighted):
             return None
         return sum(min(self._payments(name)) for name in weighted)
 
     def measure(self, sample: Sample, parser: Parser) -> Work[Measured]:
-        """Run the functions of one completion, up to the first that fails; `hone.grading.together` drives it.
+        """Run the functions of one completion, up to the first that fails, as a `Work` for `hone.grading.together`.
 
         Each function gets copies of its arguments, but all share `state`: prompt, completion, answer, info, example_id,
         stop_reason and is_truncated, the conversation's state, and additions of functions. The `rng` of each is the
@@ -199,7 +199,7 @@ class Rubric:
         return Measured(components, found, failure, time.perf_counter() - started)
 
     def measure_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
-        """Run the functions of a group on its completions. If one fails as a whole, all completions fail."""
+        """Run the functions of a group on its completions. If a function fails, all completions fail."""
         started = time.perf_counter()
         components: list[dict[str, float]] = [{} for _ in samples]
         failures: list[GraderFailure | None] = [None] * len(samples)
@@ -240,7 +240,7 @@ class Rubric:
 
 @inline
 def format(completion: list[Message], parser: Parser) -> float:
-    """Return 1 if there is a well-formed answer, be it right or wrong, else 0."""
+    """Return 1 if there is a well-formed answer, right or wrong, else 0."""
     return float(parser.parse_answer(completion) is not None)
 
 
@@ -331,7 +331,7 @@ def _explain(sample: Sample, parser: Parser, answer: str | None, components: Map
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    """Return the value's repr; if it is long, both ends; if there is none (a number of 5,000 digits), its type."""
+    """Return the repr of a value as text, its middle cut out if long; if `str` fails (5,000 digits), the type."""
     try:
         text = value if isinstance(value, str) else str(value)
     except Exception:

@@ -20,7 +20,7 @@ from hone.types import content_hash
 from hone.web import shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
-"""Variable with mode and file of this run's replies, for all grading processes: "MODE:FILE", see `record_in`."""
+"""Environment variable for grading processes: "MODE:FILE" of this run's replies (see `record_in`)."""
 
 
 class Service:
@@ -43,12 +43,12 @@ class Service:
 
     @property
     def patience(self) -> float:
-        """Seconds that grading may wait for it: a try that hangs, and a late answer."""
+        """Seconds that grading may wait for the service: one try that hangs, and a late answer."""
         return 2 * self.timeout
 
     @property
     def source(self) -> str:
-        """Python code that recreates it, after `import hone`; its URL has no values of the query."""
+        """Python code that recreates the service, after `import hone`; without the URL's query values."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}  # type: ignore[arg-type]
         given |= {name: shown_url(given[name]) for name in ("url", "base_url") if given.get(name)}
         return f"hone.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
@@ -68,7 +68,7 @@ async def recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -
 
 
 class _Gate:
-    """Limits concurrent requests per event loop: graders run in a loop of a separate thread."""
+    """Limits concurrent requests per event loop: graders may run in another thread's loop."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -84,7 +84,7 @@ class _Gate:
 
 
 class Replies:
-    """The replies, in a file that several processes write to, or without a file in memory."""
+    """Recorded replies: in a file that several processes write, or, without a file, in memory."""
 
     _known: ClassVar[dict[str, Replies]] = {}
 
@@ -133,7 +133,7 @@ class Replies:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of the file holds; None for one that was cut off."""
+    """Return the reply in a line of the file; None if the line was cut off."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -142,16 +142,16 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
-    """Record services' replies in a run's folder, in this process and its children; None: nowhere.
+    """Record services' replies in a run's folder (None: nowhere), in this process and its children.
 
-    Mode "read": use recorded replies, and record no others; "only": ask no service.
+    Mode "read": use recorded replies, record no new ones; "only": the same, and ask no service.
     """
     Replies._known.clear()
     os.environ[VARIABLE] = ":" if folder is None else f"{mode}:{folder.absolute() / JUDGEMENTS}"
 
 
 def usage(folder: Path) -> str | None:
-    """Return replies, tokens and cost of a run's services, in words; None if there are none."""
+    """Return replies, tokens and cost of a run's services, in words; None without replies."""
     path = folder / JUDGEMENTS
     if not path.is_file():
         return None

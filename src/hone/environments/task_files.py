@@ -59,7 +59,7 @@ def folders() -> list[Path]:
 
 
 def _builtin_folders() -> list[Path]:
-    """Return the folder of hone's tasks in a source checkout; when installed, they are top-level modules."""
+    """Return the folder of hone's tasks in a source checkout; installed tasks are top-level modules."""
     checkout = Path(hone.__file__).resolve().parents[2]
     return [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
 
@@ -70,7 +70,7 @@ def _installed_folders() -> list[Path]:
 
 
 def sources() -> dict[str, str]:
-    """Return digests of the task files that this process imported, as of then."""
+    """Return digests of the task files that this process imported, taken at import."""
     return dict(_sources)
 
 
@@ -100,7 +100,7 @@ def text_digest(source: bytes, beside: Sequence[Path]) -> str:
 def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
     """Return the files in the folders `beside` that a source imports, directly or not, sorted.
 
-    An installed package precedes a file of the same name. Installed tasks, and hone's, have no such files.
+    An installed package precedes a file of the same name. Installed tasks, and hone's tasks, have no neighbours.
     """
     folders = [folder for folder in beside if folder not in _builtin_folders() and "site-packages" not in folder.parts]
     found: set[Path] = set()
@@ -142,8 +142,8 @@ def _origin(name: str) -> Path | None:
 def import_file(name: str, path: Path) -> ModuleType:
     """Import the module at `path`, once per file and process. It may import modules beside it.
 
-    If an installed package has its name, it gets another in `sys.modules`: a task file `datasets.py` must not replace
-    the package. Nor must files beside it, so their folder comes last on the path.
+    If an installed package has the same name, the module gets another one in `sys.modules`: a task file `datasets.py`
+    must not replace the package. Nor must files beside it: their folder comes last on the path.
     """
     path = path.resolve()
     for alias in (name, f"hone_environment_{name}"):
@@ -188,7 +188,7 @@ def mistake(path: Path, error: Exception) -> UserError:
 
 
 def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
-    """Import the function of `MODULE:NAME` or `FILE.py:NAME`; return it and its file, if that is known.
+    """Import the function of `MODULE:NAME` or `FILE.py:NAME`; return it and its file (None if unknown).
 
     Looks for modules in the current folder first. Raises UserError if there is no such function, its module can't be
     imported, or `hone.trust` refuses it.

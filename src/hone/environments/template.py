@@ -1,13 +1,13 @@
-"""A template makes a task's columns from a data set's, by configuration and without a script.
+"""A template makes a task's columns from a data set's columns, by configuration, without a script.
 
     {question = "{problem} Answer with a number.", answer = "{gold}", info = {level = "{meta.level}"}}
 
 Each key is a column of the new row, and the new row has no others. Text may hold placeholders: `{gold}` is the column
 `gold`; `{meta.level}` is the value of `level` in the column `meta`, `{choices.0}` the first of a list (unless a column
 has that name); `{{` and `}}` are braces. Lists and tables are made item by item, so `prompt` may be a list of messages.
-Text that is a single placeholder keeps the value's type: a number, a list, a list of messages; but a `prompt`,
-`question` or `completion` that is a number is written out, for these are text or messages. Anywhere else, and in a
-message's text, the value is written out as well: `true`, `false`, lists and tables as JSON.
+Text that is a single placeholder keeps the value's type: a number, a list, a list of messages; but in `prompt`,
+`question` and `completion` a number becomes text. In longer text, and in a message's text, every value becomes text:
+`true`, `false`, lists and tables as JSON.
 
 A list of turns becomes messages by `each`, where the placeholders of `role` and `content` name parts of a turn:
 
@@ -38,7 +38,7 @@ _TEXTS = {"prompt", "question", "completion"}
 
 
 class Template:
-    """Makes rows from rows. `columns` comes from the config, under the key `name`: "data.template"."""
+    """Makes new rows from rows. `columns`: the value of the config key `name`, such as "data.template"."""
 
     def __init__(self, columns: Mapping[str, Any], name: str = "template") -> None:
         if not columns:
@@ -58,7 +58,7 @@ class Template:
 
 
 def _fill(value: Any, name: str, row: Row, where: str, as_text: bool = False) -> Any:
-    """Return `value` with its placeholders filled in; a single placeholder gives its value, unless `as_text`."""
+    """Return `value` with its placeholders filled in; a single placeholder keeps the type, unless `as_text` is true."""
     if isinstance(value, str):
         fields = _fields(value, name)
         if not as_text and len(fields) == 1 and fields[0][0] == "" and fields[0][1] is not None:
@@ -84,9 +84,9 @@ def _is_each(value: Any) -> bool:
 
 def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list[Any]:
     if lacking := MESSAGE - value.keys():
-        raise UserError(f'{name} has each, but no {min(lacking)}: say what is in a turn, such as "{{value}}"')
+        raise UserError(f'{name} has each, but no {min(lacking)}: name a part of a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
-        raise UserError(f"{name} has {min(unknown)!r}; beside each there may be role, content, roles and name")
+        raise UserError(f"{name} has {min(unknown)!r}; beside `each` there may be role, content, roles and name")
     turns, roles = _fill(value["each"], f"{name}.each", row, where), value.get("roles", {})
     if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
         raise UserError(f"{where}: {value['each']} of {name}.each is {brief(turns)}, not a list of turns")
@@ -99,7 +99,7 @@ def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list
 
 @functools.lru_cache(maxsize=1024)
 def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
-    """Return (text before it, its content) of each placeholder, then the text after the last one."""
+    """Return (text before, content) of each placeholder, then (text after the last one, None)."""
     try:
         parsed = list(Formatter().parse(text))
         for _, field, form, conversion in parsed:

@@ -1,4 +1,4 @@
-"""Tasks with tools: typed Python functions that the model may call, run in turns between its messages.
+"""Tasks with tools: typed Python functions that the model may call, run between its messages.
 
     def multiply(a: int, b: int) -> int:
         \"\"\"Multiplies two numbers.\"\"\"
@@ -6,7 +6,7 @@
 
     ToolEnv(tools=[multiply], max_turns=5, rubric=..., dataset=...)
 
-pydantic makes a tool's schema from its type hints and docstring, and checks the arguments by it.
+pydantic makes a tool's schema from its type hints and docstring, and checks arguments against the schema.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ToolEnv(MultiTurnEnv):
     `tools` are plain or async functions with type hints; their docstrings tell the model what they do. A parameter
     named `state` gets the conversation's state, which must stay JSON. A tool's return value is its answer: text as is,
     other values as JSON, cut to `max_chars`. The conversation is over when the model calls nothing, or after
-    `max_turns` of its messages. An unknown tool, wrong arguments, a malformed call and an exception are answers that
-    begin with "error:"; only exceptions in `stop_errors` mean that the tool itself is broken, and fail the sample.
+    `max_turns` messages. An unknown tool, wrong arguments, a malformed call or an exception is answered by a text that
+    begins with "error:"; only exceptions in `stop_errors` mean that the tool is broken, and fail the sample.
     Calls in the last message that the model may write are run only if a tool takes `state`.
     """
 
@@ -69,7 +69,7 @@ class ToolEnv(MultiTurnEnv):
         if not functions or len(self.tools) != len(functions):
             raise UserError(
                 f"environment {self.id!r}: tools are {[function.name for function in functions]}; "
-                "give at least one, and each another name"
+                "give at least one tool, and no name twice"
             )
         self.max_chars, self.stop_errors = max_chars, tuple(stop_errors)
         self.tool_schemas = [function.schema for function in functions]
@@ -88,7 +88,7 @@ class ToolEnv(MultiTurnEnv):
         return type(self).env_response is not ToolEnv.env_response or any(t.takes_state for t in self.tools.values())
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message] | Awaitable[list[Message]]:
-        """Return the answers to the calls of the last message, in their order; none if it calls nothing."""
+        """Return the answers to the calls in the last message, in order; [] if it calls nothing."""
         calls = calls_of(messages[-1])
         answers = [self._answer(call, state) for call in calls]
         if not all(isinstance(answer, str) for answer in answers):
@@ -96,7 +96,7 @@ class ToolEnv(MultiTurnEnv):
         return [_message(*pair) for pair in zip(calls, answers, strict=True)]
 
     def called(self, name: str, **arguments: Any) -> list[Message]:
-        """Return a message that calls a tool, and the tool's answer, run now: what demonstrations are made of.
+        """Run a tool now; return the message that calls it and the tool's answer, for demonstrations.
 
         [*self.called("multiply", a=6, b=7), {"role": "assistant", "content": "ANSWER: 42"}]
         """
@@ -163,7 +163,7 @@ class ToolEnv(MultiTurnEnv):
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """Return an assistant message's `tool_calls`, or the calls in its text, in OpenAI's form. A malformed one has no
+    """Return an assistant message's `tool_calls`, or the calls in its text, in OpenAI's form. A malformed call has no
     name.
     """
     if message.get("role") != "assistant":
@@ -201,9 +201,9 @@ def _message(call: dict[str, Any], text: Any) -> Message:
 
 
 class ToolFunction:
-    """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. Raises UserError if `func` can't be one.
+    """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. UserError if `func` can't be a tool.
 
-    The description is the docstring up to its Args section, that section (in Google's form) describes the arguments.
+    The docstring up to its Args section describes the tool; the Args section (Google's form), the arguments.
     """
 
     def __init__(self, func: Callable[..., Any]) -> None:
@@ -218,7 +218,7 @@ class ToolFunction:
         }
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments, converted where that is unambiguous ("3" to 3). ValueError says why not."""
+        """Return the arguments, converted if unambiguous ("3" to 3). ValueError says what is wrong."""
         try:
             return self._arguments.validate_python(arguments)
         except ValidationError as error:
@@ -274,7 +274,7 @@ def _arguments(
         return TypeAdapter(table)
     except PydanticUserError as error:
         raise UserError(
-            f"tool {name}: a type hint has no JSON schema ({first_line(error)}); take types that JSON has"
+            f"tool {name}: a type hint has no JSON schema ({first_line(error)}); use types that JSON has"
         ) from error
 
 

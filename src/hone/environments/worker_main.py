@@ -22,7 +22,7 @@ def start(
 ) -> Callable[[list[Any]], list[Any]]:
     """Load the task as hone's process loaded it, without its data.
 
-    Return the function that answers `["grade", "group" or "respond", items]`. Raises UserError if a task file has
+    Return the function of `[kind, items]`; kind: "grade", "group", "respond". Raises UserError if a task file has
     changed since hone loaded it.
     """
     os.chdir(folder)
@@ -41,9 +41,9 @@ def start(
 
 
 def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
-    """Return for each item a `Measured` as a dict (for a group a list of them), [messages, state], or its failure.
+    """Return for each item a `Measured` as a dict (for a group, a list of dicts), [messages, state], or a failure.
 
-    Raises RuntimeError if one delayed others past their deadline: then each is asked about alone.
+    Raises RuntimeError if an item delayed others past their deadline: hone then sends each item alone.
     """
     items = pickle.loads(base64.b64decode(packed))
     late: list[bool] = []
@@ -53,7 +53,7 @@ def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
         works = [env.grading_group(item) if kind == "group" else env.grading(item) for item in items]
     results = together(works, timeout * times_of(kind, items), lambda: late.append(True))
     if late and len(items) > 1:
-        raise RuntimeError("a function held up others that it ran beside: await what takes its time")
+        raise RuntimeError("a function blocked the others in its process: await what takes long")
     if kind == "group":
         return [[_as_json(one) for one in result] for result in results]
     return [_as_json(result) for result in results]

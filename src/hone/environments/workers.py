@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hone.environments.environment import Limits, Origin, Progress
 
 CHUNK = 64
-"""Most samples in one question, where async functions wait together."""
+"""Most samples in one question if functions are async; they wait together."""
 _FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
 
@@ -80,7 +80,7 @@ class Workers:
         return ones, wholes
 
     def open_round(self) -> AbstractContextManager[RequestBatch]:
-        """Return a round of questions about samples and groups, without async functions: see `put`."""
+        """Return a batch for questions about samples and groups (see `put`), without async functions."""
         return self.pool.open_round(*self.limits.seconds(0), "grading")
 
     def respond(
@@ -89,9 +89,9 @@ class Workers:
         return [_responded(answer) for answer in self._ask("respond", turns, int(waits), "answering the model")]
 
     def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str) -> list[Any]:
-        """Return the answers about the items. If async functions wait, one question has many.
+        """Return an answer for each item. If functions are async (`waits` > 0), one question has many items.
 
-        If a chunk gets no answer, each of its items is asked about alone, so that only the cause fails.
+        If a question fails, each of its items is sent again alone, so that only the cause fails.
         """
         size = max(1, min(CHUNK, math.ceil(len(items) / self.pool.workers))) if waits else 1
         chunks = [(kind, items[start : start + size]) for start in range(0, len(items), size)]
@@ -109,7 +109,7 @@ class Workers:
     def _ask_chunks(
         self, chunks: Sequence[tuple[str, Sequence[Any]]], waits: int, doing: str, round: RequestBatch | None = None
     ) -> list[Any]:
-        """Return a list of answers for each chunk of (kind, items), or its failure. `round` has the questions."""
+        """Return a list of answers, or a failure, for each chunk (kind, items). `round` has the questions, if given."""
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
         times = [times_of(*chunk) for chunk in chunks]
@@ -143,7 +143,7 @@ def cores() -> int:
 
 
 def question(kind: str, items: Sequence[Any]) -> list[str]:
-    """Return a question about these items, pickled: `info` may hold dates, bytes and tuples, which JSON can't."""
+    """Return a question about these items, pickled: `info` may hold dates, bytes and tuples, which JSON lacks."""
     try:
         return [kind, base64.b64encode(pickle.dumps(list(items))).decode()]
     except (pickle.PicklingError, TypeError, AttributeError) as error:

@@ -3,8 +3,8 @@
     async with ChatClient(Endpoint("http://localhost:8000/v1")) as client:
         reply = await client.complete(model, messages, {"max_tokens": 100}, sample_id)
 
-Temporary errors are retried, as `hone.client` says. Other errors are a `Failure`. A wrong key or a missing model ends
-everything (UserError), unless a request has succeeded. Once a server is gone for good, later requests fail at once.
+Temporary errors are retried, as `hone.client` says. Other errors are a `Failure`. A wrong key or a missing model raises
+UserError, unless a request has succeeded. Once a server no longer answers, later requests fail at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hone.web import MIB, TooLarge
 
 LARGEST_ANSWER = 64 * MIB
 LISTING = 10.0
-"""Seconds that a server has to list its models."""
+"""Most seconds for a server to list its models."""
 
 
 class Failure(Exception):
@@ -53,7 +53,7 @@ class ChatClient(Client):
                 words = f"inference --model.name {model or 'MODEL'}{f' --port {port}' if port and port != 8000 else ''}"
                 raise UserError(
                     f"nothing answers at {self.endpoint.url} ({_cause(error)}): start a server with `{words}` in "
-                    "another terminal, or give the URL of one that runs with -b"
+                    "another terminal, or give a running server's URL with -b"
                 ) from None
         except (ResponseTimeout, TooLarge, ValueError, TypeError, AttributeError, KeyError):
             pass  # answers, but has no list of models that could be read: the requests will show what it can do
@@ -62,7 +62,7 @@ class ChatClient(Client):
     async def complete(
         self, model: str, messages: list[Message], body: dict[str, Any], sample_id: str
     ) -> Rollout | Failure:
-        """Return the completion, after retries. `body` holds everything but model and messages."""
+        """Return the completion, after retries. `body`: the request without model and messages."""
         before, whole = self.succeeded, {"messages": messages, "model": model, **body}
         try:
             answer = await self.request("POST", f"{self._root}/chat/completions", whole, sample_id)
@@ -109,7 +109,7 @@ class ChatClient(Client):
         return Rollout(sample_id, [*messages, turn], ended, usage=Usage(*counts, seconds=seconds))
 
     async def _refuse_hopeless(self, model: str, error: RequestRejected) -> None:
-        """Raise UserError if all requests will be refused like this first one."""
+        """Raise UserError if all requests will be refused for the same reason."""
         url, reason = self.endpoint.url, error.reason
         if error.status in (401, 403):
             raise UserError(self._wants_key(error))
@@ -119,10 +119,10 @@ class ChatClient(Client):
             return
         names = list(await self.served(model))
         if names and model not in names:
-            raise UserError(f"{url} has no model {model!r}: say -m with one of {', '.join(names[:20])}")
+            raise UserError(f"{url} has no model {model!r}: give -m one of {', '.join(names[:20])}")
         raise UserError(
-            f"{url} answers 404 ({reason}): check that -b ends where `/chat/completions` is to follow (mostly in /v1), "
-            "and the name after -m"
+            f"{url} answers 404 ({reason}): check -b (hone appends `/chat/completions`; it mostly ends in /v1) and the "
+            "name after -m"
         )
 
     def _wants_key(self, error: RequestRejected) -> str:

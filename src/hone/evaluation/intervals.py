@@ -1,4 +1,4 @@
-"""95 % intervals that respect how evaluation samples, and pass@k.
+"""95 % intervals for samples clustered by example, and pass@k.
 
 Several completions of one example are not independent; the examples are the independent draws. Values come as one array
 per example; examples without values are left out.
@@ -46,10 +46,10 @@ def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
 
 
 def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> Interval | None:
-    """Compute the interval, within [low, high], of the mean of such values; None with fewer than two examples.
+    """Compute the interval of the mean of values in [low, high]; None with fewer than two examples.
 
     If all values are `low` or `high` (a reward of 0 or 1), it is computed from the share of `high`; otherwise it is
-    `mean_interval`, clipped to the range, which keeps its coverage. It has no width if all values agree.
+    `mean_interval`, clipped to [low, high], which keeps the coverage. It has no width if all values agree.
     """
     interval = mean_interval(values)
     if interval is None:
@@ -63,7 +63,7 @@ def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> I
 
 
 def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
-    """Compute the interval of a share (values 0 and 1), inside [0, 1], clustered by example; None without values."""
+    """Compute the interval of the share of 1s among 0s and 1s, clustered by example; None without values."""
     hits = [v for v in hits if len(v)]
     if not hits:
         return None
@@ -73,11 +73,11 @@ def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
 def clustered_share(hits_E: np.ndarray, sizes_E: np.ndarray) -> Interval:
     """Compute Wilson's interval of a share with the effective number of completions, N / deff.
 
-    hits_E: correct completions of each example; sizes_E: its completions, N in all. The design effect deff is the
-    cluster-robust variance of the share over p(1 - p) / N (Kish, 1965). It is at least 1 and at most Σ n² / N, where
-    all completions of an example agree. Only examples with a hit, or with a miss if those are fewer, measure it. Near 0
-    and 1 these k examples are few, so one more is assumed, with the largest deff: (k · deff + most) / (k + 1). With one
-    completion per example this is Wilson's interval.
+    hits_E: correct completions of each example; sizes_E: all completions of each, N in all. The design effect deff is
+    the cluster-robust variance of the share, divided by p(1 - p) / N (Kish, 1965). It is at least 1, and at most
+    Σ n² / N, its value if all completions of each example agree. k examples measure deff: those with a hit, or, if
+    fewer, those with a miss. k is small near 0 and 1, so one more example is assumed, with the largest deff:
+    (k · deff + most) / (k + 1). With one completion per example this is Wilson's interval.
     Coverage: benchmarks/intervals.py.
     """
     count, examples = float(sizes_E.sum()), len(sizes_E)
@@ -93,10 +93,10 @@ def clustered_share(hits_E: np.ndarray, sizes_E: np.ndarray) -> Interval:
 
 
 def wilson(successes: float, n: float) -> Interval:
-    """Compute Wilson's score interval of a share of `n` independent trials (1927), modified for rare ones.
+    """Compute Wilson's score interval (1927) of a share of `n` independent trials, modified for rare events.
 
     With at most one success the low end is -ln(0.95) · successes / n, as for a Poisson count, because Wilson's low end
-    is too high there (Brown, Cai and DasGupta, 2001). The high end mirrors it with at most one failure.
+    is too high there (Brown, Cai and DasGupta, 2001). With at most one failure, the high end mirrors this.
     """
     share = successes / n
     scale = 1 + Z95**2 / n
@@ -113,14 +113,14 @@ def wilson(successes: float, n: float) -> Interval:
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Estimate pass@k from n completions of an example: 1 - C(n - correct, k) / C(n, k) (Chen et al., 2021).
 
-    The share of the k-subsets of the n completions that hold a correct one. Needs k ≤ n.
+    This is the share of k-subsets of the completions that contain a correct one. Needs k ≤ n.
     """
     assert 0 <= correct <= n and 1 <= k <= n, (n, correct, k)
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def pass_at_ks(counts: Sequence[tuple[int, int]], rollouts: int) -> dict[int, float]:
-    """Average pass@k over examples, k = 1, 2, 4, … ≤ `rollouts`. `counts` holds (completions graded, of these correct).
+    """Average pass@k over examples, k = 1, 2, 4, … ≤ `rollouts`. `counts`: (graded, correct) completions by example.
 
     An example with fewer than k graded completions is left out of pass@k; a k without examples is absent.
     """

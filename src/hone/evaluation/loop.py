@@ -4,7 +4,7 @@
     result.metrics()["eval/reverse-text/reward/mean"]
 
 The examples are the first of the eval split, so every model and seed gets the same ones and results can be compared in
-pairs. Completions that could not be graded leave the averages and are counted.
+pairs. Completions that could not be graded are left out of averages, and counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hone.types import Example, Rollout
 BATCH = 256
 """Completions per call of the policy. Fixed: the rounding of a batched product may depend on the batch."""
 
-STOPPING = "Ctrl-C: grading what has ended; press it again to stop at once"
+STOPPING = "Ctrl-C: grading the ended rollouts; press it again to stop at once"
 
 
 def evaluate(
@@ -46,8 +46,8 @@ def evaluate(
     """Evaluate on the first `num_examples` of a split (all of it, if it has fewer).
 
     A completion gets min(`max_tokens`, `seq_len` minus its prompt) tokens; its randomness is keyed by (seed, "eval",
-    policy version, example, rollout). `progress(done, total)` counts examples, after each batch. With `keeps_ended`
-    Ctrl-C leaves a result of the rollouts that have ended. Raises UserError without such a split, or room for a prompt.
+    policy version, example, rollout). `progress(done, total)` counts examples, after each batch. If `keeps_ended`,
+    Ctrl-C returns a result of the ended rollouts. UserError if there is no such split, or no room for a prompt.
     """
     split = env.split(split_name)
     count, stopped = min(num_examples, len(split)), False

@@ -23,11 +23,11 @@ from hone.evaluation.text import TextModel, TextServer, attempt
 from hone.types import Rollout
 
 RESERVED = {
-    "model": "say it with -m",
-    "messages": "the environment says them",
-    "n": "say it with -r",
+    "model": "set it with -m",
+    "messages": "the environment sets them",
+    "n": "set it with -r",
     "stream": "answers are read whole",
-    "tools": "the environment has them",
+    "tools": "the environment sets them",
 }
 """Keys of a request that aren't sampling arguments, and why."""
 
@@ -47,10 +47,10 @@ def evaluate_url(
 ) -> EvalResult:
     """Evaluate as `evaluate` does, on the same examples, with the completions of `model` behind `endpoint`.
 
-    Each turn is a request with `body` and a `seed` (31 bits, of (`seed`, "eval", 0, example, rollout) and the number of
-    a later turn). Keys of `body` that are None are left out, also `seed`. With `exact_keys` a request carries all 64
-    bits as `key` instead of a seed: then hone's server makes the same completions as `evaluate` with the same weights.
-    `progress(done, total)` counts rollouts. Raises UserError without such a split, or if no request can succeed.
+    Each turn is a request with `body` and a `seed`: 31 bits of the key of (`seed`, "eval", 0, example, rollout), and in
+    later turns the turn's number. Keys of `body` that are None are left out, also `seed`. With `exact_keys` a request
+    has all 64 bits as `key` instead: then hone's server makes the same completions as `evaluate` with the same weights.
+    `progress(done, total)` counts rollouts. UserError if there is no such split, or no request can succeed.
     `EvalResult.failed` has single rollouts that failed, or that Ctrl-C cut off.
     """
     check_body(body)
@@ -97,7 +97,7 @@ def evaluate_url(
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
-    """Return the model, by default the only one listed, and True if hone serves it. UserError if nothing answers."""
+    """Return the model (if None, the only one listed), and True if hone serves it. UserError if nothing answers."""
 
     async def ask() -> dict[str, str]:
         async with ChatClient(endpoint) as client:

@@ -26,13 +26,13 @@ OUTCOME_STYLES = {
     "grader_timeout": "bold red",
 }
 _LONGEST = 2000
-"""Characters of a message that are shown; `results.jsonl` has all."""
+"""Most characters to show of a message; `results.jsonl` has all."""
 _MESSAGES = 8
-"""First and last messages of a conversation that are shown."""
+"""Number of first, and of last, messages to show of a conversation."""
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:
-    """Show one completion with its prompt, and its reward's parts."""
+    """Show one completion with its prompt, and the parts of its reward."""
     _title(console, f"One completion (example {sample.index})")
     messages, score = sample.trajectory.messages, sample.score
     left = len(messages) - 2 * _MESSAGES
@@ -131,7 +131,7 @@ def _show_cost(console: Console, result: EvalResult) -> None:
         waits, requests = result.requests.summary(), result.requests
         lines.append(
             f"requests    median {waits['median']:.2f} s, 95 % within {waits['p95']:.2f} s, longest {waits['max']:.2f} "
-            f"s; {requests.retries} tried again, up to {requests.concurrency} at a time"
+            f"s; {requests.retries} retries, up to {requests.concurrency} at a time"
         )
     for line in lines:
         console.print(Text(line), soft_wrap=True)

@@ -21,7 +21,7 @@ STOPPED = "stopped by Ctrl-C before it ended"
 
 @dataclass(frozen=True)
 class EvalSample:
-    """One graded completion: `rollout` counts the completions of example `index` of the eval split."""
+    """One graded completion: number `rollout` of example `index` of the eval split."""
 
     index: int
     rollout: int
@@ -35,16 +35,16 @@ class EvalSample:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens before the first that was sampled; None if the server did not count them."""
+        """Number of tokens before the first sampled token; None if the server did not count them."""
         return self.trajectory.prompt_tokens
 
     @property
     def completion_tokens(self) -> int | None:
-        """Tokens that were sampled; None if the server did not count them."""
+        """Number of sampled tokens; None if the server did not count them."""
         return self.trajectory.completion_tokens
 
     def row(self) -> dict[str, Any]:
-        """Return its line in `results.jsonl`. The reward is None if grading failed."""
+        """Return the sample's line in `results.jsonl`. The reward is None if grading failed."""
         trajectory, score = self.trajectory, self.score
         row = _row(self, trajectory.messages[len(self.example.prompt) :]) | {
             "reward": score.reward if self.graded else None,
@@ -64,7 +64,7 @@ class EvalSample:
 
 @dataclass(frozen=True)
 class FailedRollout:
-    """A rollout that failed: `rollout` of example `index`, and why."""
+    """A failed rollout: number `rollout` of example `index`, and the reason."""
 
     index: int
     rollout: int
@@ -96,7 +96,7 @@ def _row(one: EvalSample | FailedRollout, completion: list[Message]) -> dict[str
 
 @dataclass(frozen=True)
 class RequestStats:
-    """The requests to a server: seconds of each answered one, retries, and the most at one time."""
+    """The requests to a server: seconds of each answered request, retries, and the most at one time."""
 
     seconds: list[float]
     retries: int
@@ -113,7 +113,7 @@ class RequestStats:
 class EvalResult:
     """The samples of one evaluation, example by example. `seconds` by phase: sample, grade.
 
-    `failed` holds rollouts that the server failed to deliver, or that Ctrl-C `stopped`; no average includes them.
+    `failed`: rollouts that the server did not deliver, or that Ctrl-C ended (`stopped`); no average includes them.
     """
 
     env_id: str
@@ -124,7 +124,7 @@ class EvalResult:
     failed: list[FailedRollout] = field(default_factory=list)
     requests: RequestStats | None = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
-    """The values that a component of the reward may take, as the rubric declares them."""
+    """The range of each reward component that the rubric declares."""
     label: str = ""
     """Name of the task in messages; "" for its id."""
     stopped: bool = False
@@ -141,7 +141,7 @@ class EvalResult:
         return [r.row() for r in sorted([*self.samples, *self.failed], key=lambda r: (r.index, r.rollout))]
 
     def tokens(self) -> tuple[list[int], list[int]] | None:
-        """Return the tokens of prompts and of completions; None if the server did not count all."""
+        """Return the numbers of tokens of prompts and of completions; None if the server did not count all."""
         prompts = [s.prompt_tokens for s in self.samples if s.prompt_tokens is not None]
         completions = [s.completion_tokens for s in self.samples if s.completion_tokens is not None]
         counted = 0 < len(self.samples) == len(prompts) == len(completions)
@@ -153,7 +153,7 @@ class EvalResult:
 
     @cached_property
     def by_example(self) -> list[list[EvalSample]]:
-        """The graded samples of each example; empty where all failed."""
+        """The graded samples of each example; [] if all of an example failed."""
         indices = sorted({r.index for r in (*self.samples, *self.failed)})
         groups: dict[int, list[EvalSample]] = {index: [] for index in indices}
         for sample in self.samples:
@@ -177,7 +177,7 @@ class EvalResult:
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the largest possible reward. Ranges of components: declared, else 0 to 1 or observed."""
+        """The least and the largest possible reward. Components: declared range, else 0 to 1, and observed values."""
         scores = [s.score for s in self.samples if s.graded]
         low = high = 0.0
         for name, weight in (scores[0].weights if scores else {}).items():
@@ -190,7 +190,7 @@ class EvalResult:
 
     @cached_property
     def correct(self) -> float | None:
-        """Share of correct completions among the graded ones; None if there are none."""
+        """Share of correct completions among the graded; None if no completion is graded."""
         hits = np.concatenate(self._hits())
         return float(hits.mean()) if len(hits) else None
 
@@ -204,11 +204,11 @@ class EvalResult:
         return pass_at_ks([(len(hits), int(hits.sum())) for hits in self._hits()], self.rollouts_per_example)
 
     def _hits(self) -> list[np.ndarray]:
-        """Return 1 for each correct and 0 for each other graded sample, by example."""
+        """Return 1 for each correct graded sample and 0 for each other, by example."""
         return [np.array([s.score.outcome is Outcome.CORRECT for s in g], dtype=np.float64) for g in self.by_example]
 
     def metrics(self) -> dict[str, float]:
-        """Return all as `eval/<env>/…`. An undefined one is absent, such as the mean if all gradings failed."""
+        """Return the metrics as `eval/<env>/…`, without undefined ones, such as the mean if all gradings failed."""
         metrics: dict[str, float] = {}
         if len(self.rewards):
             metrics |= {"reward/mean": float(self.rewards.mean()), "reward/std": float(self.rewards.std())}

@@ -1,6 +1,6 @@
 """An evaluation on disk: `results.jsonl` (a line per completion) and `metadata.json` (settings, metrics, timings).
 
-Beside them lie `run.json` and `config.toml`, as in every directory that hone writes.
+With them are `run.json` and `config.toml`, as in every directory that hone writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hone.runs.signals import disk_sentence
 
 
 def results_folder(config: EvalConfig) -> Path:
-    """Return the folder of results; writes nothing. Raises UserError if that folder holds other files."""
+    """Return the folder for results; write nothing. Raises UserError if the folder holds other files."""
     if config.output_dir is None:
         model = "--".join(part for part in Path(config.model).parts[-2:] if part.strip("./"))
         return Path("outputs/evals") / f"{config.env}--{model}" / provenance.new_id()
@@ -37,7 +37,7 @@ def results_folder(config: EvalConfig) -> Path:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create the folder of results; return the folders made, the innermost first. UserError if it can't be written."""
+    """Create the folder for results; return the new folders, the innermost first. UserError if it can't be written."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def make_folder(folder: Path) -> list[Path]:
 def save_results(
     folder: Path, config: EvalConfig, result: EvalResult, command: list[str], sources: dict[str, str]
 ) -> None:
-    """Write the four files, run.json last; all appear, or none. An evaluation in `folder` is replaced.
+    """Write the four files, run.json last: either all or none. Replaces an evaluation in `folder`.
 
     `sources` are digests of the task and its examples. If the disk refuses the files, they go into a temporary folder,
     which the UserError names.

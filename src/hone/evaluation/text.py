@@ -4,7 +4,7 @@
     rollout = await attempt(env, TextModel(driver, 0, example, (0, 0), server))
 
 The server counts tokens: a conversation that exceeds its context is truncated. Tool calls are reported by the server,
-or else read from the text. A program's requests are passed on.
+or else read from the text. A program's requests go to the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hone.types import Example, Message, Rollout, Usage
 
 @dataclass
 class TextServer:
-    """The model `name` behind `client`; `seed` keys the draws of environments.
+    """The model `name` behind `client`; `seed` is for random choices of environments.
 
     `body_of(place, number)` is a request without model, messages and tools; `number` counts a rollout's calls.
     """
@@ -49,16 +49,16 @@ async def attempt(env: Environment, model: TextModel) -> Rollout | Failure:
 
 
 class TextModel(Model):
-    """The model of one rollout. Used on the driver's loop."""
+    """The model of one rollout. Used in the driver's event loop."""
 
     def __init__(self, driver: Driver, index: int, example: Example, place: Place, server: TextServer) -> None:
         super().__init__(driver, index, example, "0-{}-{}".format(*place))
         self.place, self.server, self.lost = place, server, ""
         self.replies: list[tuple[str, Rollout]] = []
-        """Sessions, and the conversation of each with its answer."""
+        """(Session, conversation with the answer) of each call."""
         self._has_room = True
         self._told: list[Message] = []
-        """The last conversation as the server has it, without calls parsed from text."""
+        """The last conversation as the server knows it, without calls parsed from text."""
 
     def key(self, *purpose: str | int) -> int:
         return rng.key(self.server.seed, "eval", 0, *self.place, *purpose)

@@ -1,7 +1,7 @@
 """Equality of rational numbers, for all graders of numbers and of mathematics.
 
-Equal is exactly equal. Only a decimal of six significant digits or more also stands for a number without a finite
-decimal that rounds to it: `0.333333` for 1/3, but neither `0.33333` nor `0.333334`.
+Numbers must be exactly equal. Exception: a decimal of at least six significant digits also stands for a number without
+a finite decimal that rounds to it: `0.333333` for 1/3, but neither `0.33333` nor `0.333334`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 from fractions import Fraction
 
 LEAST_DIGITS = 6
-"""Significant digits of a decimal that may stand for the number it is rounded from."""
+"""Fewest significant digits of a decimal that may stand for the unrounded number."""
 DECIMAL = re.compile(r"[0-9,]*\.[0-9]+")
 
 
 def same_rational(one: Fraction, other: Fraction, one_numeral: str = "", other_numeral: str = "") -> bool:
-    """Return True if the numbers are equal, or one is the other one rounded.
+    """Return True if the numbers are equal, or one number is the other number rounded.
 
-    A numeral is a decimal as it was written, without sign, exponent and percent sign; "" for other numbers.
+    Numerals: each decimal as written, without sign, exponent and percent sign; "" for other numbers.
     """
     return (
         one == other
@@ -27,7 +27,7 @@ def same_rational(one: Fraction, other: Fraction, one_numeral: str = "", other_n
 
 
 def is_rounded(numeral: str, decimal: Fraction, value: Fraction) -> bool:
-    """Return True if `decimal`, written with enough digits in `numeral`, is `value` rounded to them."""
+    """Return True if `numeral` has enough digits, and its value `decimal` is `value` rounded to these digits."""
     digits = re.sub(r"[,.]", "", numeral).lstrip("0")
     last_digit = abs(decimal) / int(digits or 1)
     return len(digits) >= LEAST_DIGITS and 2 * abs(decimal - value) <= last_digit

@@ -1,7 +1,7 @@
 """Runs reward functions in this process. A failure is a value, never an exception or a reward of 0.
 
-Code that may wait for an async function is written as `Work`, a generator that yields each awaitable and is sent its
-result; `together` runs many. So plain functions never meet an event loop, and async ones wait at the same time.
+Code that may wait for an async function is written as `Work`, a generator that yields each awaitable and receives its
+result; `together` runs many. So plain functions need no event loop, and async functions wait at the same time.
 
     [right, wrong] = together([run_reward(func, {"answer": "4"}), run_reward(func, {"answer": "5"})])
 """
@@ -34,7 +34,7 @@ Work = Generator[Awaitable[Any], Any, T]
 
 _NUMBERS = {bool, int, float}
 _NUMBERS |= {np.dtype(code).type for code in ("?", *np.typecodes["AllInteger"], *np.typecodes["Float"])}
-"""Exact types of a reward: float() of any other class may return anything."""
+"""Exact types that a reward may have: float() of another class may return anything."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 MAX_DETAIL = 4000
 _LATE_SECONDS = 0.1
@@ -45,8 +45,8 @@ _of_thread = threading.local()
 class GraderFailure:
     """A reward function gave no usable value. `detail` has the traceback, or the returned value.
 
-    `lost`: its process gave no answer, because it ended, was killed, or wrote something else. `killed`: a signal from
-    outside ended it and its successor, so another attempt may succeed.
+    `lost`: its process gave no answer, because it ended, was killed, or wrote something else. `killed`: signals from
+    outside ended the process and its replacement, so another try may succeed.
     """
 
     outcome: Outcome
@@ -66,7 +66,7 @@ def inside() -> bool:
 
 
 def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[str, ...]:
-    """Return which `offered` arguments `func` takes (all with `**kwargs`). ValueError names a required other one."""
+    """Return the `offered` arguments that `func` takes (all if `**kwargs`). ValueError names another required one."""
     names: list[str] = []
     for parameter in inspect.signature(func).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -79,7 +79,7 @@ def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[
 
 
 def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | GraderFailure]:
-    """Call the function; await it if async. An exception is a failure, `sys.exit` too; but not Ctrl-C."""
+    """Call the function; await it if async. Return an exception as a failure, also `sys.exit`, but raise Ctrl-C."""
     try:
         value = func(*args, **kwargs)
     except KeyboardInterrupt:
@@ -100,10 +100,10 @@ def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[floa
 def together(
     works: Sequence[Work[T]], timeout: float | None = None, held_up: Callable[[], None] = lambda: None
 ) -> list[T]:
-    """Return the results, in the order of `works`. Their awaitables are awaited concurrently, up to `timeout` seconds.
+    """Run `works`; return their results in order. Awaitables are awaited concurrently, each up to `timeout` seconds.
 
-    A later result is a failure. `held_up` runs if a deadline was noticed late: something blocked the event loop, so
-    others may have missed theirs. Between waits they run in order, so no result depends on which awaitable ends first.
+    A later result is a failure. `held_up` runs if a timeout was noticed late: something blocked the event loop, so
+    other works may time out, too. Between waits, works run in order: no result depends on which awaitable ends first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))
@@ -119,7 +119,7 @@ def together(
 
 
 def as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
-    """Return the value as a number, or a failure if it is not a finite one."""
+    """Return the value as a float, or a failure if it is not a finite number."""
     try:
         number = float(value) if type(value) in _NUMBERS else None
     except OverflowError:
@@ -134,14 +134,14 @@ def as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the traceback from the reward function on, without memory addresses: two runs write the same text."""
+    """Return the traceback from the reward function on, without memory addresses: all runs write the same text."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames)).strip()
     return cut(_ADDRESS.sub("0x…", redact(text)), MAX_DETAIL)
 
 
 def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool) -> Outcome:
-    """Return the outcome of a completion that could be graded; the first that applies, as `Outcome` lists them.
+    """Return the outcome of a graded completion: the first that applies, in the order of `Outcome`.
 
     `correctness` is the value of the rubric's correctness function before its weight (None: it abstained).
     `well_formed`: the parser found an answer; `truncated`: the length limit stopped sampling.
@@ -156,7 +156,7 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
 def _wait(
     awaitables: list[Awaitable[Any]], timeout: float | None, held_up: Callable[[], None]
 ) -> list[Any | GraderFailure]:
-    """Await all; on a separate thread if an event loop is running already, as in a notebook."""
+    """Await all, in a separate thread if this one has a running event loop, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
         results = await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
@@ -176,7 +176,7 @@ def _wait(
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run in the same event loop of this thread each time: clients and locks of a reward function belong to it."""
+    """Run `main()` in this thread's event loop, always the same: a reward function's clients and locks need that."""
     runners: dict[int, asyncio.Runner] = vars(_of_thread).setdefault("runners", {})
     runner = runners.setdefault(os.getpid(), asyncio.Runner())
     try:
@@ -188,7 +188,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @functools.cache
 def _beside(process: int) -> ThreadPoolExecutor:
-    """Return the thread for reward functions where an event loop runs already. A forked process gets another."""
+    """Return the process's one-thread executor, for async reward functions while an event loop runs here."""
     return ThreadPoolExecutor(1, "hone-reward")
 
 
@@ -209,7 +209,7 @@ async def _settle(awaitable: Awaitable[Any], timeout: float | None, held_up: Cal
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a failure's detail: in a traceback the exception. It is printable."""
+    """Return the last line of a failure's detail, escaped; in a traceback, this is the exception."""
     return (printable(text).strip().splitlines() or ["no reason was given"])[-1]
 
 
@@ -218,5 +218,5 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut a text to `limit` characters: its beginning, and its end, where a traceback has the exception."""
+    """Cut the middle out of a text longer than `limit` characters; a traceback ends with the exception."""
     return text if len(text) <= limit else text[: limit // 4] + "\n…\n" + text[-3 * limit // 4 :]

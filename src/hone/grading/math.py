@@ -1,8 +1,8 @@
 r"""Compare two pieces of mathematics: LaTeX, fractions, sets, intervals, matrices, words.
 
 math-verify reads them and `math_worker.py` compares them. math-verify limits its time by SIGALRM, which works only on
-the main thread and stops no C code, and a timeout means "different". So the kernel limits the time: in the process that
-grades, or in a separate one, which dies of \binom{999999999}{499999999} after 5 seconds of processor time.
+the main thread and stops no C code, and its timeout means "different". So here the kernel limits the time, in the
+grading process or in a separate one: \binom{999999999}{499999999} kills it after 5 seconds of processor time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hone.grading.pool import NoVerdict, Worker
 from hone.types import Outcome
 
 LONGEST = 512
-"""Characters of an answer; a longer one cannot be read."""
+"""Most characters of an answer; a longer answer cannot be read."""
 CPU_SECONDS = 5
 CLOCK_SECONDS = 60.0
-"""Limit by the clock, for a worker that waits instead of working."""
+"""Limit of wall time, for a worker that waits instead of working."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _WORD = re.compile(r"[^\W\d_]+")
@@ -52,9 +52,9 @@ _QUOTED = re.compile(r"(?<![\w)}'])(['\"])[^'\"]+\1")
 
 
 def same(answer: str, gold: str) -> bool | GraderFailure | None:
-    """Return True if `answer` equals `gold`; None if the answer cannot be read; a failure if that took too long.
+    """Return True if `answer` equals `gold`; None if the answer cannot be read; a failure if comparing fails.
 
-    Equal text is equal. A comma is a decimal point where the other text has these digits with a point. Words
+    Equal texts are equal. A comma is a decimal point if the other text has the same digits with a point. Words
     (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. An answer with a base (`12_{8}`) that the
     gold does not have is different. Raises UserError if math-verify is not installed.
     """
@@ -83,7 +83,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def _same_ratio(answer: str, gold: str) -> bool | None:
-    """Compare ratios by their quotients, other texts as they are. The quotient may stand for a gold ratio of two."""
+    """Compare ratios by their quotients, other texts as they are. A quotient may answer a gold ratio of two terms."""
     terms, gold_terms = (
         [] if match is None else match[1].split(":") for match in map(_RATIO.fullmatch, (answer, gold))
     )
@@ -109,7 +109,7 @@ def readable(text: str) -> bool:
 
 
 def _is_endless(text: str) -> bool:
-    """Return True if the value of `text` has more digits than can be worked out: `9^{9^{9}}`, `99999!`."""
+    """Return True if the value of `text` has too many digits to compute: `9^{9^{9}}`, `99999!`."""
     powers = [[int(number[:9]) for number in re.findall(r"\d+", chain[0])] for chain in _POWERS.finditer(text)]
     values = [int(match[1][:9]) for match in _FACTORIAL.finditer(text)]
     for base, *exponents in powers:
@@ -123,7 +123,7 @@ def _is_endless(text: str) -> bool:
 
 
 def _power(base: int, exponent: int) -> int:
-    """Compute `base ** exponent`, or something above the largest."""
+    """Compute `base ** exponent`, or some number above `_LARGEST`."""
     return base if base < 2 else base ** min(exponent, 30) if exponent else 1
 
 
@@ -152,7 +152,7 @@ def tidy(text: str) -> str:
 
 
 def _pointed(text: str, other: str) -> str:
-    """Write a decimal point for each comma of `text` where `other` has a point."""
+    """Replace each comma in `text` by a point if `other` has the same decimal with a point."""
     decimals = {number.rstrip("0") for number in _POINT.findall(other)}
     return _COMMA.sub(
         lambda match: pointed if (pointed := match[0].replace(",", ".")).rstrip("0") in decimals else match[0], text
@@ -160,7 +160,7 @@ def _pointed(text: str, other: str) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """Return the mixed number `3 2/3` as one fraction; leave others, such as `3 3/2`."""
+    """Return a mixed number such as `3 2/3` as a fraction; leave `3 3/2` unchanged."""
     whole, above, below = (int(digits) for digits in match.groups() if digits)
     return f"\\frac{{{whole * below + above}}}{{{below}}}" if above < below else match[0]
 
@@ -174,13 +174,13 @@ def _spelled(char: str) -> str:
 
 
 def _is_words(text: str) -> bool:
-    """Return True if `text` is words. Bare ones need four letters: `xy` is a product."""
+    """Return True if `text` is words. Outside a LaTeX text command, a word needs four letters: `xy` is a product."""
     words = _WORD.findall(_plain(text)) if _WORDS.fullmatch(_plain(text)) else []
     return any(len(word) > 3 for word in words) or (bool(words) and bool(_TEXT.search(text)))
 
 
 def _is_prose(text: str) -> bool:
-    """Return True if `text` has more letters than formulas have: as a product of symbols it takes seconds to read."""
+    """Return True if `text` has more letters than a formula: reading it as a product of symbols takes seconds."""
     return len(re.findall(r"[^\W\d_]", _COMMAND.sub(" ", _TEXT.sub(" ", text)))) > _MOST_LETTERS
 
 
@@ -190,7 +190,7 @@ def _plain(text: str) -> str:
 
 @functools.lru_cache(maxsize=2**16)
 def _verdict(answer: str, gold: str) -> bool | None:
-    """Return math-verify's verdict, cached. Raises NoVerdict, which is not cached, if there is none."""
+    """Return math-verify's verdict, cached. If it has none, raise NoVerdict, which is not cached."""
     if not inside():
         return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
     try:

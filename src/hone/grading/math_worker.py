@@ -1,10 +1,10 @@
 r"""Compare two pieces of mathematics, in a separate process for `hone.grading.math`.
 
-math-verify's LaTeX grammar reads them; its reader of plain expressions goes through Python's `eval` and is left out.
+math-verify's LaTeX grammar reads them. Its reader of plain expressions is not used: it calls Python's `eval`.
 The comparison is hone's, because math-verify's rounds to six decimal places, which makes all tiny numbers equal:
 
-- Rational numbers are compared by `hone.grading.decimals`; others are equal if they agree to 50 significant digits.
-  A decimal of six significant digits or more may stand for those too: `3.14159` for \pi.
+- Rational numbers are compared by `hone.grading.decimals`; irrational ones are equal if 50 significant digits agree.
+  A decimal of six significant digits or more may stand for an irrational number, too: `3.14159` for \pi.
 - Formulas are equal if sympy simplifies their difference to 0, with decimals as exact fractions.
 - An equation stands for its right side if it is `name = value`, or if its sides are equal and have no variables.
 
@@ -40,7 +40,7 @@ _FLIPPED = {sympy.StrictGreaterThan: sympy.StrictLessThan, sympy.GreaterThan: sy
 
 
 def start() -> Callable[[list[str]], bool | None]:
-    """Return the function of `[answer, gold]` that says whether they are equal; None if the answer cannot be read."""
+    """Return a function of `[answer, gold]`: True if they are equal, None if the answer cannot be read."""
 
     def equal(question: list[str]) -> bool | None:
         try:
@@ -57,7 +57,7 @@ def start() -> Callable[[list[str]], bool | None]:
 
 @dataclass(frozen=True)
 class _Term:
-    """An expression, or a part of one, and the decimals of the text it was read from, as they are written."""
+    """An expression, or a part of one. `numerals`: decimals of its text, as written there."""
 
     expr: Any
     numerals: dict[Any, str]
@@ -66,7 +66,7 @@ class _Term:
         return _Term(expr, self.numerals)
 
     def exact(self) -> Any:
-        """Return the expression worked out, with fractions for decimals."""
+        """Return the evaluated expression, with fractions for decimals."""
         fractions = {number: sympy.Rational(self.fraction(number)) for number in self.expr.atoms(sympy.Float)}
         return self.expr.xreplace(fractions).doit()
 
@@ -121,12 +121,12 @@ def _same(gold: _Term, answer: _Term) -> bool:
 
 
 def _links(expr: Any) -> Sequence[Any]:
-    """Return the relations of a chain such as `1 < x < 2`; other expressions alone."""
+    """Return the relations in a chain such as `1 < x < 2`; [expr] for other expressions."""
     return expr._unsorted_args if isinstance(expr, And) else [expr]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _sides(expr: Any) -> list[Any]:
-    """Return the sides of an equation or a chain of them; [] of anything else."""
+    """Return the sides of an equation or a chain of equations; [] for other expressions."""
     chain = _links(expr)
     if not all(isinstance(one, sympy.Eq) for one in chain):
         return []
@@ -138,9 +138,9 @@ def _is_closed(sides: Sequence[Any]) -> bool:
 
 
 def _stated(term: _Term, sides: list[Any], is_gold: bool = False) -> _Term | None:
-    """Return the value of an equation, or None if it states none; another expression is its own value.
+    """Return the value that an equation states, or None; any other expression states itself.
 
-    The numbers of a chain must be equal: `x = 2 + 4 = 7` states nothing. A gold answer is not checked.
+    The numbers in a chain must be equal: `x = 2 + 4 = 7` states nothing. A gold answer is not checked.
     """
     if not sides:
         return term
@@ -153,7 +153,7 @@ def _stated(term: _Term, sides: list[Any], is_gold: bool = False) -> _Term | Non
 
 
 def _is_name(expr: Any) -> bool:
-    """Return True if `expr` may name a value: `x`, `f(2)`, `|AB|`, `AB/CD`, `(x, y)`, but no sum and no power."""
+    """Return True if `expr` may name a value: `x`, `f(2)`, `|AB|`, `AB/CD`, `(x, y)`, but not a sum or power."""
     if isinstance(expr, sympy.Symbol | AppliedUndef | sympy.Derivative):
         return True
     if isinstance(expr, sympy.Pow) and expr.exp != -1:
@@ -168,7 +168,7 @@ def _is_relation(expr: Any) -> bool:
 
 
 def _solutions(term: _Term) -> Any:
-    """Return the set of a relation in one variable, or in one function of it: `0 < f(x) < 1`."""
+    """Return the solution set of a relation in one variable, or in a function of it: `0 < f(x) < 1`."""
     relation: Any = unwrap_fcs(term.exact())
     return relation.as_set()
 
@@ -205,7 +205,7 @@ def _same_relations(gold: _Term, answer: _Term) -> bool:
 
 
 def _as_difference(term: _Term) -> tuple[Any, Any]:
-    """Return the kind of a relation (> is turned into <), and its left side minus its right one."""
+    """Return a relation's class (with > turned into <), and its left side minus its right side."""
     kind: Any = type(term.expr)
     left, right = term.part(term.expr.lhs).exact(), term.part(term.expr.rhs).exact()
     return (_FLIPPED[kind], right - left) if kind in _FLIPPED else (kind, left - right)
@@ -244,7 +244,7 @@ def _same_sets(gold: _Term, answer: _Term) -> bool:
 
 
 def _members(expr: Any, ordered: bool) -> Sequence[Any] | None:
-    """Return the members of a tuple or set, or one value alone; a point (1, 2) is read as an open interval."""
+    """Return the members of a tuple or set, or [the value]. The grammar reads a point (1, 2) as an open interval."""
     if isinstance(expr, sympy.Interval):
         return (expr.start, expr.end) if expr.is_open else None
     if isinstance(expr, sympy.FiniteSet | sympy.Tuple):
@@ -270,7 +270,7 @@ def _same_values(gold: _Term, answer: _Term) -> bool:
 
 
 def _is_rounding(term: _Term, decimal: Any, value: Any) -> bool:
-    """Return True if `term`, worked out as `decimal`, is the irrational `value` rounded."""
+    """Return True if `term`, evaluated to `decimal`, is the irrational `value` rounded."""
     numeral = term.numeral(_fraction(decimal)) if decimal.is_Rational and value.is_number else ""
     number = value.evalf(len(numeral) + EXACT_DIGITS) if numeral else None
     return isinstance(number, sympy.Float) and is_rounded(

@@ -1,15 +1,15 @@
-"""Processes that answer questions in parallel and isolated from each other: JSON in, JSON out, under limits.
+"""Processes that answer questions in parallel, isolated from each other, under limits; all in JSON.
 
     with Pool(script, arguments, "grading", workers=4) as pool:
         answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
 
 A question that hangs, crashes or takes too much fails alone: its process is replaced. If the process was killed from
 outside, the question is asked again. The kernel enforces the limit of processor time. Load changes no verdict: the
-limit by the clock excludes waits for a core, up to ten times the limit. All that was started in a process
-(`process_main.py`) ends with it, also in another session, or if hone is killed.
+limit of wall time excludes waits for a core, up to ten times the limit. When a process (`process_main.py`) or hone
+ends, everything that the process started ends, too, also in another session.
 
-Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves alive what a task had started, takes 4 seconds more
-for code that ignores signals, limits no memory or processor time, and is no faster.
+Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves processes of a task alive, takes 4 seconds more for
+code that ignores signals, limits no memory or processor time, and is no faster.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 600.0
 """Seconds for a process to get ready, perhaps with downloads."""
 OnAnswer = Callable[[int, Any], None]
-"""Called with the number of questions answered, and the latest answer."""
+"""Called with the number of answers so far, and the latest answer."""
 _MAIN = str(Path(__file__).with_name("process_main.py"))
 _LONGEST = 17 * 2**20
-"""Bytes of an answer's line, which `process_main` keeps shorter."""
+"""More bytes than `process_main` writes in one line."""
 _WORDS = 2**16
-"""Last bytes of a process's stderr that are read."""
+"""Bytes to read from the end of a process's stderr."""
 _CLOSING_SECONDS = 10.0
 """Seconds for a process to end after it has closed its output."""
 _END_SECONDS = 10.0
 """Seconds for the keeper to end its processes, before it is killed."""
 _MOST_STARVED = 10
-"""Most extra time by the clock for waits for a core, in multiples of a question's limit: with many processes each may
-wait nearly all the time."""
+"""Most extra wall time for waits for a core, in multiples of a question's limit: among many processes, each may wait
+nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
-"""Retries of a question after its process, or its keeper, was killed from outside. An earlier question's code may have
-killed the keeper."""
+"""Retries of a question after its process, or the keeper, was killed from outside (the keeper perhaps by the code of an
+earlier question)."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 """One thread each: there is a process per core, and threads take limited address space."""
@@ -67,7 +67,7 @@ _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 
 
 class StartFailure(Halt):
-    """A process could not be started; the last line says why. A run saves its state, if it had processes before."""
+    """A process could not be started; the last line says why. If others started before, a run saves its state."""
 
 
 class NoVerdict(Exception):
@@ -92,18 +92,18 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """The exit code of a process, or minus the signal; None if its keeper was killed."""
+    """A process's exit code (-N for signal N; None if its keeper was killed) and the end of its stderr."""
 
     code: int | None
     words: str
 
     @property
     def killed(self) -> bool:
-        """True for a signal from outside, which is not the fault of the question."""
+        """True if a signal from outside ended it: not the question's fault."""
         return self.code is None or -self.code in _OUTSIDE
 
     def failure(self, doing: str, seconds: float | None) -> GraderFailure:
-        """Return the failure of a question that ended a process while `doing`, with its limit of processor time."""
+        """Return the failure of a question that ended a process while `doing`; `seconds`: limit of processor time."""
         if self.code in (-signal.SIGPROF, -signal.SIGXCPU):
             detail = f"{doing} took {seconds:g} seconds of processor time" if seconds else f"{doing} took too long"
             return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
@@ -115,7 +115,7 @@ class ExitStatus:
 
 
 class Process:
-    """One process, started at once. It ends with this object, with all that it started."""
+    """One process, started by the constructor. It and all that it started end with this object."""
 
     ahead: Any = None
     """The next question and its limits: a remote process gets it before it has answered the current one."""
@@ -157,16 +157,16 @@ class Process:
         self._send(setting)
 
     def get_ready(self, stop: int) -> str | None:
-        """Wait until it can answer. Return the error of its start, if any; raises as `ask` does."""
+        """Wait until the process can answer. Return an error of its start, or None; raises as `ask` does."""
         _, error, last = self._receive(self._late, stop)
         self.ready = not last
         return error
 
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
-        """Return the answer, the exception instead of it, and True if the process ends after it.
+        """Return (answer, traceback if there is no answer or None, True if the process now ends).
 
-        Raises InvalidAnswer, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds. The
-        longest wait of one of its threads for a core does not count, up to `_MOST_STARVED` times `clock`.
+        Raises InvalidAnswer, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds, plus the
+        longest wait of one of its threads for a core (at most `_MOST_STARVED` times `clock`).
         """
         self._number += 1
         self._send([self._number, cpu, question])
@@ -240,12 +240,12 @@ class Process:
 
 
 class Pool:
-    """At most `workers` processes that answer with the function that `start(*arguments)` of the file `script` returns.
+    """At most `workers` processes. Each answers with the function that `start(*arguments)` of file `script` returns.
 
-    They run with the interpreter `python` (which needs nothing of hone), may take `memory_bytes` more once they are
-    ready, start with the first questions, and end with the pool. Questions, answers and `arguments` are JSON.
-    `environment` adds variables. `doing` names the work in a failure: "grading". Several threads may use it, in turn; a
-    forked process starts its own processes.
+    They run in the interpreter `python` (which needs no hone), may take `memory_bytes` more memory once they are ready,
+    start with the first questions, and end with the pool. Questions, answers and `arguments` are JSON. `environment`
+    adds variables. `doing` names the work in a failure: "grading". Several threads may use the pool, in turn; in a
+    forked process the pool starts new processes.
     """
 
     def __init__(
@@ -305,11 +305,11 @@ class Pool:
     def open_round(
         self, cpu_seconds: float | None, clock_seconds: float, doing: str | None = None
     ) -> Iterator[RequestBatch]:
-        """Yield a round of questions. Each is asked as soon as a process is free, while the block goes on.
+        """Yield a batch of questions. Each question is asked as soon as a process is free, while the block runs.
 
-        A question that raises, or exceeds a limit, gets a failure as its answer. `cpu_seconds` of processor time (None:
-        no limit) ignore other load; `clock_seconds` are the backstop for waits. An exception in the block, as by
-        Ctrl-C, ends all processes. Other threads wait until the block ends; this one opens no other round in it.
+        A question that raises, or exceeds a limit, gets a failure as its answer. `cpu_seconds` (None: no limit) limit
+        processor time, whatever the load; `clock_seconds` limit waits. An exception in the block, such as Ctrl-C, ends
+        all processes. Other threads wait until the block ends; this thread must not open a second batch in it.
         """
         with self._lock:
             assert not self._round_is_open, "two rounds would take each other's answers"
@@ -324,7 +324,7 @@ class Pool:
                 self._round_is_open = False
 
     def close(self) -> None:
-        """End the processes. The next question starts others."""
+        """End the processes. The next question starts new ones."""
         with self._lock:
             processes = [process for process in self._processes if process is not None]
             self._processes = [None] * self.workers  # first, in case this is interrupted
@@ -339,7 +339,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a forked process, forget the processes: their answers are for its parent."""
+    """In a forked process, forget the pools' processes: they answer its parent."""
     for pool in list(_pools):
         pool._forget()
 
@@ -349,12 +349,12 @@ if hasattr(os, "register_at_fork"):
 
 
 class RequestBatch:
-    """Questions and their answers: a thread for each process asks it one question after another."""
+    """Questions and their answers. For each process a thread asks one question after another."""
 
     def __init__(self, pool: Pool, cpu: float | None, clock: float, doing: str) -> None:
         self.pool, self.cpu, self.clock, self.doing = pool, cpu, clock, doing
         self._questions: list[tuple[Any, float | None, float]] = []
-        """Each with its limits of processor time and of time by the clock."""
+        """(Question, limit of processor time, limit of wall time)."""
         self._waiting: deque[int] = deque()
         self._ahead: dict[int, int] = {}
         self._unanswered = 0
@@ -367,7 +367,7 @@ class RequestBatch:
         self._stop, self._stopped = os.pipe()
 
     def put(self, *questions: Any, at_once: bool = True, times: Sequence[int] = ()) -> None:
-        """Ask these questions after the waiting ones: in threads, or else in `answers`. `times` multiplies limits."""
+        """Queue questions. If `at_once`, threads ask them now, else `answers` does. `times` multiplies their limits."""
         timed = zip(questions, times or [1] * len(questions), strict=True)
         with self._changed:
             first = len(self._questions)
@@ -381,7 +381,7 @@ class RequestBatch:
             self._threads[-1].start()
 
     def answers(self, on_answer: OnAnswer = lambda done, answer: None) -> list[Any | GraderFailure]:
-        """Return all answers in the order of the questions; put no more then. StartFailure if a process can't start."""
+        """Return all answers in the order of the questions; then `put` no more. StartFailure if a start fails."""
         self._end()
         if not self._threads:
             self._serve(0)
@@ -434,7 +434,7 @@ class RequestBatch:
             self._answered.put((-1, error))
 
     def _one_waits(self) -> bool:
-        """Wait for a question; return False if no more come. A question that lost its process may come again."""
+        """Wait for a question; False if no more can come. A question that lost its process is queued again."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or (self._complete and self._unanswered <= 0))
             return bool(self._waiting)
@@ -451,7 +451,7 @@ class RequestBatch:
             self._changed.notify()
 
     def _ready(self, place: int) -> Process:
-        """Return the process at this place, or a new one, when it is ready. StartFailure if it can't start."""
+        """Return the process at this place, or a new one, once it is ready. StartFailure if it can't start."""
         processes = self.pool._processes
         while True:
             process = processes[place] = processes[place] or self.pool._start()
@@ -510,7 +510,7 @@ class RequestBatch:
 
 
 class Worker:
-    """A process for a library that may hang or die: a pool of one, started with the first question."""
+    """A process for a library that may hang or die: a pool of one process, started with the first question."""
 
     def __init__(self, script: Path, arguments: Sequence[Any], doing: str, python: str = sys.executable) -> None:
         self._pool = Pool(script, arguments, doing, python=python)
@@ -529,7 +529,7 @@ class Worker:
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Return True if something (or the end) can be read within this time."""
+    """Return True if `fd` has data, or has ended, within this time."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(1000 * seconds))
@@ -538,7 +538,7 @@ def readable(fd: int, seconds: float) -> bool:
 def _core_waits(pid: int) -> dict[str, float]:
     """Return the seconds that each thread of a process and of its descendants has waited for a core.
 
-    Empty where the system does not tell (`schedstat` of Linux, the second number, in nanoseconds).
+    Empty if the system has no `schedstat` (its second number, in nanoseconds).
     """
     waits: dict[str, float] = {}
     below = [str(pid)]
@@ -551,7 +551,7 @@ def _core_waits(pid: int) -> dict[str, float]:
 
 
 def _end(owner: int, keeper: processes.Process, status: int, words: int) -> ExitStatus | None:
-    """Make the keeper end everything and itself, or kill it all. Do nothing in a forked process."""
+    """Make the keeper end all processes and itself, or kill them all. In a forked process, only close files."""
     if os.getpid() != owner:
         os.close(status)
         os.close(words)

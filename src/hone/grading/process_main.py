@@ -1,16 +1,16 @@
-"""The processes of `hone.grading.pool`. This file needs nothing of hone.
+"""The processes of `hone.grading.pool`. Imports nothing of hone.
 
     python -P process_main.py STATUS_FD
 
 It forks at once. The *keeper* imports little: it waits until the worker has ended or hone is gone, kills all that the
 worker started, also in another process group or session, and writes the worker's exit code to STATUS_FD. The *worker*
 reads `{"script", "arguments", "memory", "number"}` from the standard input: `start(*arguments)` of the file `script`
-returns the function that answers. A line with the `number` says that it is ready. Then each line `[number, seconds,
-question]` is answered by a line `[number, last, answer, error]`: `error` is a traceback or null. If code left traces,
-`last` is true and the worker ends.
+returns the function that answers. It writes a line with `number` when it is ready. Then it answers each line `[number,
+seconds, question]` by a line `[number, last, answer, error]`: `error` is a traceback or null. If the code left traces
+(see `Traces`), `last` is true and the worker ends.
 
-The kernel ends a worker if a question takes more than `seconds` of processor time (null: no limit). Prints of code are
-dropped, its standard input is empty, and a process that it forks answers nothing.
+The kernel ends a worker if a question takes more than `seconds` of processor time (null: no limit). The code's output
+is dropped, its standard input is empty, and a process that it forks cannot answer.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ import traceback
 IS_HONE_WORKER = True
 """Checked by `hone.grading.inline.inside`."""
 MAX_ANSWER = 16 * 2**20
-"""Bytes of an answer."""
+"""Most bytes of an answer."""
 PAUSES = (0.001, 0.004, 0.02, 0.05)
-"""Seconds between checks that leftover processes and threads have ended, as killed ones do."""
+"""Seconds between checks that leftover processes and threads have ended."""
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGCHLD]
 """Their handlers are restored between questions."""
 _IDLE = {"threading", "queue", "selectors", "multiprocessing.pool"}
 _IDLE |= {"concurrent.futures.thread", "concurrent.futures._base"}
-"""Modules of idle threads."""
+"""A thread in these modules is idle."""
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
 """PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)."""
 
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def keep(worker: int, woken: int) -> int | None:
-    """Wait for the worker, and kill what it started. Return its exit code (minus a signal); None if hone left first."""
+    """Wait for the worker; kill all that it started. Return its exit code (-N: signal N); None if hone ended first."""
     poller = select.poll()
     poller.register(0, 0)  # no more than that its other end was closed: by hone, or with hone
     poller.register(woken, select.POLLIN)
@@ -174,7 +174,7 @@ class Surroundings:
 
 
 def _limit_time(seconds: float | None) -> None:
-    """Limit processor time from now on: of this process by a timer, of its forks by a limit beyond that."""
+    """Limit processor time from now on: of this process by a timer, of its forks by a higher RLIMIT_CPU."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     whole = hard if seconds is None else math.ceil(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (whole, hard))
@@ -191,7 +191,7 @@ def _limit_memory(size: int) -> None:
 
 
 class Traces:
-    """Leftovers of code that can't be restored: processes, busy threads, and memory beyond half of the limit."""
+    """Leftovers of the code that can't be undone: processes, busy threads, memory beyond half of the limit."""
 
     def __init__(self, keeper: int, memory: int) -> None:
         self._pid = os.getpid()
@@ -200,7 +200,7 @@ class Traces:
         self._threads = set(sys._current_frames())
 
     def left(self) -> bool:
-        """Return True if there is more than at first. Waits a moment for what is about to end."""
+        """Return True if there is more than at first. Waits a moment for processes and threads to end."""
         for pause in PAUSES:
             if not self._threads_at_work() and not any(map(_lives, self._processes() - self._at_first)):
                 return taken() > self._most
@@ -208,7 +208,7 @@ class Traces:
         return True
 
     def _threads_at_work(self) -> bool:
-        """Return True if a new thread of Python code is busy, and not a pool's that waits for work."""
+        """Return True if a new Python thread is busy. A pool's thread that waits for work is not."""
         frames = sys._current_frames()
         return any(frames[thread].f_globals.get("__name__") not in _IDLE for thread in frames.keys() - self._threads)
 
@@ -223,7 +223,7 @@ class Traces:
 
 
 def _lives(pid: int) -> bool:
-    """Return True if a process has not ended: one that has ended may wait for the keeper to reap it."""
+    """Return True if a process has not ended. An ended one has its pid until the keeper reaps it."""
     if pid == 0:  # stands for children that can't be listed
         return True
     state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
@@ -231,7 +231,7 @@ def _lives(pid: int) -> bool:
 
 
 def taken() -> int:
-    """Return the bytes of this process's address space; 0 if the system doesn't say."""
+    """Return the bytes of this process's address space; 0 on systems other than Linux."""
     pages = _read("/proc/self/statm").split()
     return int(pages[0]) * resource.getpagesize() if pages else 0
 
@@ -254,7 +254,7 @@ def _read(path: str) -> bytes:
 
 
 def _reap(worker: int) -> int | None:
-    """Reap ended processes below the keeper; return the exit code of the worker if it is one of them."""
+    """Reap ended descendants of the keeper; return the worker's exit code if the worker is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -267,7 +267,7 @@ def _reap(worker: int) -> int | None:
 
 
 def _end_descendants(worker: int) -> None:
-    """Kill all descendants until none is left. They are stopped first, so they can't fork any more."""
+    """Kill all descendants. They are stopped first, so that they can't fork any more."""
     while True:
         stopped: set[int] = set()
         while found := _descendants(worker) - stopped:
@@ -285,7 +285,7 @@ def _end_descendants(worker: int) -> None:
 
 
 def _descendants(worker: int) -> set[int]:
-    """Return all descendants; where the system doesn't tell, the worker, after killing its group."""
+    """Return all descendants. Without /proc, kill the worker's group and return the worker."""
     if not os.path.exists("/proc/self/stat"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker, signal.SIGKILL)

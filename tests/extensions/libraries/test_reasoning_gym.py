@@ -64,7 +64,7 @@ def test_arguments_reach_the_task_and_wrong_ones_are_named():
             load_environment("reasoning-gym:leg_counting", **arguments).split("train")
     with pytest.raises(UserError, match="index is -1"):
         env.example(index=-1)
-    with pytest.raises(UserError, match="makes up its own"):
+    with pytest.raises(UserError, match="generates its rows"):
         load_environment("reasoning-gym:leg_counting").use_template({"index": "{row}"})
 
 

@@ -1,8 +1,8 @@
-"""Losses of tokens `[M]`, M the loss tokens of a micro-batch: one file each, with its formula and its source.
+"""Token losses `[M]` (M: loss tokens of a micro-batch): one file for each loss, with formula and source.
 
-All take the logprobs of the policy, its logprobs before the update, and the advantages, each `[M]`. Losses of whole
-completions also take `lengths_S`, the loss tokens of each. `objective` combines them as a config says; `aggregation`
-weighs the tokens.
+They take the policy's logprobs, its logprobs before the update (but for `reinforce`), and advantages, all `[M]`. Losses
+of whole completions also take `lengths_S`, each completion's loss tokens. `objective` combines losses by a config;
+`aggregation` weighs the tokens.
 """
 
 from hone.algorithms.losses.aggregation import aggregation_weights

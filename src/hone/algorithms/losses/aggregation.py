@@ -1,4 +1,4 @@
-"""Weights that make the loss of a step from the losses of its tokens.
+"""Weights that combine token losses into the loss of a step.
 
 A token's weight depends on its completion and on the whole step, not on its micro-batch or rank.
 """
@@ -19,7 +19,7 @@ def aggregation_weights(
     longest: int,
     filtered: Counts | None = None,
 ) -> np.ndarray:
-    """Return the weight `[S]` float64 that each token of S completions has: the step's loss is Σ_s w_s Σ_t loss_t.
+    """Return each completion's token weight w `[S]` float64: the step's loss is Σ_s w_s Σ_t loss_t.
 
     "token"     1 / tokens of the step: each token counts the same (DAPO, arXiv:2503.14476)
     "sequence"  1 / (tokens of its completion x completions): each completion counts the same (GRPO, arXiv:2402.03300)
@@ -27,8 +27,8 @@ def aggregation_weights(
     "constant"  1 / (`longest` x completions), `longest` the most tokens that a completion may have: no length is
                 favoured (Dr. GRPO, arXiv:2503.20783)
 
-    `tokens_S` are the loss tokens of each completion, `groups_S` the number of its prompt. `filtered` is counted in the
-    tokens, completions and prompts of the step as well: groups without a signal, with losses of 0.
+    `tokens_S`: loss tokens of each completion; `groups_S`: the index of its prompt. `filtered`: groups without signal,
+    which count in the step's tokens, completions and prompts, too, with losses of 0.
     """
     tokens, groups = np.array(tokens_S, dtype=np.int64), np.array(groups_S, dtype=np.int64)
     if not len(tokens):

@@ -20,8 +20,8 @@ def clip(
 
     loss_t = -min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t)       r_t = pi(o_t) / pi_old(o_t)
 
-    That leaves the ratio of a token with A_t < 0 unbounded above. With `dual_clip` c > 1 + eps_high its loss is at most
-    -c A_t (dual-clip PPO, arXiv:1912.09729): a token has no gradient once its probability has grown c-fold.
+    If A_t < 0, this has no upper bound on the ratio. With `dual_clip` c > 1 + eps_high the loss is at most -c A_t
+    (dual-clip PPO, arXiv:1912.09729): such a token has no gradient once its probability has grown c-fold.
 
     Returns the loss `[M]` and a bool `[M]` that is True where a clip is active, so that the token has no gradient.
     """
@@ -32,7 +32,7 @@ def clip(
 def clipped_surrogate(
     ratio_M: Tensor, advantages_M: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute `clip` of any ratios `[M]`."""
+    """Compute the loss of `clip` from ratios `[M]`."""
     unclipped_M = ratio_M * advantages_M
     clipped_M = ratio_M.clamp(1 - eps_low, 1 + eps_high) * advantages_M
     loss_M, active_M = -torch.minimum(unclipped_M, clipped_M), clipped_M < unclipped_M

@@ -1,4 +1,4 @@
-"""prime-rl's loss: masks tokens with too large a change of probability, by difference, not by ratio."""
+"""prime-rl's loss: masks tokens by the difference, not the ratio, of new and old probability."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def dppo(
     loss_t = -kept_t A_t r_t + penalty (log r_t)²
     kept_t = 0 where A_t > 0 and pi - pi_old > eps_high, or A_t <= 0 and pi - pi_old < -eps_low; else 1
 
-    A ratio says little of a rare token: from 1e-6 to 1e-5 is tenfold and changes nothing. The difference bounds the
+    A ratio says little about a rare token: from 1e-6 to 1e-5 it is 10, but little changes. The difference bounds the
     total variation between the policies instead.
 
-    Returns the loss `[M]` and a bool `[M]` that is True where a token is masked: only the penalty moves it.
+    Returns the loss `[M]` and a bool `[M]` that is True where a token is masked: it has only the penalty's gradient.
     """
     log_ratio_M = log_ratio(logprobs_M, old_logprobs_M)
     moved_M = logprobs_M.detach().exp() - old_logprobs_M.exp()

@@ -21,9 +21,9 @@ def gspo(
 
     s = exp(mean over t of log r_t)       loss_t = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)
 
-    The mean of the logs, not their sum, so that s is as near 1 for long completions as for short ones; its range is
-    therefore a thousand times narrower than a token's. Every token of a completion has the same loss, so aggregate it
-    by "sequence". `lengths_S` int64: loss tokens of each completion, one after the other.
+    By the mean of the logs, not their sum, s is as near 1 for long completions as for short ones; so its clip range is
+    a thousand times narrower than a token's. All tokens of a completion have the same loss, so aggregate it by
+    "sequence". `lengths_S` int64: loss tokens of each completion, in order.
 
     Returns the loss `[M]` and a bool `[M]` that is True where a clip is active, so that the token has no gradient.
     """

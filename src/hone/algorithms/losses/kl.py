@@ -14,14 +14,14 @@ def kl_estimate(logprobs_M: Tensor, ref_logprobs_M: Tensor, kind: str = "k3") ->
     "k2"  d² / 2               biased; never negative
     "k3"  exp(-d) - 1 + d      unbiased; never negative (GRPO, arXiv:2402.03300)
 
-    As a loss each is differentiated as it stands, not with the probability of the sampled token. Gradients, with
+    As a loss, an estimate is differentiated alone, without the probability of sampling the token. Gradients, with
     g = grad log pi, and E the mean over tokens that pi sampled:
 
     "k1"  E g = 0
     "k2"  E d g = grad KL(pi || pi_ref)
     "k3"  E (1 - exp(-d)) g = grad KL(pi_ref || pi)
 
-    Times the ratio r = pi / pi_old (`kl_bias_correction`, DeepSeek-V3.2, arXiv:2512.02556), at r = 1:
+    Multiplied by the ratio r = pi / pi_old (`kl_bias_correction`, DeepSeek-V3.2, arXiv:2512.02556), at r = 1:
 
     "k1"  E (1 + d) g = grad KL(pi || pi_ref)
     "k2"  E (d + d² / 2) g = grad E d² / 2, no KL divergence

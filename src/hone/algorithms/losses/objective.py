@@ -1,4 +1,4 @@
-"""A micro-batch's part of a step's loss and statistics, with the losses combined by a config."""
+"""A micro-batch's part of a step's loss and statistics, by the loss that a config names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from hone.config.rl import CorrectionConfig, LossConfig
 
 STALE_DUAL_CLIP = 3.0
-"""The bound on the ratio of a stale token with a negative advantage, unless the config has one."""
+"""Default bound on the ratio of a stale token with a negative advantage."""
 Sums = dict[str, Tensor]
 Objective = Callable[[Tensor, Tensor, PackedBatch, Tensor], tuple[Tensor, Sums]]
 """(logprobs `[M]`, entropies `[M]`, batch, indices `[M]` of the loss tokens) -> (loss, statistics).
 
-The loss is the micro-batch's part of the step's: the tokens' losses times their weights in the batch, summed.
-Statistics are sums over the M tokens, which the trainer divides by the step's token count; one named `…/max` is a
-maximum instead.
+The loss is the micro-batch's part of the step's loss: the sum of token losses times their weights in the batch.
+Statistics are sums over the M tokens, which the trainer divides by the step's token count; a statistic named `…/max` is
+a maximum instead.
 """
 TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Any]
 """(logprobs `[M]`, old logprobs `[M]`, advantages `[M]`, lengths `[S]`) -> loss `[M]`, or (loss, clipped `[M]`)."""
@@ -55,7 +55,7 @@ def token_loss(config: LossConfig, stale: bool = False) -> TokenLoss:
 
 
 def correction(config: CorrectionConfig) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """Return a function of (old logprobs `[M]`, the sampler's `[M]`, lengths `[S]`) that weighs tokens, or None."""
+    """Return a function (old logprobs `[M]`, sampler's logprobs `[M]`, lengths `[S]`) -> weights `[M]`, or None."""
     low, high = config.range
     return {
         "none": None,
@@ -74,9 +74,9 @@ def policy_objective(
 ) -> Objective:
     """Make a policy gradient's objective: the loss that `config` names, or `custom`, with KL and entropy terms.
 
-    The old policy of the ratio is the batch's (`old_logprobs`), else the sampler's: so the ratio corrects for tokens of
-    older versions (`stale`) and for another sampler. With `old_policy` = "trainer", or a correction, it is the policy
-    before the update. A token without a finite logprob of the sampler has no loss.
+    The ratio's old logprobs are the batch's (`old_logprobs`), else the sampler's: so the ratio corrects for tokens of
+    older versions (`stale`) and for another sampler. With `old_policy` = "trainer", or a correction, they are the
+    policy's before the update. A token has no loss if the sampler's logprob is not finite.
     """
     loss_of = custom or token_loss(config, stale)
     weigh = correction(correct) if correct is not None else None

@@ -1,4 +1,4 @@
-"""Ratios of probabilities of tokens and of completions, which lie end to end: `lengths_S` int64 loss tokens."""
+"""Probability ratios of tokens and completions. `lengths_S` int64: each completion's loss tokens, in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 10.0
-"""|log ratio| is clamped here before exp: a single token of a stale or broken sample must not overflow the batch."""
+"""|log ratio| is clamped to this before exp: one token of a stale or broken sample must not overflow the batch."""
 
 
 def log_ratio(logprobs_M: Tensor, old_logprobs_M: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def importance_ratio(logprobs_M: Tensor, old_logprobs_M: Tensor) -> Tensor:
 
 
 def sequence_sums(values_M: Tensor, lengths_S: Tensor) -> Tensor:
-    """Sum over each completion: `[M]` to `[S]`. The order of a sum is fixed on any device."""
+    """Sum over each completion: `[M]` to `[S]`. The order of summation is fixed on any device."""
     return torch.segment_reduce(values_M, "sum", lengths=lengths_S, unsafe=True)  # pyright: ignore
 
 

@@ -9,6 +9,6 @@ def reinforce(logprobs_M: Tensor, advantages_M: Tensor) -> Tensor:
     """Compute loss_t = -A_t log pi(o_t) `[M]` (Williams 1992; for language models arXiv:2402.14740).
 
     No ratio: unbiased for one update on tokens of the same policy. With stale tokens add an off-policy correction
-    (`trainer.correction`); for several updates a batch take a loss with a ratio.
+    (`trainer.correction`); for several updates per batch use a loss with a ratio.
     """
     return -advantages_M * logprobs_M
