@@ -4,7 +4,7 @@ It is byte-level BPE without merges, so any Unicode text survives encoding and d
 text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too, but
 *not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is a
 token only as a whole word ("user", not "username"). Tools are listed in the system message by their signatures, because
-schemas are long; calls and answers are as Qwen's.
+schemas are long; calls and tool answers have Qwen's form.
 """
 
 from __future__ import annotations
