@@ -3,7 +3,7 @@
 The tensors that a model reads are on the model's device. The host tracks which rows continue: it reads the drawn tokens
 once a step, and waits for nothing else.
 
-Shapes: B rows, T tokens of the longest completion, V vocabulary, K most likeliest tokens that a row requests.
+Shapes: B rows, T tokens of the longest completion, V vocabulary, K likeliest tokens of the row that requests most.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Batch:
         self._group()
 
     def _group(self) -> None:
-        """Group rows with equal sampling parameters. Pending draws are repeated."""
+        """Group rows with equal sampling parameters. Pending draws are discarded, and repeated."""
         self.drawn: Tensor | None = None
         order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
         self._groups: list[tuple[SamplingParams, Tensor]] = []
@@ -179,7 +179,7 @@ class Batch:
 
 
 def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: SamplingParams) -> Tensor:
-    """Return `Batch.draw` of rows with equal parameters; each row uses its uniform number of this index."""
+    """Return `Batch.draw` of rows with equal parameters; row b uses its uniform number `index_B[b]`."""
     uniforms_B = uniforms_BT.gather(1, index_B[:, None]).squeeze(1)
     tokens_B, logprobs_B, candidates_BV = sample_tokens(logits_BV, uniforms_B, params)
     columns = [x.double()[:, None] for x in (tokens_B, logprobs_B)]

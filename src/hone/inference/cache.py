@@ -1,8 +1,8 @@
 """A KV cache for a batch that decodes in the same steps. Each prompt is stored once for all its completions.
 
-A decode step has two products: queries of all rows that continue a prompt with the prompt's keys, and each row's query
-with keys of the row's decoded tokens. One softmax runs over both. All rows have decoded the same number of tokens, so
-they write to the same column, and only padding of short prompts needs a mask. Keys and values have the dtype
+A decode step has two products: each prompt's keys with queries of all rows that continue this prompt, and keys of a
+row's decoded tokens with the row's query. One softmax runs over both. All rows have decoded the same number of tokens,
+so they write to the same column, and only padding of short prompts needs a mask. Keys and values have the dtype
 `Decoder.kv_dtype`; scores and sums are always fp32: with bf16 scores a bf16 model's logprobs differ by up to 0.04 from
 the trainer's.
 
@@ -73,7 +73,7 @@ class GroupLayout:
 class KVCache:
     """Keys and values of B sequences; acts as the decoder's attention in a decode step.
 
-    Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and those of decoded tokens in
+    Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and decoded keys and values in
     blocks `[2, K, B, BLOCK, Dh]`. `column` is the next token's column, the same for all rows: the first token of a row
     that began later is further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on padding; `began` `[B,
     T]` is -inf on columns before a row's first token. Each is added to scores unless all 0.
@@ -108,7 +108,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from one new token per row (q `[B, H, Dh]`, k and v `[B, K, Dh]`) to its row's; store k and v."""
+        """Attend from one new token per row (q `[B, H, Dh]`, k, v `[B, K, Dh]`) to the row's tokens; store k and v."""
         # Each call of torch takes time beside the products of a small model, views included.
         blocks, used = self.decoded[layer], self.column % BLOCK + 1
         prompt_keys, prompt_values = self.prompts[layer]

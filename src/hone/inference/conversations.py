@@ -2,7 +2,7 @@
 
     rollouts = roll_out(env, policy, settings, examples, draws, step, sampling)
 
-Sampled tokens are kept unchanged. If a call's messages begin with an earlier call and its reply, the call continues the
+Sampled tokens are never changed. If a call's messages begin with an earlier call and its reply, the call continues the
 earlier call's ids: only new messages are rendered and tokenised. Any other call begins a new segment. All segments
 share the rollout's reward, or each call has a reward.
 """
@@ -81,7 +81,7 @@ def roll_out(
     sampling: SamplingParams,
     finished: Callable[[int, Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Sample rollouts of each example, by group; `finished` gets each that ends. UserError if a prompt is too long."""
+    """Sample each example's rollouts, by group; call `finished` when one ends. UserError if a prompt is too long."""
     prompts = settings.prompts(examples)
 
     def sample(calls: list[Call], give: Callable[[int, Segment], None]) -> list[Segment]:
@@ -137,7 +137,7 @@ class Call:
     """True if another call continues this one, or will."""
 
     def goes_on_with(self, messages: Sequence[Message], tools: Tools, session: str) -> bool:
-        """Return True if a call with these messages can continue this one."""
+        """Return True if a call with these messages, tools and session can continue this one."""
         known = self.request.messages
         return (
             self.turn is not None
@@ -218,7 +218,7 @@ class IdsModel(Model):
         most: int | None = None,
         **more: Any,
     ) -> Call:
-        """Start sampling a call; its number in the rollout sets its random key. Raises NoRoom."""
+        """Start sampling a call; its number in the rollout sets its random key. Raises NoRoom if no token fits."""
         if (limit := self.settings.limit(len(ids))) < 1:
             raise NoRoom(f"the conversation has {len(ids)} tokens, seq_len is {self.settings.seq_len}")
         number, self.asked = self.asked, self.asked + 1

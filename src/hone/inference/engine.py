@@ -161,7 +161,7 @@ class Engine:
         self.prefill.weights_changed()
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Return each sequence's logprobs under softmax(logits / temperature), without the first token.
+        """Return the logprobs of each sequence's tokens except the first, under softmax(logits / temperature).
 
         Sequences go through the same prefill as prompts. Raises UserError for an empty or too long sequence.
         """
@@ -169,7 +169,7 @@ class Engine:
 
     @torch.no_grad()
     def score_tokens(self, ids: Sequence[int], temperature: float = 1.0, top: int = 0) -> list[ScoredToken]:
-        """Return `score` of one sequence, with the `top` likeliest tokens in place of each token."""
+        """Return `score` of one sequence, with the `top` likeliest tokens at each position."""
         self._check_length(ids, 0)
         prompt = self.prefill.begin(tuple(ids), all_hidden=True)
         while prompt.done < len(ids):

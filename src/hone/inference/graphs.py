@@ -1,9 +1,9 @@
 """Decoding with CUDA graphs: a step's kernels are recorded once for each shape, and then launched together.
 
 A graph is bound to the addresses and shapes that it was recorded with. So sequences are in slots of a `SlotState` with
-tensors that don't move (a group's prompt is stored once per row). The slots and tokens of a step are powers of two;
-unused slots and tokens are computed and discarded. Before a batch's first step, all shapes that it may reach are
-recorded, on one stream and with one memory pool: graphs share intermediate memory, and write results to the state.
+tensors that don't move (a group's prompt is stored once per row). The numbers of slots and tokens in a step are powers
+of two; unused slots and tokens are computed and discarded. Before a batch's first step, all shapes that it may reach
+are recorded, on one stream and with one memory pool: graphs share intermediate memory, and write results to the state.
 Weights and their bf16 copies (`Linear.refresh`) are updated in place, so graphs read new weights.
 
 A step computes each row's next token from its last one, and stores it where the next step reads it: the next step can
@@ -41,7 +41,7 @@ MAX_GRAPHS = 128
 VARLEN = False
 """In bf16 (torch 2.13), attend with `varlen`, which reads only each row's tokens. Not measured yet."""
 MAX_WAYS, FEW = 1024, 4
-"""Most sampling parameters to remember (the latest), and to record together."""
+"""Most sets of sampling parameters to remember (the latest), and to record together."""
 
 
 class GraphRunner(Runner):
@@ -54,7 +54,7 @@ class GraphRunner(Runner):
         self.graphs: dict[tuple, Callable[[], object]] = {}
         """Key: (tokens of a slot, slots covered, tokens covered or `SamplingParams.transform`)."""
         self._asked: dict[tuple, tuple[int, SamplingParams]] = {}
-        """By `SamplingParams.transform`: count of prompts that requested it; the parameters."""
+        """By `SamplingParams.transform`: how many prompts requested these parameters, and the parameters."""
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
         for (way, _), params in {(t.params.transform, t.job.prompt): t.params for t in tickets}.items():
@@ -67,7 +67,7 @@ class GraphRunner(Runner):
         return [Batch(tickets, SlotCache(prompts, prompt_of_row, max_tokens), logits_BV)]
 
     def tokens_with(self, batches: Sequence[Batch], rows: int = 0, width: int = 0) -> int:
-        """Return the tokens of one batch with all rows: every slot has as many as the longest."""
+        """Return the size in tokens of one batch with all rows: every slot has as many as the longest."""
         widths = [slot_tokens(width), *(_cache(batch).span for batch in batches)]
         return (sum(map(len, batches)) + rows) * max(widths)
 
@@ -204,7 +204,7 @@ class SlotState:
                 here[..., :width] = mine[..., :width]
 
     def moved(self, batch: Batch, sampled: bool) -> None:
-        """Give a batch a step's results; if `sampled`, next tokens too."""
+        """Give a batch a step's results; if `sampled` is true, next tokens too."""
         rows = len(batch)
         _cache(batch).moved()
         batch.next, batch.positions, batch.index = self.rows[:, :rows]

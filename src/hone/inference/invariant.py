@@ -95,7 +95,7 @@ class RowCache:
         return len(self.lengths)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from a new token per row (q `[tile, H, Dh]`, k and v `[tile, K, Dh]`) to the row; store k, v."""
+        """Attend from a new token per row (q `[tile, H, Dh]`, k, v `[tile, K, Dh]`) to the row's tokens; store k, v."""
         if layer == 0:
             self._make_room()
         tile, stored, rows = len(q), self.layers[layer], torch.arange(len(self), device=q.device)

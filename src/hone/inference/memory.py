@@ -14,7 +14,7 @@ GIB = 2**30
 KV_GIB = 4.0
 """GiB for keys and values on a CPU, and if an older hone's config sets none."""
 PREFIX_SHARE = 0.25
-"""Additional memory, as a share of the KV cache's, for conversations' prompts, with which next turns begin."""
+"""Memory for conversations' prompts, which begin later turns: a share of the KV cache's, added to it."""
 GRANULE = 64
 """A CUDA graph's slot has a multiple of this many tokens, and a step covers at least this many: kernels need an aligned
 mask."""

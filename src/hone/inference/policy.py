@@ -36,7 +36,7 @@ class Sampler(Protocol):
     ) -> list[Segment]:
         """Return one turn per request, in their order: the prompt and the sampled tokens.
 
-        Call `finished(index, turn)` as soon as a turn has ended; it returns at once.
+        Call `finished(index, turn)` as soon as a turn has ended; `finished` returns at once.
         """
         ...
 

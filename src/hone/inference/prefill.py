@@ -77,7 +77,7 @@ class ContinuedAttention:
 
 @dataclass
 class Prompt:
-    """A prompt being prefilled. `layers`: its first `done` tokens; `hidden` `[D]`: the last one's hidden state.
+    """A prompt being prefilled. `layers`: of its first `done` tokens; `hidden` `[D]`: the last token's hidden state.
 
     `all_hidden`, if a list, collects the hidden states of all tokens `[tokens, D]`, chunk by chunk.
     """
@@ -112,7 +112,7 @@ class Prefill:
     def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
         """Return the prompt with its cached prefix, without the last token: this token's hidden state is needed.
 
-        If `all_hidden`, every token's hidden state is stored, so the cache is not used.
+        If `all_hidden` is true, every token's hidden state is stored, so the cache is not used.
         """
         if all_hidden:
             return Prompt(ids, [], all_hidden=[], weights=self._weights)

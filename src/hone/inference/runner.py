@@ -47,7 +47,7 @@ class Runner:
         return sum(batch.cache.tokens for batch in batches) + rows * -(-width // self.granule) * self.granule
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """If batches are many, join the two smallest in place, if all caches then have at most `budget` tokens."""
+        """Over `MAX_BATCHES`, join the two smallest in place, if all caches then have at most `budget` tokens."""
         if len(batches) <= MAX_BATCHES:
             return
         batches.sort(key=len, reverse=True)

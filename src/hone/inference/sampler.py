@@ -16,8 +16,8 @@ WHOLE, BLOCK = 1024, 128
 def sample_tokens(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return token ids `[B]` int64, their logprobs `[B]` float32, and, if `params.keeps_ids`, the mask `[B, V]` of ids
-    that the cuts left: then logprobs are of the cut distribution.
+    """Return token ids `[B]` int64, their logprobs `[B]` float32, and, if `params.keeps_ids` is true, the mask `[B, V]`
+    of ids that the cuts left: then logprobs are of the cut distribution.
 
     Inverse-CDF sampling: the first token with a cumulative probability over u, see `inverse_cdf`. A row with NaN or
     +inf among its logits gets an arbitrary token, with the logprob NaN.
@@ -106,7 +106,7 @@ def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch
 
 
 def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Set all logprobs to -inf except those that `top_k`, then `top_p`, then `min_p` leave.
+    """Set the logprobs of tokens that `top_k`, then `top_p`, then `min_p` exclude to -inf.
 
     The order and the sets are as in transformers' warpers: all tokens as likely as the k-th stay, and `top_p` is a
     share of the probability that `top_k` left.
@@ -134,7 +134,7 @@ def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 def largest_share(logprobs_BV: torch.Tensor, best_BK: torch.Tensor, share: float) -> torch.Tensor:
     """Return a mask `[B, V]` of the fewest tokens with this share of the probability, without sorting V tokens.
 
-    `best_BK`: logprobs of the K likeliest tokens, sorted; other tokens have -inf, or equal the last of these. Of
+    `best_BK`: logprobs of the K likeliest tokens, sorted; other tokens have -inf, or equal the last of these. Among
     equally likely tokens the first in the vocabulary are taken, as by a stable sort.
     """
     probs_BK = best_BK.exp().double()

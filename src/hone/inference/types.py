@@ -68,7 +68,7 @@ class SamplingParams:
 
     @property
     def keeps_ids(self) -> bool:
-        """Return True if tokens come with the ids they were sampled from: requested, and the distribution is cut."""
+        """Return True if tokens come with the ids they were sampled from: this is requested, and cuts are set."""
         return self.return_kept_ids and not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
@@ -77,7 +77,7 @@ class SamplingParams:
 
     @property
     def transform(self) -> tuple[float, float, int, float, int, bool]:
-        """Return the parameters that turn logits into a token: rows in which they are equal are sampled together."""
+        """Return the parameters that turn logits into a token: rows with equal values are sampled together."""
         return self.temperature, self.top_p, self.top_k, self.min_p, self.top_logprobs, self.keeps_ids
 
 
@@ -108,7 +108,7 @@ class Completion:
 class Job:
     """One completion to sample: its prompt, the key of its randomness (see `hone.rng.uniforms`), its token limit.
 
-    `params`, except `max_tokens`, `n` and `seed`, say how; if None, those of the call that runs the job.
+    `params`, except `max_tokens`, `n` and `seed`: sampling settings; None: from the call that runs the job.
     """
 
     prompt: tuple[int, ...]

@@ -34,7 +34,7 @@ BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class PackedAttention:
-    """Attention over segments end to end, with `segment_lengths` tokens. Built once a batch, for all layers.
+    """Attention over adjacent segments of `segment_lengths` tokens. Built once per batch, for all layers.
 
     `parents[i]` is the index of the segment that segment i continues, or -1. A parent has no parent itself.
     """
@@ -62,7 +62,7 @@ class PackedAttention:
         return self._layout.from_slots(self._layout.attend(*self._layout.to_slots(q, k, v)))
 
     def _buckets(self) -> tuple[list[np.ndarray], list[np.ndarray], list[tuple[int, int, int]]]:
-        """Return each query row's tokens, each key row's tokens, and each bucket's (rows, queries, keys before them).
+        """Return the tokens of each query row and of each key row, and (rows, queries, earlier keys) of each bucket.
 
         A bucket has segments of similar length, with parents of equal length; a shorter segment repeats its last token.
         If a parent is shorter than a third of the longest segment, its queries are included: SDPA skips masked keys
@@ -109,7 +109,7 @@ def varlen_rows(queries: Sequence[int], keys: Sequence[int], device: torch.devic
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, *rows: Any, **options: Any) -> Tensor:
-    """Attend in rows end to end (see `varlen_rows`): bf16 q [N, H, Dh], k, v [M, K, Dh] → like q. `options`: torch's.
+    """Attend in rows end to end (see `varlen_rows`): bf16 q [N, H, Dh], k, v [M, K, Dh] → like q. `options`: for torch.
 
     A row's last query sees all keys of the row, the query before it all but the last key, and so on.
     """
@@ -137,7 +137,7 @@ def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attend: q [B, H, L, Dh], k and v [B, K, S, Dh] → like q. Causal, or by `mask` [L, S] (True sees; or added).
+    """Attend: q [B, H, L, Dh], k, v [B, K, S, Dh] → like q. Causal, or by `mask` [L, S] (bool: visible; float: added).
 
     On a CPU, grouping query heads is a fifth faster than repeating keys and values. On a GPU no memory-efficient fp32
     kernel groups query heads (torch 2.13), and the plain kernel stores L · S scores of each layer for the gradient.
@@ -165,7 +165,7 @@ class _SlotLayout:
 
     `query_of_slot`, `key_of_slot`: the token copied into each slot. `slot_of_query`, `slot_of_key` `[N]`: each token's
     first slot. `copies`, if a key may be in several rows: the slots sorted by token, and where each token's slots begin
-    in that list. `buckets`: see `PackedAttention._buckets`; `masks`: by (queries, keys before).
+    in that list. `buckets`: see `PackedAttention._buckets`; `masks`: by (queries, earlier keys).
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class ChatRenderer:
         return self._rendering.prompt_ids(messages, tools)
 
     def text(self, messages: list[Message], opens: bool, tools: list[Tool] | None = None) -> str:
-        """Return the conversation as text; if `opens`, with the start of the assistant's next turn."""
+        """Return the conversation as text; if `opens` is true, with the start of the assistant's next turn."""
         return self._rendering.text(messages, opens, tools)
 
     def note(
@@ -177,7 +177,7 @@ class ChatRenderer:
         return self.tokenizer.decode(self._up_to_end(ids), skip_special_tokens=True)
 
     def digest(self) -> str:
-        """Compute SHA-256 of all that turns a conversation into ids: the tokenizer's files and the template."""
+        """Compute the SHA-256 of the tokenizer's files and the template: they turn conversations into ids."""
         if self._source is None:
             tokenizer = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
         else:
@@ -240,7 +240,7 @@ def load_renderer(
 ) -> ChatRenderer:
     """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja) replaces the model's.
 
-    If `special_tokens`, special tokens in messages are encoded as tokens, otherwise as text.
+    If `special_tokens` is true, special tokens in messages are encoded as tokens, otherwise as text.
     """
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)

@@ -47,7 +47,7 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Architecture of a decoder. Raises UserError if unsupported.
+    """Architecture of a decoder. Raises UserError if it is unsupported.
 
     `rope_scaling` is None for plain RoPE, else the parameters of one of `ROPE_TYPES` under the key `rope_type`.
     `eos_token_ids` are the ids that end a document or turn, as the model's files list them.
@@ -181,7 +181,7 @@ class DecoderConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the `config.json` from which transformers loads this model, without `dtype`."""
+        """Return the `config.json` that transformers needs for this model, without `dtype`."""
         row = FAMILIES[self.family]
         rope = dict(self.rope_scaling or {"rope_type": "default"}) | {"rope_theta": self.rope_theta}
         eos = list(self.eos_token_ids)
@@ -234,7 +234,7 @@ _VALUES = {
     "layer_types": (lambda x: isinstance(x, list), "a list"),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (lambda x: isinstance(x, dict), "an object")),
 }
-"""By key of config.json: check, and name of the valid kind."""
+"""By key of config.json: a check of the value, and the valid kind."""
 
 
 def _check_values(hf: dict[str, Any]) -> None:

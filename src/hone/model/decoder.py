@@ -45,7 +45,7 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Linear(nn.Module):
-    """x Wᵀ + b. If `bf16_product`, the parameters are fp32 and the product is in bf16, from a stored cast of W.
+    """x Wᵀ + b. If `bf16_product` is true, the parameters are fp32 and the product is in bf16, from a stored cast of W.
 
     A sharded weight is whole only while it is used, so nothing derived from it is stored (`keep_nothing`).
     """
@@ -289,7 +289,7 @@ _STORED = {
     *(f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")),
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
 }
-"""Operations whose results "selective" stores; others are cheap to recompute."""
+""""selective" stores the results of these operations; others are cheap to recompute."""
 
 
 @cache

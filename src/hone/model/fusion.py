@@ -27,7 +27,7 @@ def is_compiled() -> bool:
 
 
 def set_compiled(on: bool) -> None:
-    """Turn compilation of the functions marked `fused` on or off in this process."""
+    """Turn on or off, in this process, compilation of the functions marked `fused`."""
     global _on
     _on = on
 
@@ -38,7 +38,7 @@ def has_fused_norm(x: torch.Tensor) -> bool:
 
 
 def liger(x: torch.Tensor) -> SimpleNamespace | None:
-    """Return Liger's modules `rope` and `swiglu` for a tensor on a GPU, if they are installed and nothing is compiled.
+    """Return Liger's modules `rope` and `swiglu` for a tensor on a GPU, if they are installed and compilation is off.
 
     Liger's RMS norm is not used: torch's takes as many kernels, and Liger's gradient depends on the GPU's size.
     """

@@ -197,7 +197,7 @@ class _Cut:
 
 
 class _Products:
-    """`hidden`, `weight`: gradients `[M, D]` and `[V, D]` of the head's inputs, or None if not needed.
+    """The gradients `hidden` `[M, D]` and `weight` `[V, D]` of the head's inputs; None if not needed.
 
     `own` `[M]` are the gradients of the targets' logits; `add` gets zeros in their place. Each row's gradients are
     multiplied by `by_row`.

@@ -43,14 +43,14 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 def unsharded(tensor: Tensor) -> Tensor:
-    """Return the parameter itself: it is whole."""
+    """Return the parameter itself, which is not sharded."""
     return tensor
 
 
 def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
     """Read the config of the model in `folder`; special token ids in generation_config.json have precedence.
 
-    `implementation`: as in `model.implementation`. Raises UserError for a model that this can't compute.
+    `implementation`: as in `model.implementation`. Raises UserError if it can't compute the model.
     """
     config = read_json(folder, "config.json", needed=True)
     generation = read_json(folder, "generation_config.json")
@@ -108,8 +108,8 @@ def load_model(
     still uninitialised (see `hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it, and for weights that
     are missing, unknown, misshapen or, if copied, not finite.
 
-    If `mapped`, on a CPU, parameters are views of files that have their rows in the decoder's order and dtype (see
-    `reserve_files`). The files must not change while the model is used.
+    If `mapped` is true, on a CPU, parameters are views of files that have their rows in the decoder's order and dtype
+    (see `reserve_files`). The files must not change while the model is used.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
@@ -156,14 +156,14 @@ def save_model(
     write: bool = True,
     reserved: bool = False,
 ) -> None:
-    """Write config.json, generation_config.json and the weights (in `dtype` or their own), adapter merged.
+    """Write config.json, generation_config.json and the weights, in `dtype` or their own, with any adapter merged.
 
     The bytes depend on the model alone. Weight files of another model in the folder are removed. Files are written one
     by one: for an atomic write, save to a temporary folder and rename it. `parameters` replace the model's by name:
     with copies, a thread can write while training goes on.
 
     `whole` gathers a sharded parameter from all ranks: other ranks call this with `write` false. At most one file's
-    weights are gathered at a time. If `reserved`, fill the files that `reserve_files` made.
+    weights are gathered at a time. If `reserved` is true, fill the files that `reserve_files` made.
     """
     folder = Path(folder)
     dtype = dtype or model.embed.dtype
@@ -250,7 +250,7 @@ def _append(file: BinaryIO, tensor: Tensor) -> None:
 def merged(
     model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = unsharded
 ) -> Tensor:
-    """Return the parameter `name`; if it has an adapter, merged with it, in fp32. `whole`: see `save_model`."""
+    """Return the parameter `name`. If it has an adapter, this is merged, in fp32. `whole`: see `save_model`."""
     owner, _, kind = name.rpartition(".")
     if kind != "weight" or f"{owner}.lora_A" not in parameters:
         return whole(parameters[name].detach())
@@ -260,7 +260,7 @@ def merged(
 
 
 def hf_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield (Hugging Face name, view of the parameter's rows) of every weight, in file order."""
+    """Yield (Hugging Face name, view of the parameter's rows) for every weight, in file order."""
     parameters = dict(model.named_parameters())
     for name, (parameter, start, end) in hf_slices(model.config).items():
         yield name, parameters[parameter].detach()[start:end]
@@ -290,7 +290,7 @@ def _files(
 
 
 def non_finite(model: Decoder) -> tuple[str, int] | None:
-    """Return the Hugging Face name of the first tensor with NaN or infinity, and their number, or None."""
+    """Return the Hugging Face name of the first tensor with NaN or infinity and the count of these; else None."""
     tensors = list(hf_tensors(model))
     # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too. All
     # sums are read at once, for each read waits for the device, which may be sampling.

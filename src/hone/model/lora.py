@@ -42,7 +42,7 @@ _PLAIN = {
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
 _CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
-"""Prefixes of `init_lora_weights` for which PEFT subtracts the first B A from the base, or quantises it."""
+"""With these prefixes of `init_lora_weights`, PEFT subtracts the first B A from the base, or quantises it."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
@@ -74,8 +74,8 @@ def start_adapter(model: Decoder, seed: int) -> None:
         if base not in (None, model.base_digest):
             merged = " (the weights beside an adapter include it)" if (folder.parent / "config.json").exists() else ""
             raise UserError(
-                f"the adapter in {folder} was trained on other weights than this model's: set --model to its run's "
-                f"first weights{merged}, or delete {BASE} there if these are the same weights in another form"
+                f"the adapter in {folder} was trained on other weights than this model's: set --model to what its "
+                f"run started from{merged}, or delete {BASE} there if these are the same weights in another form"
             )
         for name, parameter in model.trained.items():
             if tensors[name].shape != parameter.shape:
@@ -117,7 +117,7 @@ def save_adapter(
 def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = None) -> dict[str, Tensor]:
     """Return the decoder's adapter parameters (fp32, on the CPU) from a folder that PEFT or `save_adapter` wrote.
 
-    Raises UserError unless it is complete and plain LoRA on all linear layers, with the rank and alpha of any `lora`.
+    Raises UserError if it is incomplete, no plain LoRA on all linear layers, or unlike `lora` in rank or alpha.
     """
     if not (folder / CONFIG).is_file():
         beside = f" {folder / ADAPTER}" if (folder / ADAPTER / CONFIG).exists() else " in PEFT's layout"

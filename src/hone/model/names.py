@@ -89,7 +89,7 @@ def check_tensors(
 
 
 def check_finite(tensor: Tensor, name: str, file: Path) -> None:
-    """Raise UserError if values of a tensor are NaN or infinite, as they are or in this dtype."""
+    """Raise UserError if values of a tensor are NaN or infinite, or too large for its dtype."""
     if not tensor.sum().float().isfinite() and (count := int((~tensor.isfinite()).sum())):
         kind = str(tensor.dtype).removeprefix("torch.")
         raise UserError(f"{count:,} values of {printable(name)} are not finite in {kind}: restore {file}")

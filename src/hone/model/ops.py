@@ -189,9 +189,9 @@ def _split_rotate_inference(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    """Rotate the pairs (x[i], x[i + Dh/2]) by angles with `cos` [N, 1, Dh], each twice, and `sin` [N, 1, Dh/2].
+    """Rotate the pairs (x[i], x[i + Dh/2]) by the angles of `cos` [N, 1, Dh], each twice, and `sin` [N, 1, Dh/2].
 
-    If `back`, rotate by the negative angle. On a GPU x may be overwritten.
+    If `back` is true, rotate by the negative angle. On a GPU x may be overwritten.
     """
     if kernels := liger(x):
         rope = kernels.rope.rope_backward if back else kernels.rope.rope_forward

@@ -51,7 +51,7 @@ class _LinearInFP32(torch.autograd.Function):
 
 
 class PackedWeight:
-    """The packed form of one weight `[out, in]`, made at first use and after `forget`.
+    """The packed form of one weight `[out, in]`, made at the first use, and at the first after `forget`.
 
     It is also made again if PyTorch's operations replaced or changed the weight. Changes by a fused optimizer go
     unnoticed, so its caller calls `forget`.

@@ -76,7 +76,7 @@ class TemplateRendering(_Marking):
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        """Return the ids that follow `prompt_ids`: the finished turn, and what the template adds."""
+        """Return the ids that follow `prompt_ids`: the finished turn, and ids that the template adds."""
         prompt = self._marked_text(messages, True, tools)
         full = self._marked_text([*messages, completion], False, tools)
         if not full.startswith(prompt):
@@ -93,7 +93,7 @@ class TemplateRendering(_Marking):
     def after_turn(
         self, turns: Sequence[Message], answers: Sequence[Message], tools: Sequence[Tool] | None, ends: Sequence[int]
     ) -> tuple[str, list[int] | None]:
-        """Return the conversation as text, and the ids after its last turn's end (an id in `ends`; None without end).
+        """Return the conversation as text, and the ids after its last turn's end (an id in `ends`), or None.
 
         `turns`: from `stand_ins`.
         """

@@ -37,7 +37,7 @@ def inverse_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(inverse: Tensor, factor: float, original: int, scaling: dict[str, Any]) -> Tensor:
-    """Divide long waves' frequencies by `factor`, keep short waves', blend between."""
+    """Divide the frequencies of long waves by `factor`, keep them for short waves, blend between."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = original * inverse / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""The shapes of models, by name. Well-known ones are listed by their hub id, so that a plan needs no network."""
+"""The shapes of models, by name. Well-known models are listed by hub id, so that a plan needs no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
-    """Return the shape of a model: folder, hub id (known, cached or fetched), or `hone/tiny`. UserError otherwise."""
+    """Return the shape of a model: a folder, hub id (known, cached or fetched), or `hone/tiny`. UserError if none."""
     name, folder = str(model), Path(model)
     if name == TINY:
         from hone.model.presets import tiny_config

@@ -31,7 +31,7 @@ TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:
 
 
 def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: str = "") -> list[str]:
-    """Return the special tokens of a tokenizer. Added tokens without the flag are special if in `stop_ids`, or if a
+    """Return the special tokens of a tokenizer. Added tokens without the flag count if they are in `stop_ids`, or match
     `TURN_TOKEN` in `written`, a rendered conversation (DeepSeek's `<｜User｜>`).
     """
     turns, added = set(TURN_TOKEN.findall(written)), tokenizer.get_added_tokens_decoder()

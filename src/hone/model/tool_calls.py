@@ -83,7 +83,7 @@ class Format:
         return found
 
     def _spoken_from(self, text: str, tools: Sequence[Tool]) -> int:
-        """Return where the answer starts: after `</think>` if the template opened it, and it isn't in an argument."""
+        """Return where the answer starts: after `</think>` if the template opened a thought, unless in an argument."""
         end = text.find("</think>")
         if end < 0 or "<think>" in text[:end]:
             return 0
@@ -101,9 +101,9 @@ class Format:
 def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> list[dict[str, Any]]:
     """Return a text's calls in OpenAI's form: `id`, `type`, `function` with `name` and `arguments` (JSON as text).
 
-    A malformed call has the name "" and its raw text as arguments. An id is nine letters and digits, as Mistral wants
-    it, and a function of the text and the call's place. `tools` give the types of XML arguments; an argument without a
-    type is text.
+    A malformed call has the name "" and its raw text as arguments. An id has nine letters and digits, as Mistral
+    requires, and depends only on the text and the call's index. `tools` give the types of XML arguments; an argument
+    without a type is text.
     """
     return [openai_call(call, text, i) for i, call in enumerate(form.calls(text, tools))]
 
@@ -236,7 +236,7 @@ LLAMA = Format(
 GLM_SIGN = "<arg_key>"
 """Sign of GLM's calls, which use Hermes' tags with another content."""
 FORMATS = (XML, HERMES, LLAMA)
-"""In the order in which a template is searched for them."""
+"""In the order that `format_of_template` tries."""
 
 HERMES_TOOLS = """\
 # Tools

@@ -1,4 +1,4 @@
-"""The train step on packed batches, optimiser, schedule of the learning rate, SFT's data, and ranks."""
+"""The train step on packed batches, optimiser, schedule of the learning rate, SFT's data, several ranks."""
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Default by device. On a CPU, activations should stay in its cache (tiny preset: a tenth faster than 16384)."""

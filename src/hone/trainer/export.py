@@ -40,7 +40,7 @@ def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
 def save_policy(trainer: Trainer, folder: Path, max_bytes: int | None = None, reserved: bool = False) -> None:
     """Write the trainer's model and any adapter into `folder`. All ranks call this; rank 0 writes.
 
-    Sharded weights are gathered one file (`max_bytes`) at a time. If `reserved`, fill the files of `reserve_policy`.
+    Sharded weights are gathered one file (`max_bytes`) at a time. `reserved`: if true, fill files of `reserve_policy`.
     """
     ranks = trainer.ranks
     save_model(trainer.model, folder, max_bytes or _limit(trainer), whole=whole, write=ranks.first, reserved=reserved)
@@ -61,8 +61,8 @@ def _limit(trainer: Trainer) -> int:
 class Spool:
     """Weights for a server to load: the last two versions of `model`, as the server may still read the older one.
 
-    They are in the folder `memory`; once it is full, `no_room` is called, and they are in `folder`. If `adapter_alone`,
-    write only the adapter, into `folder`. `dtype`: the server's; by default the model's.
+    They are in the folder `memory`; once it is full, `no_room` is called, and weights go to `folder`. If
+    `adapter_alone` is true, only the adapter is written, into `folder`. `dtype`: the server's; by default the model's.
     """
 
     def __init__(

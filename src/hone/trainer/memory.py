@@ -19,7 +19,7 @@ from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
 """Logits in a chunk for the softmax in `hone.model.head`. When recomputing them, a CPU uses the GPU's number."""
 CHECKPOINTING = get_args(Checkpointing)
-"""From fastest to least memory."""
+"""From the fastest to the least memory."""
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}
 """Bytes of one weight's moment; in 8 bits, each block of 256 has an fp32 scale."""
 BASE_BYTES = {"8bit": 1 + 2 / 64, "4bit": 0.5 + 2 / 64}

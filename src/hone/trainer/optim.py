@@ -31,8 +31,8 @@ class Optimizer:
     weights with 4,096 scalars or more are 8-bit codes with a scale per 256 codes (arXiv:2110.02861).
 
     With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps), with
-    q, k, v, gate and up separate. Updates are scaled to the usual RMS of AdamW's updates (0.2 times the learning rate,
-    arXiv:2502.16982), so the learning rate can stay. `offload`, "8bit" and "muon" need a single rank.
+    q, k, v, gate and up separate. Muon's updates are scaled to the usual RMS of AdamW's updates (0.2 times the learning
+    rate, arXiv:2502.16982), so the learning rate can stay. `offload`, "8bit" and "muon" need a single rank.
     """
 
     def __init__(self, model: Decoder, config: OptimConfig) -> None:

@@ -65,7 +65,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's sequences; counts `filtered` out for equal rewards; the most tokens (`longest`) of a completion."""
+    """A step's sequences; `filtered`: counts left out for equal rewards; `longest`: most tokens of a completion."""
 
     sequences: list[Sequence]
     filtered: Counts = field(default_factory=Counts)
@@ -270,7 +270,7 @@ class RowPacker:
         self.free = [row_tokens] * num_rows
 
     def add(self, sequence: Sequence) -> bool:
-        """Put the sequence in the first row with room for it; return False if no row has."""
+        """Put the sequence in the first row with room for it; return False if no row has room."""
         assert len(sequence) <= self.row_tokens, "longer than a row: the data source checks this"
         for row, free in enumerate(self.free):
             if len(sequence) <= free:

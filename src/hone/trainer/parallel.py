@@ -35,7 +35,7 @@ _FOREVER = timedelta(days=365)
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number of this process, and of all processes (`world`); `local_*` count on this machine."""
+    """`rank`: number of this process; `world`: number of processes; `local_*`: the same on this machine."""
 
     rank: int = 0
     world: int = 1
@@ -105,7 +105,7 @@ class Ranks:
         return values
 
     def device(self, name: str) -> str:
-        """Return `name`, with this rank's GPU for `cuda`. UserError if it is missing, or if `name` has an index."""
+        """Return the device: for `cuda` this rank's GPU. UserError if it is missing, or if `name` names one GPU."""
         if self.alone or torch.device(name).type != "cuda":
             return name
         if torch.device(name).index is not None:
@@ -217,7 +217,7 @@ def shard(model: Decoder, ranks: Ranks) -> None:
 class _GatherInBf16:
     """Gathers a layer's fp32 parameters: matrices that are multiplied in bf16 as bf16, all others as fp32.
 
-    An `AllGather` for FSDP, whose default has one dtype for a layer and would round biases and norms, too.
+    An `AllGather` for FSDP: FSDP's has one dtype for a layer and would round biases and norms, too.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -270,7 +270,7 @@ def reduce_gradients(model: nn.Module, last: bool) -> None:
 
 
 def drop_gradients(model: nn.Module) -> None:
-    """Drop gradients not yet summed over ranks: FSDP holds them, so an optimiser can't."""
+    """Drop gradients not yet summed over ranks: FSDP holds them, where no optimiser can drop them."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
             for param in _fsdp_params(module):

@@ -98,7 +98,7 @@ def tokenize(
         if prompt[: len(ids)] != ids:
             raise UserError(
                 f"{where}: the chat template rewrites earlier assistant messages once the conversation goes on (at "
-                f"message {turn}), so the model would train on prompts that never occur: keep one assistant message per "
+                f"message {turn}), so the model would train on text that never occurs: keep one assistant message per "
                 'example, give earlier ones "weight": 0, or set model.chat_template to a template that keeps history.'
             )
         mask += [False] * (len(prompt) - len(ids)) + [learned[turn]] * len(completion)
@@ -114,7 +114,7 @@ def _carries_loss(message: Message, index: int, where: str) -> bool:
 
 
 def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[Tool] | None) -> None:
-    """Raise UserError if the template can't write a thought in the prompt. Later turns may drop it."""
+    """Raise UserError if the template can't write a thought in the prompt. In later turns it may drop it."""
     for i, message in enumerate(prompt):
         if message["role"] == "assistant" and any(map(message.get, THOUGHTS)):
             renderer.completion_ids(prompt[:i], message, tools)
@@ -168,9 +168,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
         raise UserError(f"no recorded completion of {run.path} has a reward of {min_reward:g} or more: {remedy}")
     if evaluated or run.info.get("sources", {}).get("tokenizer") != tokenizer:
         if any(message["role"] == "tool" for row in rows for message in row["completion"]):
-            raise UserError(
-                f"{run.path} has answers of tools, but not its token ids: name an RL run with this tokenizer"
-            )
+            raise UserError(f"tools answered in {run.path}: name an RL run with this model's tokenizer, for its ids")
         rows = [{name: row[name] for name in ("prompt", "completion")} for row in rows]
     return Rows(rows, lambda i: f"{run.path}, completion {i}")
 
