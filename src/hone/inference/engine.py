@@ -156,7 +156,7 @@ class Engine:
         self._starting = None
 
     def weights_changed(self, version: int) -> None:
-        """Note that the model's parameters changed: tokens from now on have this version."""
+        """Record that the model's parameters changed: tokens from now on have this version."""
         self.version = version
         self.prefill.weights_changed()
 

@@ -25,7 +25,7 @@ GRAPHS_GIB = 0.5
 
 
 def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int:
-    """Return the bytes of one token's keys and values in all layers, of the type `hone.model.Decoder.kv_dtype`.
+    """Return the bytes of one token's keys and values in all layers, in the dtype `Decoder.kv_dtype`.
 
     On "cuda" it assumes a GPU with `hone.model.device.has_bf16`; an engine uses `Decoder.kv_bytes_per_token`.
     """
@@ -34,7 +34,7 @@ def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int
 
 
 def packed_bytes(model: DecoderConfig, precision: str, device: str) -> tuple[int, int]:
-    """Return the bytes of the layers' matrices, and of the head, in the layout that a CPU's kernels read."""
+    """Return the bytes of the layers' matrices, and of the head, in the packed layout of a CPU's kernels."""
     if device != "cpu" or model.parameters * (2 if precision == "bf16" else 4) > MAX_PACKED_BYTES:
         return 0, 0
     low = not takes_products_in_fp32(device)

@@ -70,7 +70,7 @@ class StopStrings:
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """Return the length of the longest end of `text` that begins `stop`."""
+        """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
         longest = min(len(text), len(stop) - 1)
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -97,6 +97,6 @@ class StopWatch:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return one token as text; if it is only a part of a character, in the vocabulary's spelling."""
+    """Return one token as text; a part of a character is spelled as in the vocabulary."""
     text = tokenizer.decode([token], skip_special_tokens=False)
     return (tokenizer.id_to_token(token) or "") if _PARTIAL in text or not text else text

@@ -72,7 +72,7 @@ def fetch(name: str, out: Path) -> None:
 
 
 def write_gguf(file: Path, folder: Path, origin: str) -> None:
-    """Write the model in a GGUF file into `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
+    """Convert a GGUF file to a model in `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
 
     Raises UserError if gguf or accelerate is missing, or if the file isn't a complete, finite model for hone's decoder.
     """

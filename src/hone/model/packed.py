@@ -19,7 +19,7 @@ from hone.hardware import MIN_FP32_SIZE, padded_rows
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute x Wᵀ + b, on any device and of any type.
+    """Compute x Wᵀ + b, on any device and in any dtype.
 
     A CPU without AVX-512 has no kernels for bf16: its plain loops take 7 to 40 times as long as products in fp32. There
     bf16 operands are multiplied in fp32, and the result is rounded to bf16, as kernels for bf16 do.

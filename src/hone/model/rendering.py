@@ -39,7 +39,7 @@ FORMAT_OF_RENDERER = {
 
 
 class _Marking:
-    """Marks special tokens in the texts of messages for both renderings, before a template writes them."""
+    """Marks special tokens in messages, before a template or renderer writes the messages."""
 
     encoder: TextEncoder
     format: Format | None

@@ -47,7 +47,7 @@ def _llama3(inverse: Tensor, factor: float, original: int, scaling: dict[str, An
 def _yarn(
     inverse: Tensor, factor: float, original: int, scaling: dict[str, Any], config: DecoderConfig
 ) -> tuple[Tensor, float]:
-    """Divide frequencies under `beta_slow` turns in the original context by `factor`; keep those over `beta_fast`."""
+    """Divide frequencies by `factor` below `beta_slow` turns in the original context; keep them above `beta_fast`."""
     dim = config.head_dim
 
     def pair_that_turns(times: float) -> float:

@@ -25,7 +25,7 @@ from hone.types import Message
 T = TypeVar("T")
 MARK = "\x7f"
 """Inserted after the first character of each special token in a text of data, and after each DEL. JSON does not escape
-it, and `strip` leaves it."""
+it, and `strip` does not remove it."""
 TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
 """A pattern of the tokens that open and end turns in templates."""
 

@@ -63,7 +63,7 @@ class Format:
         return next((text[:at].rstrip() for _, at in self._find_calls(text, ())), text)
 
     def _find_calls(self, text: str, tools: Sequence[Tool]) -> list[tuple[Call, int]]:
-        """Return each call, and where it (or the list that it stands in) starts."""
+        """Return each call with its start; calls in a list have the list's start."""
         found: list[tuple[Call, int]] = []
         at = self._spoken_from(text, tools)
         start = re.compile(f"<think>|{self.opening.pattern}", self.opening.flags)
@@ -256,7 +256,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
-    """Return the conversation in Hermes' form, for a template that knows neither tools nor their messages."""
+    """Return the conversation in Hermes' form, for a template that knows neither tools nor tool messages."""
     plain: list[Message] = []
     for message in messages:
         if message.get("role") == "tool":
@@ -281,7 +281,7 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> 
 
 
 def with_objects(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with its arguments as an object, as chat templates take them; text that is no object stays."""
+    """Return the call with its arguments as an object, as chat templates expect; other text is unchanged."""
     function = dict(call.get("function") or call)
     if isinstance(function.get("arguments"), str):
         value = read_object(function["arguments"])

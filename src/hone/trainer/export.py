@@ -16,7 +16,7 @@ from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
 GATHERED_BYTES = 10**9
-"""Largest file of sharded weights: rank 0 holds this much of full weights at once."""
+"""Largest file of sharded weights: rank 0 holds at most this much of whole weights."""
 
 
 def save_weights(folder: Path, model: Decoder, parameters: Mapping[str, torch.Tensor] | None = None) -> None:

@@ -99,7 +99,7 @@ class Ranks:
         return value
 
     def add(self, values: Tensor) -> Tensor:
-        """Sum an integer tensor over ranks on the CPU, modulo 2^64, on all ranks."""
+        """Sum an integer CPU tensor over ranks, modulo 2^64; all ranks get the sum."""
         if not self.alone:
             torch.distributed.all_reduce(values, group=self.control)
         return values
@@ -280,7 +280,7 @@ def drop_gradients(model: nn.Module) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Free weights left gathered by a forward pass without a backward pass."""
+    """Free weights that a forward pass without a backward pass left gathered."""
     if hasattr(model, "reshard"):
         model.reshard()  # pyright: ignore[reportCallIssue]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchUse:
-    """Use of a step's batch. If `keeps_old`, the old policy is the trainer before the first update, else the sampler.
+    """Use of a step's batch. `keeps_old`: the old policy is the trainer before the first update, not the sampler.
 
     The policy is copied to the reference every `reference_interval` steps.
     """
