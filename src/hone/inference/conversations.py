@@ -31,7 +31,7 @@ from hone.types import Columns, Example, Message, Rollout, Segment, joined, wher
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Settings of rollouts, with their number per example.
+    """Settings of rollouts; `rollouts` is their number per example.
 
     A completion has at most `max_tokens` tokens, and with its prompt at most `seq_len`. Its random key is (seed,
     purpose, step, draw, sample), so an example that is drawn again samples differently; a later turn's number is part

@@ -30,7 +30,7 @@ from hone.model.device import upload
 # Padding is cheaper than a split if the shortest row of a bucket has at least this share of its longest row's tokens.
 MIN_FILL = 0.7
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Kernels of SDPA on a GPU: the memory-efficient one, and plain operations where it doesn't apply."""
+"""Kernels of SDPA on a GPU: memory-efficient attention, or plain operations if that doesn't apply."""
 
 
 class PackedAttention:

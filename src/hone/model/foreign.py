@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "hone"
 """The name under which transformers knows hone's attention."""
 NET = "net"
-"""Attribute of `TransformersDecoder` that holds transformers' model; the model's parameter names begin with it."""
+"""Attribute of `TransformersDecoder` for transformers' model; names of its parameters begin with `net`."""
 CHECKED = (5, 9)
 """Lengths of two sequences: loading compares their logits."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}

@@ -27,7 +27,7 @@ _NAMES = {
 }
 """Names of modules: Hugging Face → GGUF."""
 HEAD = "output.weight"
-"""The head's name. Without it the embedding is the head, as in llama.cpp."""
+"""The head's tensor. In a file without this tensor, the embedding is the head, as in llama.cpp."""
 
 
 def gguf_name(name: str) -> str:

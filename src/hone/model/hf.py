@@ -73,7 +73,7 @@ def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
 
 
 def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
-    """Read a config for transformers. Raises UserError if it has more layers than the weights have tensors."""
+    """Read a config for transformers. UserError if the config has more layers than the weights have tensors."""
     layers = config.get("num_hidden_layers")
     if type(layers) is int and layers > 1000 and layers > len(file_shapes(weight_files(folder))):
         raise UserError(f"{folder / 'config.json'} has {layers:,} layers, but the weights fewer tensors: restore it")
@@ -250,7 +250,7 @@ def _append(file: BinaryIO, tensor: Tensor) -> None:
 def merged(
     model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = unsharded
 ) -> Tensor:
-    """Return the parameter `name`. If it has an adapter, this is merged, in fp32. `whole`: see `save_model`."""
+    """Return the parameter `name`, with its adapter (if any) merged in fp32. `whole`: see `save_model`."""
     owner, _, kind = name.rpartition(".")
     if kind != "weight" or f"{owner}.lora_A" not in parameters:
         return whole(parameters[name].detach())

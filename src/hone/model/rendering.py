@@ -1,7 +1,7 @@
 """The two renderings of a conversation as ids: a chat template, or `renderers` for the models it knows by name.
 
 A chat template is rendered as in transformers, but without importing transformers, which takes seconds. One difference
-is intended: a template that asks for today's date gets a fixed one, because a prompt must not depend on the day.
+is intended: a template that asks for today's date gets a fixed date, because a prompt must not depend on the day.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Marking:
 
 
 class TemplateRendering(_Marking):
-    """A chat template (Jinja) and a tokenizer. If it does not read `tools`, they are written in Hermes' form."""
+    """A chat template (Jinja) and a tokenizer. A template that ignores `tools` gets tools in Hermes' form."""
 
     stop_ids: tuple[int, ...] = ()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
-    """Return the shape of a model: a folder, hub id (known, cached or fetched), or `hone/tiny`. UserError if none."""
+    """Return a model's shape: of a folder, hub id (known, cached or fetched), or `hone/tiny`. UserError if unknown."""
     name, folder = str(model), Path(model)
     if name == TINY:
         from hone.model.presets import tiny_config
@@ -25,7 +25,7 @@ def shape_of(model: str | Path, init: InitConfig | None = None, implementation: 
         if shape := known(name):
             return shape
         if not is_hub_id(name):
-            raise UserError(f"{name} is neither a model folder nor a hub id: give one of them")
+            raise UserError(f"there is no model folder {name}, nor is it a hub id: give one of them")
         from huggingface_hub import hf_hub_download
 
         try:

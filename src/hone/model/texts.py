@@ -115,7 +115,7 @@ class TextEncoder:
 
 
 class SpecialTexts:
-    """Counts texts of data with special tokens, and names the first one."""
+    """Counts texts of data with special tokens, and names the first text."""
 
     def __init__(self) -> None:
         self._keys: set[str] = set()

@@ -50,7 +50,7 @@ class Optimizer:
         self.momenta = {n: torch.zeros_like(m) for n, m in inner.items() if config.type == "muon"}
         slices = [(name, slice(*rows)) for name, *rows in hf_slices(model.config).values() if name in self.momenta]
         self.matrices = [(name, rows, self.masters[name].detach()[rows]) for name, rows in slices]
-        """For each matrix that Muon updates: its parameter, its rows there, and a view of the master's rows."""
+        """For each matrix that Muon updates: the parameter's name, the matrix's rows, a view of the master's rows."""
         decayed = [n for n, p in self.params.items() if p.ndim >= 2 and "embed" not in n and n not in self.momenta]
         plain = [n for n in self.params if n not in {*decayed, *self.momenta}]
         groups = [

@@ -105,7 +105,7 @@ class Ranks:
         return values
 
     def device(self, name: str) -> str:
-        """Return the device: for `cuda` this rank's GPU. UserError if it is missing, or if `name` names one GPU."""
+        """Return the device: for `cuda` this rank's GPU. UserError if that is missing, or if `name` names one GPU."""
         if self.alone or torch.device(name).type != "cuda":
             return name
         if torch.device(name).index is not None:

@@ -114,7 +114,7 @@ def _carries_loss(message: Message, index: int, where: str) -> bool:
 
 
 def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[Tool] | None) -> None:
-    """Raise UserError if the template can't write a thought in the prompt. In later turns it may drop it."""
+    """Raise UserError if the template can't write a thought in the prompt. In later turns it may drop the thought."""
     for i, message in enumerate(prompt):
         if message["role"] == "assistant" and any(map(message.get, THOUGHTS)):
             renderer.completion_ids(prompt[:i], message, tools)

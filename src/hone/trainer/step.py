@@ -1,7 +1,7 @@
 """The train step: forward and backward over micro-batches, an optimiser update.
 
 Token weights refer to the whole step, so micro-batches and ranks do not change the gradient. A batch may get several
-updates: in each of `updates_per_batch` passes one for each of `minibatches`, all with the same old policy.
+updates: in each of `updates_per_batch` passes one for each minibatch, all with the same old policy.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Trainer:
     `reference`, if given, is the model of the KL term; with LoRA it may be `model` with the adapter off. `temperature`
     is the sampler's, because the ratio compares the distributions that tokens are drawn from. `weigh` sets tokens'
     weights in the loss; by default they are equal. Rank 0 calls `interrupt` in `evaluate` and before each micro-batch
-    of a step's first update; its errors are raised on all ranks, with weights, optimiser and counter as before the
-    step. With `record_tokens`, `token_stats` describes the last step's tokens before its first update.
+    of a step's first update; errors of `interrupt` are raised on all ranks, with weights, optimiser and counter as
+    before the step. With `record_tokens`, `token_stats` describes the last step's tokens before its first update.
 
     On several `ranks`, shard model and reference first (`parallel.shard`). All ranks call `step`, `evaluate`,
     `fingerprint` and `load_tensors` together, with equally many micro-batches, and get the same results.
