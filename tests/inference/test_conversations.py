@@ -192,7 +192,7 @@ def test_a_server_that_changes_the_prompt_of_a_later_turn_is_found_out():
         def _say(self, request):
             return super()._say(replace(request, prompt_ids=(1, *request.prompt_ids)))
 
-    with pytest.raises(Halt, match="turn 2 of rollout 9-4-0 was sampled from other tokens"):
+    with pytest.raises(Halt, match="turn 2 of rollout 9-4-0 was sampled from another prompt"):
         rolled(Prepends(["1", "5"]), game(), 1)
 
 

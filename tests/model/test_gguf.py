@@ -68,7 +68,7 @@ def test_a_whole_file_becomes_its_model(tied: bool, tmp_path: Path, capsys: pyte
     assert "Converting" not in printed.err  # no progress bar into a pipe
     assert "\x1b" not in printed.out + printed.err + (out / "README.md").read_text()
     assert (out / "README.md").read_text().startswith("# a\\x1b[2J b\n\nFrom the file a\\x1b[2J b.gguf, written")
-    assert ("has no output.weight, so its head is its embedding" in printed.err) == tied
+    assert ("has no output.weight: the embedding is the head" in printed.err) == tied
     model, held = load_model(out), tensors(tied)
     expected = {"embed": "token_embd", "norm.weight": "output_norm", "layers.1.down_proj.weight": "blk.1.ffn_down"}
     for name, theirs in (expected if tied else expected | {"lm_head": "output"}).items():
@@ -90,24 +90,24 @@ def renamed(name: str, other: str) -> Change:
 
 
 FAULTY: dict[str, tuple[Change, str]] = {
-    "missing": (lambda held, _: held.pop("blk.1.ffn_up.weight"), "it lacks blk.1.ffn_up.weight"),
-    "missing norm": (lambda held, _: held.pop("output_norm.weight"), "it lacks output_norm.weight"),
-    "renamed head": (renamed("output.weight", "output.weigth"), "it has unknown output.weigth"),
+    "missing": (lambda held, _: held.pop("blk.1.ffn_up.weight"), "they lack blk.1.ffn_up.weight"),
+    "missing norm": (lambda held, _: held.pop("output_norm.weight"), "they lack output_norm.weight"),
+    "renamed head": (renamed("output.weight", "output.weigth"), "they have unknown output.weigth"),
     "unused": (lambda held, _: held.update({"rope_freqs.weight": np.ones(4, np.float32)}), "unknown rope_freqs.weight"),
     "bias": (lambda held, _: held.update({"blk.0.attn_q.bias": np.ones(8, np.float32)}), "unknown blk.0.attn_q.bias"),
     "NaN": (put("blk.0.attn_v.weight", 7, np.nan), "1 values of blk.0.attn_v.weight are not finite"),
     "infinite": (put("token_embd.weight", 0, -np.inf), "1 values of token_embd.weight are not finite"),
-    "too large for bf16": (put("output.weight", 3, 3.4e38), "1 values of output.weight are not finite, as bfloat16"),
-    "many layers": (size("block_count", 100_000), "says that it has 100000 layers, and has tensors of 2, up to blk.1"),
-    "few layers": (size("block_count", 1), "says that it has 1 layers, and has tensors of 2, up to blk.1"),
-    "no layers": (size("block_count", 0), "says that it has 0 layers"),
+    "too large for bf16": (put("output.weight", 3, 3.4e38), "1 values of output.weight are not finite in bfloat16"),
+    "many layers": (size("block_count", 100_000), "has 100000 layers by its header, but tensors of 2, up to blk.1"),
+    "few layers": (size("block_count", 1), "has 1 layers by its header, but tensors of 2, up to blk.1"),
+    "no layers": (size("block_count", 0), "has 0 layers by its header"),
     "gap": (lambda held, s: [renamed(n, n.replace("blk.1.", "blk.2."))(held, s) for n in [*held] if "blk.1." in n],
-            "says that it has 2 layers, and has tensors of 2, up to blk.2"),
-    "wide": (size("embedding_length", 2**30), "are more than the 21 tensors"),
+            "has 2 layers by its header, but tensors of 2, up to blk.2"),
+    "wide": (size("embedding_length", 2**30), "weights, they have 21 tensors"),
     "wider": (size("feed_forward_length", 64), "misshapen blk.0.ffn_gate.weight is [48, 32], not [64, 32]"),
     "heads": (size("attention.head_count_kv", 2), "misshapen blk.0.attn_k.weight is [32, 32], not [16, 32]"),
-    "no count": (lambda _, sizes: sizes.pop("block_count"), "says no llama.block_count"),
-    "hostile name": (renamed("output.weight", "\x1b[2J\u202e"), "it has unknown \\x1b[2J\\u202e"),
+    "no count": (lambda _, sizes: sizes.pop("block_count"), "lacks llama.block_count"),
+    "hostile name": (renamed("output.weight", "\x1b[2J\u202e"), "they have unknown \\x1b[2J\\u202e"),
 }  # fmt: skip
 
 

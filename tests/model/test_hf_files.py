@@ -73,7 +73,7 @@ def test_missing_shards_are_named(folder: Path) -> None:
 def test_weights_that_do_not_fit_the_config_are_named(folder: Path) -> None:
     pristine = (folder / "model.safetensors").read_bytes()
     edit_weights(folder, **{"model.norm.weight": None})
-    refuses(folder, "lacks model.norm.weight")
+    refuses(folder, "lack model.norm.weight")
     (folder / "model.safetensors").write_bytes(pristine)
     edit_weights(folder, **{"model.layers.0.self_attn.q_proj.bias": torch.zeros(16)})
     refuses(folder, "unknown model.layers.0.self_attn.q_proj.bias")
@@ -189,7 +189,7 @@ def test_a_config_of_more_than_the_weights_takes_no_memory_to_refuse(folder: Pat
     pristine = (folder / "config.json").read_text()
     for name, value in (("num_hidden_layers", 100_000), ("hidden_size", 2**30), ("vocab_size", 2**30)):
         (folder / "config.json").write_text(json.dumps(json.loads(pristine) | {name: value}))
-        refuses(folder, "are more than the 13 tensors of .* weights that are there")
+        refuses(folder, "it has .* weights, they have 13 tensors with .* weights")
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(math.nan, "float32"), (-math.inf, "float32"), (3.4e38, "bfloat16")])
@@ -197,10 +197,10 @@ def test_weights_that_are_not_finite_are_refused(folder: Path, value: float, dty
     weights = load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
     weights[3, :2] = value
     edit_weights(folder, **{"model.layers.0.mlp.up_proj.weight": weights})
-    with pytest.raises(UserError, match=f"2 values of model.layers.0.mlp.up_proj.weight are not finite, as {dtype}"):
+    with pytest.raises(UserError, match=f"2 values of model.layers.0.mlp.up_proj.weight are not finite in {dtype}"):
         load_model(folder, dtype=getattr(torch, dtype))
 
 
 def test_names_of_tensors_are_printed_safely(folder: Path) -> None:
     edit_weights(folder, **{"\x1b[2J": torch.ones(1)})
-    refuses(folder, r"has unknown \\x1b\[2J;")
+    refuses(folder, r"have unknown \\x1b\[2J;")

@@ -131,7 +131,7 @@ def test_an_adapter_goes_on_with_its_own_base_only_in_whatever_dtype_that_is_kep
     theirs.bfloat16().save_pretrained(tmp_path / "rounded")
     for model in (adapted(base, lora=onward), adapted(tmp_path / "rounded", lora=onward, precision="bf16_linear")):
         assert all(torch.equal(model.trained[name], parameter) for name, parameter in ours.trained.items())
-    with pytest.raises(UserError, match=r"on other weights than this model's: .*weights beside an adapter hold it"):
+    with pytest.raises(UserError, match=r"on other weights than this model's: .*weights beside an adapter include it"):
         adapted(tmp_path / "merged", lora=onward)
 
 

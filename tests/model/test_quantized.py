@@ -120,6 +120,6 @@ def test_the_tiny_preset_has_the_same_weights_in_fewer_bits() -> None:
 
 
 def test_odd_rows_are_refused_in_4_bits() -> None:
-    with pytest.raises(UserError, match='needs rows of even length, and one has 7: take "8bit"'):
+    with pytest.raises(UserError, match='needs rows of even length, and some have 7: take "8bit"'):
         Quantized.empty(4, 7, "4bit")
     assert quantized(torch.ones(2, 7), "8bit").shape == (2, 7)

@@ -1,4 +1,4 @@
-"""Sampling: KV cache, sampler and engine on the trainer's own parameters."""
+"""Sampling: KV cache, sampler and engine with the trainer's own parameters."""
 
 from __future__ import annotations
 

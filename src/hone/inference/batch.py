@@ -1,9 +1,9 @@
-"""A batch of sequences that decode in step: the state of each row, and its next token.
+"""A batch of sequences that decode in the same steps: each row's state and next token.
 
-The tensors that a model reads are on its device. The host tracks which rows continue: it reads the drawn tokens once a
-step, and waits for nothing else.
+The tensors that a model reads are on the model's device. The host tracks which rows continue: it reads the drawn tokens
+once a step, and waits for nothing else.
 
-Shapes: B rows, T tokens of the longest completion, V vocabulary, K likeliest tokens that a row asks for, at most.
+Shapes: B rows, T tokens of the longest completion, V vocabulary, K likeliest tokens of the row that requests most.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Ticket:
 
 
 class Batch:
-    """Rows with a common KV cache. `logits` `[B, V]` are of each row's next token, its `index`th.
+    """Rows with a common KV cache. `logits` `[B, V]` are of each row's next token, which has number `index`.
 
-    `drawn` is the result of `draw` (if the step samples, at once).
+    `drawn`: the result of `draw`, or None. A step that samples sets it.
     """
 
     def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
@@ -80,14 +80,14 @@ class Batch:
 
     @property
     def common_params(self) -> SamplingParams | None:
-        """Return the parameters of all rows; None if they differ, or need more than ids and logprobs."""
+        """Return the parameters that all rows share; None if rows differ, or request more than ids and logprobs."""
         params = self._groups[0][0]
         return params if len(self._groups) == 1 and not (params.top_logprobs or params.keeps_ids) else None
 
     def draw(self) -> Tensor:
-        """Take the next token of every row: `[B, 2 + 2 K + W]` float64, its id and logprob, then ids and logprobs of
-        the likeliest, then the candidates' ids, as W words of bits. float64 holds all of these exactly, so one read is
-        enough.
+        """Draw each row's next token: `[B, 2 + 2 K + W]` float64 with the id, its logprob, ids and logprobs of the K
+        likeliest tokens, and the set of candidate ids as W words of bits. float64 holds all of these exactly, so one
+        read is enough.
         """
         if self.drawn is not None:
             return self.drawn
@@ -103,7 +103,7 @@ class Batch:
         return self.drawn
 
     def take(self, drawn: Tensor, version: int) -> list[Token | Failure]:
-        """Return the tokens of live rows, from `draw`'s result on the host; a Failure where logits are not finite."""
+        """Return the tokens of live rows, from `draw`'s result on the host; a Failure if logits are not finite."""
         emitted: list[Token | Failure] = []
         for row, (token, logprob, *best) in enumerate(drawn[:, : self._narrow].tolist()):
             if not self.left[row]:
@@ -166,7 +166,7 @@ class Batch:
         self._group()
 
     def _group(self) -> None:
-        """Group rows with the same sampling. Pending draws are repeated."""
+        """Group rows with equal sampling parameters. Pending draws are discarded, and repeated."""
         self.drawn: Tensor | None = None
         order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
         self._groups: list[tuple[SamplingParams, Tensor]] = []
@@ -179,7 +179,7 @@ class Batch:
 
 
 def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: SamplingParams) -> Tensor:
-    """Return `Batch.draw` of rows with the same sampling, each with its uniform number of this index."""
+    """Return `Batch.draw` of rows with equal parameters; row b uses its uniform number `index_B[b]`."""
     uniforms_B = uniforms_BT.gather(1, index_B[:, None]).squeeze(1)
     tokens_B, logprobs_B, candidates_BV = sample_tokens(logits_BV, uniforms_B, params)
     columns = [x.double()[:, None] for x in (tokens_B, logprobs_B)]
@@ -198,7 +198,7 @@ def _pairs(best: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
 
 
 def read(drawn: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Start to copy draws of batches (`Batch.draw`) to the host; return a function that waits for that copy alone."""
+    """Start copying `drawn` (from `Batch.draw`) to the host; return a function that waits for just this copy."""
     if not drawn:
         return list
     flat = torch.cat([one.flatten() for one in drawn])

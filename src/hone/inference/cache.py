@@ -1,17 +1,17 @@
-"""A KV cache for a batch that decodes in step. Each prompt is stored once for all its completions.
+"""A KV cache for a batch that decodes in the same steps. Each prompt is stored once for all its completions.
 
-A decode step attends in two products: the queries of all rows that continue a prompt to that prompt's keys, and each
-row's own query to the tokens that it has decoded itself; one softmax runs over both. All rows have decoded the same
-number of tokens, so they write to the same column, and only padding of short prompts needs a mask. Keys and values have
-the type that the layers give them (`Decoder.kv_dtype`); scores and sums are fp32 in any case: with bf16 scores a bf16
-model's logprobs are up to 0.04 from its trainer's.
+A decode step has two products: each prompt's keys with queries of all rows that continue this prompt, and keys of a
+row's decoded tokens with the row's query. One softmax runs over both. All rows have decoded the same number of tokens,
+so they write to the same column, and only padding of short prompts needs a mask. Keys and values have the dtype
+`Decoder.kv_dtype`; scores and sums are always fp32: with bf16 scores a bf16 model's logprobs differ by up to 0.04 from
+the trainer's.
 
-Rows that began later join at the same column as the others, with a mask over the columns before their first token; so
-all share one write and one width.
+Rows that begin later join at the current column, with a mask over the columns before their first token; so all rows
+share one write and one width.
 
-Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads that share one, Dh head size,
-T decoded tokens; E groups of R slots (see `GroupLayout`). The key/value head comes first, so that rows and groups of
-rows are two views of one tensor.
+Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads for each, Dh head size, T decoded
+tokens; E groups of R slots (see `GroupLayout`). The key/value head comes first, so that rows and groups of rows are two
+views of one tensor.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ takes a quarter longer (measured, 128 rows x 128 tokens)."""
 
 
 class GroupLayout:
-    """Lays rows that continue the same prompt side by side, in groups of equally many slots.
+    """Puts rows that continue the same prompt side by side, in groups with equal numbers of slots.
 
-    A group larger than twice the mean is split, so that it doesn't pad many small ones: there are at most three times
-    as many slots as rows. `prompt_of_group` `[E]`: the prompt of a split group occurs several times, a dropped one
-    never. A padding slot repeats row 0, and is not read.
+    A group larger than twice the mean is split, so that small groups get less padding: there are at most three times as
+    many slots as rows. `prompt_of_group` `[E]` has the prompt of a split group several times, and no unused prompt. A
+    padding slot repeats row 0, and is not read.
     """
 
     def __init__(self, prompt_of_row: np.ndarray, device: torch.device) -> None:
@@ -73,10 +73,10 @@ class GroupLayout:
 class KVCache:
     """Keys and values of B sequences; acts as the decoder's attention in a decode step.
 
-    Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and what each row has decoded, in
-    blocks `[2, K, B, BLOCK, Dh]`. `column` is the next token's, the same for all rows: a row that began later has its
-    first token further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on the padding behind a short one;
-    `began` `[B, T]` is -inf on the columns before a row's first. Both are added where they are not all 0.
+    Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and decoded keys and values in
+    blocks `[2, K, B, BLOCK, Dh]`. `column` is the next token's column, the same for all rows: the first token of a row
+    that began later is further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on padding; `began` `[B,
+    T]` is -inf on columns before a row's first token. Each is added to scores unless all 0.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class KVCache:
         prompt_of_row: np.ndarray,
         max_new: int,
     ) -> None:
-        """Take each prompt's keys and values `[tokens, K, Dh]` per layer; `prompts` may also be several end to end.
+        """`prompts`: keys and values `[tokens, K, Dh]` of each layer, for each prompt or for several end to end.
 
         `prompt_of_row` `[B]`: the prompt that each row continues, by at most `max_new` tokens.
         """
@@ -108,7 +108,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from one new token per row (q `[B, H, Dh]`, k and v `[B, K, Dh]`) to all its tokens; store k and v."""
+        """Attend from one new token per row (q `[B, H, Dh]`, k, v `[B, K, Dh]`) to the row's tokens; store k and v."""
         # Each call of torch takes time beside the products of a small model, views included.
         blocks, used = self.decoded[layer], self.column % BLOCK + 1
         prompt_keys, prompt_values = self.prompts[layer]
@@ -150,7 +150,7 @@ class KVCache:
 
     @property
     def tokens(self) -> int:
-        """Return its size in tokens (of `kv_bytes_per_token` each)."""
+        """Return the size in tokens (of `kv_bytes_per_token` each)."""
         return self.prompts[0][0].shape[1] * self.width + self.rows * self.room
 
     def keep(self, rows: np.ndarray) -> None:
@@ -188,7 +188,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def _lay_out(self, prompt_of_row: np.ndarray) -> None:
-        """Group the rows, and store a prompt for each group: `prompt_of_row` indexes the currently stored prompts."""
+        """Group the rows, and store a prompt for each group. `prompt_of_row`: indices of currently stored prompts."""
         before = np.arange(self.room) < self.starts[:, None]
         self.joined = before.any()
         self.began = upload(np.where(before, np.float32(-np.inf), np.float32(0)), self.mask.device)
@@ -203,7 +203,7 @@ class KVCache:
 
 
 class _Block:
-    """`BLOCK` columns of what each row has decoded, `stored` `[2, K, B, BLOCK, Dh]`, and views that a step takes."""
+    """Keys and values of `BLOCK` columns, `stored` `[2, K, B, BLOCK, Dh]`, and views for a decode step."""
 
     def __init__(self, stored: Tensor) -> None:
         self.stored = stored
@@ -212,7 +212,7 @@ class _Block:
 
 
 def scaled(q: Tensor) -> tuple[Tensor, float]:
-    """Return dense queries for `product`, and the factor to apply to their products with keys."""
+    """Return contiguous queries for `product`, and the factor for their products with keys."""
     scale = q.shape[-1] ** -0.5
     if q.dtype == torch.float32 or q.device.type == "cpu":
         return torch.mul(q.float(), scale, out=q.new_empty(q.shape, dtype=torch.float32)), 1.0
@@ -220,13 +220,13 @@ def scaled(q: Tensor) -> tuple[Tensor, float]:
 
 
 def unnormalised(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax's numerators and their sums: rounded before the division, as in the trainer's kernel."""
+    """Return softmax's numerators and sums: the caller divides last, as the trainer's kernel does."""
     weights = (scores - scores.amax(-1, keepdim=True)).exp_()
     return weights, weights.sum(-1, keepdim=True)
 
 
 def product(x: Tensor, stored: Tensor, plus: Tensor | None = None) -> Tensor:
-    """Compute x · stored (+ plus), batch by batch, in fp32. On a GPU x is rounded to bf16 where keys and values are."""
+    """Compute the batched product x · stored (+ plus) in fp32. On a GPU x is rounded to bf16 if `stored` is bf16."""
     if stored.dtype == torch.float32 or stored.device.type == "cpu":
         stored = stored.float()
         return torch.bmm(x, stored) if plus is None else torch.baddbmm(plus, x, stored)
@@ -235,7 +235,7 @@ def product(x: Tensor, stored: Tensor, plus: Tensor | None = None) -> Tensor:
 
 
 def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
-    """Return the blocks of a layer moved right so that the next column is `column`; zeros come before them."""
+    """Return a layer's blocks, moved right so that the next column is `column`; zeros fill the left."""
     blocks = [block.stored for block in cache.decoded[layer]]
     if cache.column == column:
         return blocks

@@ -1,4 +1,4 @@
-"""A client of an inference server that exchanges token ids: hone's, or another that hone starts.
+"""A client of an inference server that exchanges token ids: hone's server, or one that hone starts.
 
 async with ServerClient(Endpoint("http://localhost:8000/v1")) as client:
     (served,) = await client.models()
@@ -15,15 +15,15 @@ from hone.errors import Halt
 from hone.web import MIB, TooLarge
 
 LARGEST_ANSWER = 1024 * MIB
-"""Bytes of an answer: a group of 64 completions of 32k tokens, with 20 candidates each, has about 400 MiB."""
+"""Most bytes of an answer: 64 completions of 32k tokens, with 20 candidates each, take about 400 MiB."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that a server lists. None: not reported, or no update yet.
+    """A model that a server lists. Fields are None if not reported, or before the first update.
 
-    `owner` made the server, `policy_path` is the folder of the last update, `parameters` counts the weights' numbers,
-    and each process that serves has another `instance`.
+    `owner`: who made the server; `policy_path`: folder of the last update; `parameters`: number of weights; `instance`:
+    differs for each server process.
     """
 
     id: str
@@ -36,7 +36,7 @@ class ServedModel:
 
 
 class ServerClient(Client):
-    """A client that doesn't retry after a timeout, since an answer would take as long again."""
+    """A client that doesn't retry after a timeout: the answer would take as long again."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, LARGEST_ANSWER, asks_late_again=False)
@@ -53,8 +53,8 @@ class ServerClient(Client):
             ]
         except (KeyError, TypeError, AttributeError):
             raise Halt(
-                f"{self.endpoint.url} lists no models that could be read ({one_line(str(page))}): does the URL end in "
-                "/v1, and is it that of an inference server?"
+                f"{self.endpoint.url} does not list its models ({one_line(str(page))}): give the URL of an inference "
+                "server, ending in /v1"
             ) from None
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
@@ -67,11 +67,11 @@ class ServerClient(Client):
         try:
             answer = await self.request(method, self._root + path, body, f"{path} {self._requests}")
         except TooLarge as error:
-            raise Halt(f"{url} gives no answer that could be read: {error}") from None
+            raise Halt(f"the answer of {url} can't be read: {error}") from None
         try:
             return answer.json()
         except ValueError:
             raise Halt(
-                f"{url} does not answer in JSON ({one_line(answer.text)}): does the URL end in /v1, and is it that of "
-                "an inference server?"
+                f"{url} does not answer in JSON ({one_line(answer.text)}): give the URL of an inference server, "
+                "ending in /v1"
             ) from None

@@ -1,10 +1,10 @@
-"""Rollouts with a policy that samples token ids: the engine, or a server.
+"""Rollouts with a policy that samples token ids (the engine, or a server).
 
     rollouts = roll_out(env, policy, settings, examples, draws, step, sampling)
 
-The tokens of a turn stay as sampled. If the messages of a call begin with an earlier call and its reply, it continues
-that call's ids: only new messages are rendered and tokenised. Any other call begins a new segment. All segments share
-the reward of the rollout, or each call has its own.
+Sampled tokens are never changed. If a call's messages begin with an earlier call and its reply, the call continues the
+earlier call's ids: only new messages are rendered and tokenised. Any other call begins a new segment. All segments
+share the rollout's reward, or each call has a reward.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from hone.types import Columns, Example, Message, Rollout, Segment, joined, wher
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Settings of the rollouts, and their number per example.
+    """Settings of rollouts; `rollouts` is their number per example.
 
-    A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens. Its randomness is keyed by
-    (seed, purpose, step, draw, sample), so an example that is drawn again samples differently; the number of a later
-    turn is part of the key too. `tools` are the environment's, as its prompts name them.
+    A completion has at most `max_tokens` tokens, and with its prompt at most `seq_len`. Its random key is (seed,
+    purpose, step, draw, sample), so an example that is drawn again samples differently; a later turn's number is part
+    of the key too. `tools`: the environment's tools, as listed in prompts.
     """
 
     renderer: ChatRenderer
@@ -47,7 +47,7 @@ class RolloutSettings:
     tools: Tools = None
 
     def prompts(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
-        """Return the ids of the examples' prompts. Raises UserError if one leaves no room for a completion."""
+        """Return the ids of the examples' prompts. Raises UserError if a prompt leaves no room for a completion."""
         prompts = []
         for example in examples:
             self.renderer.note(f"example {example.id}", example.prompt, self.tools, key=example.id)
@@ -60,13 +60,13 @@ class RolloutSettings:
         return prompts
 
     def bridge_ids(self, ids: list[int], messages: list[Message], added: list[Message], tools: Tools) -> list[int]:
-        """Return `ids`, which end with the last of `messages` as sampled, continued by `added`."""
+        """Return the ids of the messages `added` after `ids`, which end with the last of `messages`."""
         # A turn that ended otherwise than the template's do (by a general end of text, say) is closed first.
         closing = [] if ids[-1] == self.renderer.end_of_turn_id else [self.renderer.end_of_turn_id]
         return closing + self.renderer.bridge_ids(messages, added, tools)
 
     def limit(self, tokens: int) -> int:
-        """Return the most tokens of a completion after `tokens`; less than 1 if there is no room."""
+        """Return the most tokens that a completion may have after `tokens`; less than 1 if it has no room."""
         room = self.seq_len - tokens
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
@@ -81,7 +81,7 @@ def roll_out(
     sampling: SamplingParams,
     finished: Callable[[int, Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Sample rollouts of each example, by group; `finished` gets each as it ends. UserError if a prompt has no room."""
+    """Sample each example's rollouts, by group; call `finished` when one ends. UserError if a prompt is too long."""
     prompts = settings.prompts(examples)
 
     def sample(calls: list[Call], give: Callable[[int, Segment], None]) -> list[Segment]:
@@ -94,8 +94,8 @@ def roll_out(
             prompt = turn.token_ids[: len(turn.token_ids) - turn.num_sampled]
             if call.checked and tuple(prompt.tolist()) != call.request.prompt_ids:
                 raise Halt(
-                    f"turn {call.request.turn + 1} of rollout {call.request.sample_id} was sampled from other tokens "
-                    "than it was asked for: the server changes the prompts that it is given"
+                    f"turn {call.request.turn + 1} of rollout {call.request.sample_id} was sampled from another prompt "
+                    "than requested: use a server that does not change prompts"
                 )
         return turns
 
@@ -116,7 +116,7 @@ def with_stops(sampling: SamplingParams, stops: tuple[str, ...]) -> SamplingPara
 class Call:
     """A call of the model. Once answered, `turn` has the sampled tokens, and `reply` the returned message.
 
-    `parent` is the call that it continues. `future` has the turn, or the error.
+    `parent`: the call that this one continues. `future`: the turn, or the error.
     """
 
     request: Request
@@ -126,7 +126,7 @@ class Call:
     session: str = ""
     """The header X-Session-ID, which tells callers apart."""
     stops: tuple[str, ...] = ()
-    """Texts that end this call, beside the run's."""
+    """Stop strings of this call, beside the run's."""
     checked: bool = True
     """True if the server must use the prompt unchanged."""
     reply: Message = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Call:
     """True if another call continues this one, or will."""
 
     def goes_on_with(self, messages: Sequence[Message], tools: Tools, session: str) -> bool:
-        """Return True if a call of this session with these messages can continue this one."""
+        """Return True if a call with these messages, tools and session can continue this one."""
         known = self.request.messages
         return (
             self.turn is not None
@@ -150,12 +150,12 @@ class Call:
         )
 
     def added(self, messages: list[Message]) -> list[Message]:
-        """Return the messages after this call and its reply, of a call that continues it."""
+        """Return a continuing call's messages after this call and its reply."""
         return messages[len(self.request.messages) + 1 :]
 
 
 class IdsModel(Model):
-    """The model of one rollout, with its calls and their ids. Used on the driver's loop."""
+    """The model of one rollout, with its calls and their ids. Used on the driver's event loop."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class IdsModel(Model):
         return max(goes_on, key=lambda call: len(call.request.messages), default=None)
 
     def prompt(self, messages: list[Message], tools: Tools, parent: Call | None) -> tuple[Sequence[int], Call | None]:
-        """Return the ids to sample from, and `parent` if they continue its ids."""
+        """Return the ids to sample from, and `parent` if they continue the parent's ids."""
         if parent is not None and parent.turn is not None:
             ids, earlier = parent.turn.token_ids.tolist(), [*parent.request.messages, parent.full]
             # with nothing between them, two turns would be one
@@ -218,7 +218,7 @@ class IdsModel(Model):
         most: int | None = None,
         **more: Any,
     ) -> Call:
-        """Start sampling a call; its number in the rollout decides its randomness. Raises NoRoom."""
+        """Start sampling a call; its number in the rollout sets its random key. Raises NoRoom if no token fits."""
         if (limit := self.settings.limit(len(ids))) < 1:
             raise NoRoom(f"the conversation has {len(ids)} tokens, seq_len is {self.settings.seq_len}")
         number, self.asked = self.asked, self.asked + 1
@@ -252,12 +252,12 @@ class IdsModel(Model):
 
 
 def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Message]:
-    """Return a conversation as it is recorded: it begins with the example's messages."""
+    """Return a conversation in the recorded form, which begins with `prompt`."""
     return messages if same_messages(messages[: len(prompt)], prompt) else [*prompt, *messages]
 
 
 def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segment:
-    """Return the segment of a call and the calls before it, with their rewards, if any."""
+    """Return the segment of a call and the calls that it continues, with any rewards."""
     turn = last.turn
     assert turn is not None
     messages = [*last.request.messages, last.full]

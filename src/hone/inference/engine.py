@@ -1,9 +1,9 @@
-"""The engine: continuous batching. Prefill what fits, take the next token of every running sequence, repeat.
+"""The engine: continuous batching. Prefill jobs that fit, take the next token of every running sequence, repeat.
 
-It samples with the trainer's own parameters and model code, without a copy, so its logprobs are the trainer's up to the
-rounding of differently shaped products. Each distinct prompt is computed once and shared by its group; a new sequence
-joins while others decode; the layers' products run over all sequences at once, attention over each batch of sequences
-that began together.
+It samples with the trainer's own parameters and model code, without a copy, so its logprobs equal the trainer's up to
+the rounding of differently shaped products. Each distinct prompt is computed once and shared by its group; a new
+sequence joins while others decode. The layers' products run over all sequences at once; attention runs over each batch
+of sequences that began together.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from hone.inference.text import StopWatch
 
 ADMIT_AT = 0.25
-"""While others run, waiting jobs start once this share of the cache is free, or all of them fit: not one by one."""
+"""While jobs run, waiting jobs start only when this share of the cache is free, or all of them fit."""
 
 
 class Engine:
     """Samples from a `Decoder` in process.
 
-    `kv_bytes` bounds the KV cache; what does not fit waits. `prefill_tokens` bounds the prompt tokens computed between
-    two decode steps: longer prompts are computed in chunks. `prefix_bytes` is for keys and values of recent prompts,
-    reused for equal prefixes. A sample's random numbers depend only on its key and position, so none of these changes
-    them. With `batch_invariant` none of these, and no other job, changes a bit of a sample: see
+    `kv_bytes` bounds the KV cache; jobs that do not fit wait. `prefill_tokens` bounds the prompt tokens computed
+    between two decode steps: longer prompts are computed in chunks. `prefix_bytes` is for keys and values of recent
+    prompts, reused for equal prefixes. A sample's random numbers depend only on its key and position, not on these
+    settings. With `batch_invariant`, neither these settings nor other jobs change a bit of a sample: see
     `hone.inference.invariant`. `cuda_graphs` is for a GPU: see `hone.inference.graphs`. Stop strings need the
-    `tokenizer`. `version` is stamped on each token, see `weights_changed`.
+    `tokenizer`. Each token has a `version`, see `weights_changed`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Engine:
         self.prefill_tokens = prefill_tokens
         self.version = 0
         if batch_invariant and cuda_graphs:
-            raise UserError("an engine is either batch_invariant or uses cuda_graphs: leave out one of the two")
+            raise UserError("batch_invariant and cuda_graphs exclude each other: leave out one of the two")
         if cuda_graphs and model.recordable:
             from hone.inference.graphs import GraphRunner
 
@@ -101,8 +101,8 @@ class Engine:
     ) -> list[Completion]:
         """Return one completion per job, in the order of the jobs. Jobs with equal prompts share their prefill.
 
-        `finished` gets the index of each job and its completion, as soon as it has ended. An error is raised, and drops
-        all jobs. Raises Halt if the model's logits are not finite.
+        Calls `finished(index, completion)` as soon as a job has ended. An error drops all jobs and is raised; it is
+        Halt if the model's logits are not finite.
         """
         for job in jobs:
             self._check(job)
@@ -129,7 +129,7 @@ class Engine:
         return [completions[index] for index in range(len(jobs))]
 
     def add(self, job: Job, params: SamplingParams | None = None) -> int:
-        """Queue a job, sampled by its own `params`, else these; return its ticket.
+        """Queue a job; return its ticket's number. `params` apply if the job has none.
 
         Raises UserError for an empty prompt, or one that leaves no room in the model's context.
         """
@@ -140,7 +140,7 @@ class Engine:
         return self._count
 
     def cancel(self, ticket: int) -> None:
-        """Drop a job, wherever it is; does nothing if it has ended."""
+        """Drop a waiting or running job; do nothing if it has ended."""
         self._waiting = deque(other for other in self._waiting if other.number != ticket)
         if self._starting is not None:
             tickets, prompts = self._starting
@@ -156,20 +156,20 @@ class Engine:
         self._starting = None
 
     def weights_changed(self, version: int) -> None:
-        """Tell that the model's parameters changed: tokens from now on are of this version."""
+        """Record that the model's parameters changed: tokens from now on have this version."""
         self.version = version
         self.prefill.weights_changed()
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Return the logprobs, of softmax(logits / temperature), of each sequence's tokens but the first.
+        """Return the logprobs of each sequence's tokens except the first, under softmax(logits / temperature).
 
-        The sequences go through the same prefill as prompts do. Raises UserError for one that is empty or too long.
+        Sequences go through the same prefill as prompts. Raises UserError for an empty or too long sequence.
         """
         return [[token.logprob for token in self.score_tokens(ids, temperature)] for ids in sequences]
 
     @torch.no_grad()
     def score_tokens(self, ids: Sequence[int], temperature: float = 1.0, top: int = 0) -> list[ScoredToken]:
-        """Return `score` of one sequence, with the `top` likeliest tokens at the place of each."""
+        """Return `score` of one sequence, with the `top` likeliest tokens at each position."""
         self._check_length(ids, 0)
         prompt = self.prefill.begin(tuple(ids), all_hidden=True)
         while prompt.done < len(ids):
@@ -185,7 +185,7 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> list[Token | Failure]:
-        """Start waiting jobs that fit, then take one token of every running job; return nothing if there is none.
+        """Start waiting jobs that fit, then take one token of every running job; return [] without jobs.
 
         A job ends with a Failure if its logits are not finite. Any other error is raised: then call `clear`.
         """
@@ -268,7 +268,7 @@ class Engine:
         if not strings:
             return None
         if self.tokenizer is None:
-            raise UserError(f"stop has the string {strings[0]!r}, for which the engine needs Engine(…, tokenizer=…)")
+            raise UserError(f"the stop string {strings[0]!r} needs a tokenizer: give Engine(…, tokenizer=…)")
         from hone.inference.text import StopWatch
 
         return StopWatch(self.tokenizer, strings)

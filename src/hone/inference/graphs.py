@@ -1,19 +1,19 @@
-"""Decoding with CUDA graphs: a step's kernels are recorded once for each shape, and launched together from then on.
+"""Decoding with CUDA graphs: a step's kernels are recorded once for each shape, and then launched together.
 
 A graph is bound to the addresses and shapes that it was recorded with. So sequences are in slots of a `SlotState` with
-tensors that don't move (a group's prompt is stored once per row). A step covers a power of two of slots and of tokens;
-unused ones are computed and discarded. Before its first step all shapes that a batch may reach are recorded, on one
-stream and with one memory pool, so that they share intermediate results; final ones are written to the state. Weights
-are updated in place, their bf16 copies too (`Linear.refresh`), so a graph reads the new ones.
+tensors that don't move (a group's prompt is stored once per row). The numbers of slots and tokens in a step are powers
+of two; unused slots and tokens are computed and discarded. Before a batch's first step, all shapes that it may reach
+are recorded, on one stream and with one memory pool: graphs share intermediate memory, and write results to the state.
+Weights and their bf16 copies (`Linear.refresh`) are updated in place, so graphs read new weights.
 
-A step computes each row's next token from its last one, and stores it where the next step reads it, which can therefore
-begin before the host knows the token. It launches two graphs: the model's, and one for sampling. Rows with different
-sampling, with sampling that is not recorded yet, or with their likeliest tokens, are sampled after the step. Updates of
-weights must be on the stream of the steps.
+A step computes each row's next token from its last one, and stores it where the next step reads it: the next step can
+begin before the host knows the token. A step launches two graphs: the model's, and one for sampling. Rows are sampled
+after the step if their sampling parameters differ, are not recorded yet, or request likeliest tokens. Weights must be
+updated on the stream of the steps.
 
 On a CPU the same step runs without recording. Recording and replay are only tested on a fake GPU.
 
-Shapes: B rows, K key/value heads, G query heads that share one, Dh head size, V vocabulary, N prompt tokens.
+Shapes: B rows, K key/value heads, G query heads for each, Dh head size, V vocabulary, N prompt tokens.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from hone.model.head import head_logits
 MAX_GRAPHS = 128
 """With more graphs, the least recently used one is dropped."""
 VARLEN = False
-"""In bf16, with torch 2.13: attend by `varlen`, which reads each row's tokens and no more. Not measured yet."""
+"""In bf16 (torch 2.13), attend with `varlen`, which reads only each row's tokens. Not measured yet."""
 MAX_WAYS, FEW = 1024, 4
-"""Most ways of sampling to remember (the latest), and to record together."""
+"""Most sets of sampling parameters to remember (the latest), and to record together."""
 
 
 class GraphRunner(Runner):
@@ -52,9 +52,9 @@ class GraphRunner(Runner):
         self.ahead = model.device.type == "cuda"
         self.state = SlotState(model, kv_bytes // model.kv_bytes_per_token)
         self.graphs: dict[tuple, Callable[[], object]] = {}
-        """By the tokens of a slot, the slots covered, and the tokens covered or `SamplingParams.transform`."""
+        """Key: (tokens of a slot, slots covered, tokens covered or `SamplingParams.transform`)."""
         self._asked: dict[tuple, tuple[int, SamplingParams]] = {}
-        """Requests of each way of sampling, by a prompt: by `SamplingParams.transform`."""
+        """By `SamplingParams.transform`: how many prompts requested these parameters, and the parameters."""
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
         for (way, _), params in {(t.params.transform, t.job.prompt): t.params for t in tickets}.items():
@@ -67,12 +67,12 @@ class GraphRunner(Runner):
         return [Batch(tickets, SlotCache(prompts, prompt_of_row, max_tokens), logits_BV)]
 
     def tokens_with(self, batches: Sequence[Batch], rows: int = 0, width: int = 0) -> int:
-        """Return the tokens that one batch of all takes: every slot has as many as the longest."""
+        """Return the size in tokens of one batch with all rows: every slot has as many as the longest."""
         widths = [slot_tokens(width), *(_cache(batch).span for batch in batches)]
         return (sum(map(len, batches)) + rows) * max(widths)
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Move all into the slots, as one batch."""
+        """Move all batches into the slots, as one batch."""
         if not batches:
             return
         first, rows = batches[0], sum(map(len, batches))
@@ -108,7 +108,7 @@ class GraphRunner(Runner):
         return [way for count, way in ways if count > 1 and not (way.top_logprobs or way.keeps_ids)][-FEW:]
 
     def _launch(self, step: Callable[..., object], shapes: Iterable[tuple[int, Any]], wanted: tuple[int, Any]) -> None:
-        """Launch the graph of the `wanted` shape; if there is none, first record those of all shapes."""
+        """Launch the graph of the `wanted` shape; if it is missing, first record graphs of all `shapes`."""
 
         def key(shape: tuple[int, Any]) -> tuple:
             return self.state.tokens, shape[0], getattr(shape[1], "transform", shape[1])
@@ -146,7 +146,7 @@ class SlotState:
 
     `stored`: per layer keys and values `[2, size, K, Dh]`, of the model's `kv_dtype`, for at most `budget` tokens.
     `lay_out` cuts them into slots. `rows` `[3, slots]`: each row's last token, its position, and the index of its
-    uniform number in `uniforms` `[slots, tokens]`. `logits` `[slots, V]` and `drawn` `[slots, 2]` are what a step gave.
+    uniform number in `uniforms` `[slots, tokens]`. `logits` `[slots, V]` and `drawn` `[slots, 2]` are a step's results.
     """
 
     def __init__(self, model: Decoder, budget: int) -> None:
@@ -162,10 +162,10 @@ class SlotState:
         return [_cut(stored, self.slots, self.tokens) for stored in self.stored]
 
     def lay_out(self, rows: int, tokens: int, placed: int) -> bool:
-        """Lay out slots for `rows` rows of `tokens` tokens, unless there are; keep the first `placed` slots' rows.
+        """Lay out slots for `rows` rows of `tokens` tokens, if needed; keep the rows in the first `placed` slots.
 
-        Return True if tensors were replaced, so that no graph is valid: few times, as there is `ROOM` then. Slots take
-        all of it. If the budget has none: slots of more tokens for so many rows, or, beside placed rows, more slots.
+        Return True if tensors were replaced, which invalidates all graphs; it is rare, as new tensors have `ROOM`. If
+        the budget has no such room: `rows` slots of more tokens, or, if rows are placed, more slots of `tokens` tokens.
         """
         if rows <= self.slots and tokens <= self.tokens:
             return False
@@ -196,7 +196,7 @@ class SlotState:
         return grown or more
 
     def load(self, batch: Batch) -> None:
-        """Copy in what a step reads of each row, unless the last step left it here."""
+        """Copy each row's inputs for a step into the state, unless the last step left them there."""
         for name in ("next", "positions", "index", "uniforms"):
             here, mine = getattr(self, name)[: len(batch)], getattr(batch, name)
             if here.data_ptr() != mine.data_ptr():
@@ -204,7 +204,7 @@ class SlotState:
                 here[..., :width] = mine[..., :width]
 
     def moved(self, batch: Batch, sampled: bool) -> None:
-        """Give a batch a step's results; `sampled`: its next tokens, too."""
+        """Give a batch a step's results; if `sampled` is true, next tokens too."""
         rows = len(batch)
         _cache(batch).moved()
         batch.next, batch.positions, batch.index = self.rows[:, :rows]
@@ -213,7 +213,7 @@ class SlotState:
 
 
 class SlotCache:
-    """Keys and values of B sequences: where prefill left them, then in the first B slots of `state`.
+    """Keys and values of B sequences: in the prefill's tensors, later in the first B slots of `state`.
 
     `lengths` `[B]`: tokens so far; `ends` `[B]`: tokens at most.
     """
@@ -237,7 +237,7 @@ class SlotCache:
 
     @property
     def tokens(self) -> int:
-        """Return what it needs, in `kv_bytes_per_token`."""
+        """Return the needed size in tokens."""
         return len(self) * self.span
 
     def tokens_joined(self, other: SlotCache, max_new: int = 0) -> int:
@@ -254,7 +254,7 @@ class SlotCache:
             layer[:, : len(rows)] = layer.index_select(1, index)
 
     def join(self, other: SlotCache, max_new: int) -> None:
-        """Take in the rows of `other` behind its own; there are slots for both."""
+        """Append the rows of `other`; there must be slots for all."""
         assert self.state is not None
         other.move_into(self.state, len(self))
         self.lengths = np.concatenate([self.lengths, other.lengths])
@@ -279,7 +279,7 @@ class SlotCache:
 
 
 def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
-    """Decode one step of the first slots, which see their first `tokens`: from `rows` to `logits`.
+    """Decode one step of the first `slots` slots from `rows` to `logits`; each sees its first `tokens` tokens.
 
     Nothing here may wait for the device, or depend on its results. Empty slots and ended rows may have any position:
     they write only to their own slot.
@@ -293,16 +293,16 @@ def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
 
 
 def _sample(state: SlotState, slots: int, params: SamplingParams) -> None:
-    """Go on from `logits` to `drawn` and the next token."""
+    """Sample from `logits`: write `drawn` and the next tokens."""
     ids, _, index = state.rows[:, :slots]
     state.drawn[:slots] = draw(state.logits[:slots], state.uniforms, index, params)
     ids.copy_(state.drawn[:slots, 0])
 
 
 class _SlotAttention:
-    """Attention of one new token per slot, at these positions `[B]`; stores its key and value first.
+    """Attention of one new token per slot, at `positions` `[B]`; its key and value are stored first.
 
-    Scores and sums are fp32 within SDPA's fused kernels; a CPU's, for bf16, are not as exact.
+    Scores and sums are fp32 within SDPA's fused kernels; a CPU's bf16 kernels are less exact, so fp32 is used.
     """
 
     def __init__(self, layers: list[Tensor], positions: Tensor, tokens: int) -> None:

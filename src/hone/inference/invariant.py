@@ -1,13 +1,13 @@
 """Batch-invariant sampling: a sample's tokens and logprobs do not depend on its neighbours, bit for bit.
 
-Floating-point sums depend on their order, and kernels choose it by the shapes that they meet. So every shape is fixed
+Floating-point sums depend on their order, and kernels choose the order by their inputs' shapes. So every shape is fixed
 here: the model always gets `TILE` rows, and attention one block of `TILE` tokens at a time, counted from the sequence's
-beginning. Neighbours, empty rows and blocks after a sequence's end then change nothing, because they add exact zeros.
-Prompts are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached prefix changes them.
-Kernels need not treat the rows of a tile, or the products of a batch, alike: the engine tests that at its start, and
-uses tiles of one row if it fails.
+beginning. Neighbours, empty rows and blocks after a sequence's end then change nothing: they add exact zeros. Prompts
+are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached prefix changes a bit. Kernels
+may compute the rows of a tile, or the products of a batch, differently: the engine tests this at its start, and uses
+tiles of one row if they do.
 
-Shapes: B rows, K key/value heads, G query heads that share one, H = K G, Dh head size, T tokens of the longest row.
+Shapes: B rows, K key/value heads, G query heads for each, H = K G, Dh head size, T tokens of the longest row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TILE = 32
 
 
 class InvariantRunner(Runner):
-    """Decodes batches of at most `tile` rows, one after the other; each is padded to exactly that many."""
+    """Decodes batches of at most `tile` rows, one after the other, each padded to `tile` rows."""
 
     granule = TILE
 
@@ -54,7 +54,7 @@ class InvariantRunner(Runner):
         return batches
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Join the two smallest while they fit into one tile, and the padding fits into the bounds."""
+        """Join the two smallest batches while they fit into a tile, and all caches into `budget` tokens."""
         while len(batches) > 1:
             batches.sort(key=len, reverse=True)
             first, second = batches[-2:]
@@ -72,10 +72,10 @@ class InvariantRunner(Runner):
 
 
 class RowCache:
-    """Keys and values of a few sequences, each from its own first token on: no prompt is shared.
+    """Keys and values of a few sequences, each with its prompt: no prompt is shared.
 
-    `layers`: per layer `[2, B, K, T, Dh]`, T a multiple of `TILE`; `lengths` `[B]`: tokens so far. The rest is zero.
-    Acts as the decoder's attention in a decode step, for the first B rows.
+    `layers`: per layer `[2, B, K, T, Dh]`, T a multiple of `TILE`; `lengths` `[B]`: tokens so far. Later columns are
+    zero. Acts as the decoder's attention in a decode step, for the first B rows.
     """
 
     def __init__(self, prompts: Sequence[Layers], max_new: int) -> None:
@@ -95,7 +95,7 @@ class RowCache:
         return len(self.lengths)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from a new token per row (q `[tile, H, Dh]`, k and v `[tile, K, Dh]`) to all so far; store k, v."""
+        """Attend from a new token per row (q `[tile, H, Dh]`, k, v `[tile, K, Dh]`) to the row's tokens; store k, v."""
         if layer == 0:
             self._make_room()
         tile, stored, rows = len(q), self.layers[layer], torch.arange(len(self), device=q.device)
@@ -109,7 +109,7 @@ class RowCache:
         return padded(_attend(queries, blocks, masks, scale).view(q.shape).to(q.dtype), tile)
 
     def _make_room(self) -> None:
-        """Make room for the new token, and `mask` `[B, T]`: 0 up to it, -inf behind it."""
+        """Make room for each row's new token; set `mask` `[B, T]`: 0 up to this token, then -inf."""
         missing = _blocks(self.longest + 1) * TILE - self.layers[0].shape[3]
         if missing > 0:
             for index, layer in enumerate(self.layers):
@@ -148,7 +148,7 @@ class RowCache:
 
 
 class InvariantPrefill(Prefill):
-    """Computes each prompt alone, in chunks of `TILE` tokens from its beginning; a cached prefix ends between two."""
+    """Computes each prompt alone, in chunks of `TILE` tokens from its beginning; cached prefixes are whole chunks."""
 
     def __init__(self, model: Decoder, prefix_bytes: int) -> None:
         super().__init__(model, prefix_bytes, block=TILE)
@@ -174,7 +174,7 @@ class InvariantPrefill(Prefill):
 
 
 class _ChunkAttention:
-    """Causal attention of one chunk of a prompt; `past` are the keys and values of its earlier tokens."""
+    """Causal attention of one chunk of a prompt; `past`: keys and values of the prompt's earlier tokens."""
 
     def __init__(self, past: Layers) -> None:
         self.past = past
@@ -197,7 +197,7 @@ class _ChunkAttention:
 
 
 def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
-    """Compute attention of queries `[N, M, Dh]` to keys and values in blocks `[2, N, TILE, Dh]`, summed in order."""
+    """Compute attention of queries `[N, M, Dh]` to keys and values in blocks `[2, N, TILE, Dh]`, added in order."""
     scores = [product(queries, keys.mT).add_(mask) for (keys, _), mask in zip(blocks, masks, strict=True)]
     if scale != 1:
         scores = [score.mul_(scale) for score in scores]
@@ -215,7 +215,7 @@ def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor], 
 def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
     """Return True if this machine's kernels give a row the same bits at each place in a tile, with any neighbours.
 
-    Tries rows of random keys and values: all of them, in another order, and a few of them alone.
+    Compares rows of random keys and values: in order, in another order, and a few rows alone.
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
     shape = (config.num_kv_heads, config.head_dim)
@@ -239,7 +239,7 @@ def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
 
 
 def _decoded(model: Decoder, prompts: Sequence[Layers], token_ids: Tensor, rows: Sequence[int]) -> Tensor:
-    """Return the logits `[steps, rows, V]` of these rows in one tile, after the given tokens `[steps, TILE]`."""
+    """Return the logits `[steps, rows, V]` of `rows` in one tile, after the tokens `token_ids` `[steps, TILE]`."""
     cache = RowCache([prompts[row] for row in rows], len(token_ids))
     logits = []
     for tokens in token_ids:
@@ -256,7 +256,7 @@ def _behind(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], count
 
 
 def padded(x: Tensor, rows: int) -> Tensor:
-    """Return x with rows of zeros behind it, `rows` in all."""
+    """Return x with rows of zeros appended, up to `rows` rows."""
     return F.pad(x, (*[0] * (2 * x.dim() - 1), rows - len(x)))
 
 

@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 KV_GIB = 4.0
-"""Memory for keys and values on a CPU, and for configs of older versions of hone without a setting."""
+"""GiB for keys and values on a CPU, and if an older hone's config sets none."""
 PREFIX_SHARE = 0.25
-"""Share of that memory, on top of it, for the prompts of conversations: their next turns begin with them."""
+"""Memory for conversations' prompts, which begin later turns: a share of the KV cache's, added to it."""
 GRANULE = 64
-"""Slots of CUDA graphs have a multiple of this many tokens, and a step covers at least as many: kernels want a mask
-aligned."""
+"""A CUDA graph's slot has a multiple of this many tokens, and a step covers at least this many: kernels need an aligned
+mask."""
 ROOM = 8
 """Slots have room for this many times the requested tokens, if the KV cache allows: a move invalidates all graphs."""
 GRAPHS_GIB = 0.5
-"""Memory of CUDA graphs themselves. A guess."""
+"""GiB of CUDA graphs themselves. A guess."""
 
 
 def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int:
-    """Return the bytes of one token's keys and values in all layers, of the type `hone.model.Decoder.kv_dtype`.
+    """Return the bytes of one token's keys and values in all layers, in the dtype `Decoder.kv_dtype`.
 
     On "cuda" it assumes a GPU with `hone.model.device.has_bf16`; an engine uses `Decoder.kv_bytes_per_token`.
     """
@@ -34,7 +34,7 @@ def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int
 
 
 def packed_bytes(model: DecoderConfig, precision: str, device: str) -> tuple[int, int]:
-    """Return the bytes of the layers' matrices, and of the head, in the layout that a CPU's kernels read."""
+    """Return the bytes of the layers' matrices, and of the head, in the packed layout of a CPU's kernels."""
     if device != "cpu" or model.parameters * (2 if precision == "bf16" else 4) > MAX_PACKED_BYTES:
         return 0, 0
     low = not takes_products_in_fp32(device)
@@ -51,9 +51,9 @@ def packed_bytes(model: DecoderConfig, precision: str, device: str) -> tuple[int
 def sampling_bytes(
     config: RLConfig, model: DecoderConfig, device: str, prompt: int, completion: int, turns: int = 1
 ) -> dict[str, int]:
-    """Return the parts of an engine for prompts and completions of these lengths, in all `turns`.
+    """Return an engine's bytes by part, for prompts and completions of these lengths in all `turns`.
 
-    With CUDA graphs keys and values, logits and the memory of graphs stay in place while the trainer works.
+    With CUDA graphs, keys and values, logits and graphs stay in memory while the trainer works.
     """
     asked, group = rows_asked_for(config)
     rows = wave(config, model, device, asked, prompt + completion)
@@ -97,10 +97,10 @@ def uses_graphs(config: RLConfig, device: str) -> bool:
 
 
 def slot_tokens(tokens: int) -> int:
-    """Return the tokens of a CUDA graph's slot with room for this many."""
+    """Return the size of a CUDA graph's slot for this many tokens."""
     return -(-tokens // GRANULE) * GRANULE
 
 
 def power_of_two(x: int) -> int:
-    """Return the least power of two that is x or more."""
+    """Return the smallest power of two that is at least x."""
     return 1 << (x - 1).bit_length()

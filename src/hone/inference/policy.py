@@ -36,22 +36,22 @@ class Sampler(Protocol):
     ) -> list[Segment]:
         """Return one turn per request, in their order: the prompt and the sampled tokens.
 
-        Call `finished(index, turn)` for each as soon as it has ended; it returns at once.
+        Call `finished(index, turn)` as soon as a turn has ended; `finished` returns at once.
         """
         ...
 
 
 class Policy(Sampler, Protocol):
-    """A sampler with weights that change: the engine in this process, or a server. `version` is their version."""
+    """A sampler with weights that change: the engine in this process, or a server. `version`: of the weights."""
 
     @property
     def version(self) -> int: ...
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Sample from version `version` from now on: the weights in `path`, or shared ones (None)."""
+        """Sample from weights of this `version` from now on: in `path`, or shared in memory (None)."""
 
     def sleep(self) -> None:
-        """Free the memory of sampling on the trainer's GPU, until the next `load`."""
+        """Free the sampler's memory on the trainer's GPU, until the next `load`."""
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Return the logprobs of each sequence's tokens except the first, under softmax(logits / temperature)."""

@@ -21,16 +21,16 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 
 BLOCK = 16
-"""A cached prefix is a multiple of this many tokens long, unless told otherwise."""
+"""A cached prefix has a multiple of this many tokens by default."""
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values `[tokens, K, Dh]` of each layer."""
 
 
 class PrefillAttention:
-    """Packed causal attention over the prompts that keeps each layer's keys and values `[N, K, Dh]`.
+    """Packed causal attention over prompts; stores each layer's keys and values `[N, K, Dh]`.
 
-    It copies them: queries, keys and values of a layer are views of one tensor, which would all stay in memory.
+    They are copied: queries, keys and values of a layer are views of one tensor, which would stay in memory.
     """
 
     def __init__(self, lengths: list[int]) -> None:
@@ -43,7 +43,7 @@ class PrefillAttention:
 
 
 class ContinuedAttention:
-    """Causal attention of the next `lengths` tokens of each prompt; `pasts` are keys and values of earlier ones."""
+    """Causal attention of the next `lengths` tokens of each prompt; `pasts`: keys and values of earlier tokens."""
 
     def __init__(self, pasts: Sequence[Layers], lengths: list[int]) -> None:
         self.pasts, self.lengths = pasts, lengths
@@ -77,9 +77,9 @@ class ContinuedAttention:
 
 @dataclass
 class Prompt:
-    """A prompt being prefilled: `layers` hold its first `done` tokens, `hidden` `[D]` is of the last of them.
+    """A prompt being prefilled. `layers`: of its first `done` tokens; `hidden` `[D]`: the last token's hidden state.
 
-    `all_hidden`, if wanted, collects the hidden states of all tokens `[tokens, D]`, chunk by chunk.
+    `all_hidden`, if a list, collects the hidden states of all tokens `[tokens, D]`, chunk by chunk.
     """
 
     ids: tuple[int, ...]
@@ -88,7 +88,7 @@ class Prompt:
     hidden: Tensor | None = None
     all_hidden: list[Tensor] | None = None
     weights: int = 0
-    """Version of the weights at its start, as counted by `Prefill`."""
+    """Count of weight changes when the prompt began."""
 
     def computed(self, hidden_ND: Tensor) -> None:
         self.hidden = hidden_ND[-1]
@@ -105,14 +105,14 @@ class Prefill:
         self._weights = 0
 
     def weights_changed(self) -> None:
-        """Forget all prefixes; don't store prompts in progress."""
+        """Forget all prefixes; prompts in progress won't be stored."""
         self.prefixes.clear()
         self._weights += 1
 
     def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
-        """Return the prompt with its cached prefix, which excludes the last token, since its hidden state is needed.
+        """Return the prompt with its cached prefix, without the last token: this token's hidden state is needed.
 
-        `all_hidden`: every token's hidden state is wanted, so the cache is not used.
+        If `all_hidden` is true, every token's hidden state is stored, so the cache is not used.
         """
         if all_hidden:
             return Prompt(ids, [], all_hidden=[], weights=self._weights)
@@ -120,9 +120,9 @@ class Prefill:
         return Prompt(ids, layers, done, weights=self._weights)
 
     def advance(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Compute the prompts to their ends together, if `budget` tokens are enough for all.
+        """Compute all prompts to their ends together, if at most `budget` tokens are missing.
 
-        Otherwise compute them one by one, at most `budget` tokens of a longer one.
+        Otherwise compute prompts one by one, at most `budget` tokens of each.
         """
         if sum(len(prompt.ids) - prompt.done for prompt in prompts) <= budget:
             fresh = [prompt for prompt in prompts if prompt.done == 0]
@@ -176,7 +176,7 @@ class Prefill:
 class PrefixCache:
     """Keys and values of recent prompts, found by any prefix of whole blocks; drops the least recently used.
 
-    Valid for one version of the weights: `clear` it when they change.
+    Valid for one version of the weights: `clear` the cache when weights change.
     """
 
     def __init__(self, max_bytes: int, block: int = BLOCK) -> None:
@@ -214,7 +214,7 @@ class PrefixCache:
         self.bytes = 0
 
     def _hashes(self, ids: tuple[int, ...]) -> Iterator[bytes]:
-        """Yield a hash of each prefix of whole blocks, shortest first: each is made of the one before."""
+        """Yield a hash of each prefix of whole blocks, shortest first: each hash includes the one before."""
         key = b""
         for end in range(self.block, len(ids) + 1, self.block):
             key = blake2b(key + array("q", ids[end - self.block : end]).tobytes(), digest_size=16).digest()

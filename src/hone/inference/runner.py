@@ -16,7 +16,7 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 
 MAX_BATCHES = 4
-"""With more, the two smallest are joined, which copies their caches; each batch costs a few kernels per layer."""
+"""With more batches, the two smallest are joined, which copies their caches; a batch costs a few kernels per layer."""
 
 
 class Runner:
@@ -28,7 +28,7 @@ class Runner:
 
     granule = 1
     ahead = False
-    """True if a step begins before the host has read the last step's tokens, so that a GPU doesn't wait: ended rows are
+    """True if a step begins before the host has read the last step's tokens, so that a GPU doesn't wait. Ended rows are
     computed once more."""
 
     def __init__(self, model: Decoder, prefix_bytes: int) -> None:
@@ -43,11 +43,11 @@ class Runner:
         return [Batch(tickets, cache, logits_BV)]
 
     def tokens_with(self, batches: Sequence[Batch], rows: int = 0, width: int = 0) -> int:
-        """Return the tokens that the caches of batches take, with `rows` more of at most `width` tokens."""
+        """Return the size in tokens of the batches' caches, with `rows` more rows of at most `width` tokens."""
         return sum(batch.cache.tokens for batch in batches) + rows * -(-width // self.granule) * self.granule
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """If there are many, join the two smallest in place, if all caches then have at most `budget` tokens."""
+        """Over `MAX_BATCHES`, join the two smallest in place, if all caches then have at most `budget` tokens."""
         if len(batches) <= MAX_BATCHES:
             return
         batches.sort(key=len, reverse=True)
@@ -57,7 +57,7 @@ class Runner:
             first.join(batches.pop())
 
     def decode(self, batches: Sequence[Batch]) -> None:
-        """Take one step of all batches, which gives each its new `logits`."""
+        """Take one step of all batches; each gets new `logits`."""
         sizes = [len(batch) for batch in batches]
         tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
         caches = [cast(KVCache, batch.cache) for batch in batches]
@@ -73,12 +73,12 @@ class Runner:
 
 
 def rows_of(tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> np.ndarray:
-    """Return which of the prompts each job continues, `[B]`."""
+    """Return the index of each job's prompt, `[B]`."""
     index_of = {prompt.ids: index for index, prompt in enumerate(prompts)}
     return np.array([index_of[ticket.job.prompt] for ticket in tickets])
 
 
 def first_logits(model: Decoder, prompts: Sequence[Prompt], prompt_of_row: np.ndarray) -> Tensor:
-    """Return the logits `[B, V]` of the first token of rows that continue these of the prompts."""
+    """Return the logits `[B, V]` of each row's first token; `prompt_of_row`: the row's prompt."""
     last = torch.stack([prompt.hidden for prompt in prompts if prompt.hidden is not None])
     return model.logits(last).index_select(0, upload(prompt_of_row, last.device))

@@ -1,4 +1,4 @@
-"""Samples tokens from logits. It is given one uniform number per token, so a draw is a pure function."""
+"""Samples tokens from logits. The caller gives one uniform number per token, so a draw is a pure function."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hone.model.decoder import Decoder
 from hone.model.head import chunk_rows
 
 WHOLE, BLOCK = 1024, 128
-"""Vocabularies up to the first size are searched as a whole, larger ones in blocks."""
+"""Vocabularies of up to `WHOLE` tokens are searched as a whole, larger ones in blocks."""
 
 
 def sample_tokens(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return token ids `[B]` int64, their logprobs `[B]` float32, and if `params.keeps_ids`, which ids were left after
-    the cuts, `[B, V]` bool: then the logprobs are of the cut distribution.
+    """Return token ids `[B]` int64, their logprobs `[B]` float32, and, if `params.keeps_ids` is true, the mask `[B, V]`
+    of ids that the cuts left: then logprobs are of the cut distribution.
 
     Inverse-CDF sampling: the first token with a cumulative probability over u, see `inverse_cdf`. A row with NaN or
-    +inf among its logits gets some token of the vocabulary, with the logprob NaN.
+    +inf among its logits gets an arbitrary token, with the logprob NaN.
     """
     logprobs_BV, candidates_BV = token_distribution(logits_BV, params), None
     if params.greedy:
@@ -34,8 +34,8 @@ def sample_tokens(
 
 
 def as_words(mask_BV: torch.Tensor) -> torch.Tensor:
-    """Return the bits of each row as integers `[B, ceil(V / 32)]` of 32 bits, which float64 holds exactly. The size is
-    fixed, so the host need not wait for it.
+    """Return each row's bits as 32-bit integers `[B, ceil(V / 32)]`, which float64 holds exactly. The size is fixed, so
+    the host need not wait for it.
     """
     size = mask_BV.shape[1]
     bits_BNK = torch.nn.functional.pad(mask_BV, (0, -size % 32)).unflatten(1, (-1, 32))
@@ -43,7 +43,7 @@ def as_words(mask_BV: torch.Tensor) -> torch.Tensor:
 
 
 def set_bits(words_N: np.ndarray) -> np.ndarray:
-    """Return where a row of `as_words` has its bits set, ascending, int32."""
+    """Return the indices of the set bits in a row of `as_words`, ascending, int32."""
     (words,) = words_N.nonzero()
     octets = words_N[words].astype("<u4").view(np.uint8).reshape(-1, 4)
     word, bit = np.unpackbits(octets, axis=1, bitorder="little").nonzero()
@@ -51,11 +51,11 @@ def set_bits(words_N: np.ndarray) -> np.ndarray:
 
 
 def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
-    """Return of each row the first index `[B]` at which the sum of its weights so far exceeds u times their total.
+    """Return each row's first index `[B]` at which the running sum of weights exceeds u times their total.
 
-    Running sums are in float64 along each row alone, so what a row draws doesn't depend on its neighbours, and an index
-    of weight 0 is never drawn. In a large vocabulary the block is found first, by sums as exact as the weights, then
-    the token in it: one running sum over 150k tokens takes as long as the head's product.
+    Running sums are in float64 within a row, so a row's draw doesn't depend on other rows, and an index of weight 0 is
+    never drawn. In a large vocabulary the block is found first, by sums in the weights' dtype, then the token in the
+    block: one running sum over 150k tokens takes as long as the head's product.
     """
     size = weights_BV.shape[1]
     if size <= WHOLE:
@@ -75,7 +75,7 @@ def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Ten
 
 
 def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
-    """Return the sums `[B, N]` float64 of each row up to each place.
+    """Return the running sums `[B, N]` float64 of each row.
 
     CUDA has no deterministic kernel for that: if one is required, matrix products replace it, `BLOCK` places at a time.
     """
@@ -90,7 +90,7 @@ def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
-    """Return the first index `[B, 1]` with a value over the threshold; if rounding left none, the last of positive
+    """Return the first index `[B, 1]` with a sum over the threshold; if rounding left none, the last with a positive
     weight."""
     # Nothing exceeds NaN: its place is behind the end.
     last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous()).clamp_(
@@ -106,9 +106,9 @@ def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch
 
 
 def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Set -inf outside the tokens of `top_k`, then of `top_p` among those, then of `min_p`.
+    """Set the logprobs of tokens that `top_k`, then `top_p`, then `min_p` exclude to -inf.
 
-    The order and the sets are as in transformers' warpers: tokens as likely as the k-th all stay, and `top_p` is a
+    The order and the sets are as in transformers' warpers: all tokens as likely as the k-th stay, and `top_p` is a
     share of the probability that `top_k` left.
     """
     best_BK = None
@@ -132,10 +132,10 @@ def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def largest_share(logprobs_BV: torch.Tensor, best_BK: torch.Tensor, share: float) -> torch.Tensor:
-    """Return the least set of tokens `[B, V]` that holds this share of the probability, without a sort of V tokens.
+    """Return a mask `[B, V]` of the fewest tokens with this share of the probability, without sorting V tokens.
 
-    `best_BK` are the K likeliest, sorted; all others are at -inf, or as likely as the last of them. Of equally likely
-    tokens the first in the vocabulary are taken, as a stable sort does.
+    `best_BK`: logprobs of the K likeliest tokens, sorted; other tokens have -inf, or equal the last of these. Among
+    equally likely tokens the first in the vocabulary are taken, as by a stable sort.
     """
     probs_BK = best_BK.exp().double()
     sums_BK, last_B1 = _running_sum(probs_BK), probs_BK[:, -1:]
@@ -151,8 +151,8 @@ def largest_share(logprobs_BV: torch.Tensor, best_BK: torch.Tensor, share: float
 def target_logprobs(
     model: Decoder, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float, top: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return logprobs `[N]` of these tokens after these hidden states, then ids and logprobs `[N, K]` of the K = `top`
-    likeliest in their place; the logits of few rows are held at once.
+    """Return logprobs `[N]` of the targets after the hidden states, then ids and logprobs `[N, K]` of the K = `top`
+    likeliest tokens in their place. Logits are computed for few rows at a time.
     """
     rows = chunk_rows(model.config.vocab_size)
     params = SamplingParams(temperature=temperature)

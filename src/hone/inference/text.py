@@ -1,4 +1,4 @@
-"""Decodes sampled ids to text as far as it is certain."""
+"""Decodes sampled ids to text that later ids don't change."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 _PARTIAL = "\ufffd"
-"""A decoder writes it for bytes that are not a whole character."""
+"""Decoders write it for bytes that are not a whole character."""
 
 
 class Detokenizer:
-    """Decodes a growing list of ids; what it has returned never changes, and adds up to the text of all ids.
+    """Decodes a growing list of ids; returned texts never change, and add up to the text of all ids.
 
-    Only the last part is decoded again: two tokens may decode differently together.
+    Only the last part is decoded again, as two tokens may decode differently together.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -22,7 +22,7 @@ class Detokenizer:
         self._start = self._shown = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """Return the text that `ids` add; the bytes of a character that is not complete wait for the rest."""
+        """Return the text that `ids` add; the bytes of an incomplete character wait for the rest."""
         self._ids += ids
         text = self._rest()
         if not text or text.endswith(_PARTIAL):
@@ -43,7 +43,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Ends a text before the first occurrence of any of `stops`; withholds a possible beginning of one."""
+    """Ends a text before the first stop string in it; withholds a possible beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -51,7 +51,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Return the text that is certain now; "" for good once `found` is set."""
+        """Return the text that is certain now; always "" once `found` is set."""
         if self.found is not None:
             return ""
         text = self._held + text
@@ -70,13 +70,13 @@ class StopStrings:
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """Return the length of the longest end of `text` that begins `stop`."""
+        """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
         longest = min(len(text), len(stop) - 1)
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
-    """Return what comes before the first of the stop strings, all of it if there is none."""
+    """Return the text before the first stop string, or all of it without one."""
     strings = StopStrings(stops)
     return strings.push(text) + strings.finish()
 
@@ -97,6 +97,6 @@ class StopWatch:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return one token as text; if it is only a part of a character, in the vocabulary's spelling."""
+    """Return one token as text; a part of a character is spelled as in the vocabulary."""
     text = tokenizer.decode([token], skip_special_tokens=False)
     return (tokenizer.id_to_token(token) or "") if _PARTIAL in text or not text else text

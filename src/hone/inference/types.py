@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Settings of sampling. `n` completions per prompt; `stop` are token ids and strings that end a completion: the id,
-    or the token that completed the string wherever it began, stays as its last token.
+    """Sampling settings, for `n` completions per prompt. `stop`: token ids and strings that end a completion; the stop
+    id, or the token that completed the stop string, stays as the last token.
 
     A `temperature` below `GREEDY_BELOW` is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of
     transformers: to the k likeliest tokens, to the smallest set of them that holds the share top_p of their
     probability, to tokens at least min_p times as likely as the likeliest. Logprobs are of softmax(logits /
-    temperature) before that (of softmax(logits) when greedy); `top_logprobs` requests this many likeliest tokens, too.
-    With `return_kept_ids` the sampled token's logprob is of the cut distribution, and comes with the ids that remained.
-    `seed` keys the randomness of `Engine.generate`.
+    temperature) before the cuts (of softmax(logits) when greedy); `top_logprobs` requests this many likeliest tokens,
+    too. With `return_kept_ids` a sampled token's logprob is of the cut distribution, and comes with the ids that the
+    cuts left. `seed` is for `Engine.generate`.
     """
 
     max_tokens: int = 128
@@ -68,7 +68,7 @@ class SamplingParams:
 
     @property
     def keeps_ids(self) -> bool:
-        """Return True if a token comes with the ids it was sampled from: they are requested, and not all."""
+        """Return True if tokens come with the ids they were sampled from: this is requested, and cuts are set."""
         return self.return_kept_ids and not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
@@ -77,12 +77,12 @@ class SamplingParams:
 
     @property
     def transform(self) -> tuple[float, float, int, float, int, bool]:
-        """Return the parameters that turn logits into a token: rows with equal ones are sampled together."""
+        """Return the parameters that turn logits into a token: rows with equal values are sampled together."""
         return self.temperature, self.top_p, self.top_k, self.min_p, self.top_logprobs, self.keeps_ids
 
 
 def sampling_params(settings: SamplingConfig, **more: Any) -> SamplingParams:
-    """Return the parameters of a config's section, with `more` fields."""
+    """Return the sampling parameters of a config's section and `more`."""
     names = ("temperature", "top_p", "top_k", "min_p")
     return SamplingParams(**{name: getattr(settings, name) for name in names}, stop=tuple(settings.stop), **more)
 
@@ -91,7 +91,7 @@ def sampling_params(settings: SamplingConfig, **more: Any) -> SamplingParams:
 class Completion:
     """One sampled continuation: its ids (stop token included), their logprobs, and why it ended (`stop`, `length`).
 
-    `candidates` are the ids that each was sampled among, if asked for.
+    `candidates`: the ids that each token was sampled from, if requested.
     """
 
     token_ids: list[int]
@@ -108,7 +108,7 @@ class Completion:
 class Job:
     """One completion to sample: its prompt, the key of its randomness (see `hone.rng.uniforms`), its token limit.
 
-    `params` say how, but for `max_tokens`, `n` and `seed`; None: as the call that runs it says.
+    `params`, except `max_tokens`, `n` and `seed`: sampling settings; None: from the call that runs the job.
     """
 
     prompt: tuple[int, ...]
@@ -118,19 +118,18 @@ class Job:
 
 
 class ScoredToken(NamedTuple):
-    """A given token, its logprob, and the likeliest tokens in its place with theirs, if requested."""
+    """A given token, its logprob, and the likeliest tokens in its place with their logprobs, if requested."""
 
-    """A given token, its logprob, and the likeliest tokens in its place with their logprobs, if asked for."""
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class Token(NamedTuple):
-    """One token of the job with this ticket, and the policy version that sampled it.
+    """One token of the job with number `ticket`, and the policy version that sampled it.
 
-    `top` are the likeliest tokens with their logprobs, if asked for. `stop_reason` is set on the last one, and
-    `stop_string` if it completed one. `candidates` int32 are the ids that it was sampled among, if asked for.
+    `top`: the likeliest tokens with their logprobs, if requested. `stop_reason` is set on the last token, `stop_string`
+    if the token completed a stop string. `candidates` int32: ids that it was sampled from, if requested.
     """
 
     ticket: int

@@ -11,7 +11,7 @@ __all__ = ["load_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load_model` when it is asked for: reading tool calls, as environments do, needs no torch."""
+    """Import `load_model` on first use: environments read tool calls without torch."""
     if name != "load_model":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hone.model.hf import load_model

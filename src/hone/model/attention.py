@@ -1,12 +1,11 @@
-"""Causal attention within each segment of a packed batch, behind one callable that the decoder takes.
+"""Causal attention within each segment of a packed batch: a callable for the decoder.
 
 On a CPU (and for fp32 on a GPU) segments become right-padded rows for SDPA: no real token sees the padding behind it.
-(A block-diagonal mask is 6 to 18 times slower on a CPU.) bf16 on a GPU takes the kernel for segments of any length;
-fp32 has none.
+(A block-diagonal mask is 6 to 18 times slower on a CPU.) On a GPU, bf16 uses the variable-length (varlen) kernel.
 
-A segment may continue another, its parent: a completion continues the prompt that its group shares. Its queries see
-the keys of both: those of a parent are copied into each of its children's rows, and the gradients of keys and values
-are summed over the copies. The rest of the decoder computes a shared token once.
+A segment may continue another, its parent: a completion continues the prompt that its group shares. A child's queries
+see its parent's keys too: they are copied into each child's rows, and the gradients of keys and values are summed over
+the copies. The rest of the decoder computes a shared token once.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from hone.model.device import upload
 # Padding is cheaper than a split if the shortest row of a bucket has at least this share of its longest row's tokens.
 MIN_FILL = 0.7
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Kernels of SDPA on a GPU: the memory-efficient one, and plain operations where it doesn't apply."""
+"""Kernels of SDPA on a GPU: memory-efficient attention, or plain operations if that doesn't apply."""
 
 
 class PackedAttention:
-    """Attention over segments laid end to end, `segment_lengths[i]` tokens each. Built once a batch, for all layers.
+    """Attention over adjacent segments of `segment_lengths` tokens. Built once per batch, for all layers.
 
-    `parents[i]` is the segment with the tokens before those of segment i, or -1; a parent has no parent itself.
+    `parents[i]` is the index of the segment that segment i continues, or -1. A parent has no parent itself.
     """
 
     def __init__(self, segment_lengths: Sequence[int], parents: Sequence[int] | None = None) -> None:
@@ -63,11 +62,11 @@ class PackedAttention:
         return self._layout.from_slots(self._layout.attend(*self._layout.to_slots(q, k, v)))
 
     def _buckets(self) -> tuple[list[np.ndarray], list[np.ndarray], list[tuple[int, int, int]]]:
-        """Return the tokens of each row of queries and of keys, and (rows, queries, keys before) of each bucket.
+        """Return the tokens of each query row and of each key row, and (rows, queries, earlier keys) of each bucket.
 
-        A bucket has segments of about one length, whose parents have one length; a shorter one's last token is
-        repeated. If the parent is shorter than a third of their length, its queries are included: SDPA skips masked
-        keys only in causal attention.
+        A bucket has segments of similar length, with parents of equal length; a shorter segment repeats its last token.
+        If a parent is shorter than a third of the longest segment, its queries are included: SDPA skips masked keys
+        only in causal attention.
         """
         queries, keys, found = list[np.ndarray](), list[np.ndarray](), []
         buckets: list[list[int]] = []
@@ -99,20 +98,20 @@ class PackedAttention:
 
 
 def takes_varlen(q: Tensor) -> bool:
-    """Return True if `varlen` can be used: its kernel takes bf16 on a GPU, and heads of a multiple of 8 up to 256."""
+    """Return True if `varlen` can be used: bf16 on a GPU, and a head size that is a multiple of 8, up to 256."""
     return q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= MAX_HEAD
 
 
 def varlen_rows(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, int, int]:
-    """Return `varlen`'s arguments for rows of these numbers of queries and keys: their beginnings, and the most."""
+    """Return `varlen`'s arguments for rows with these counts of queries and keys: the starts and the largest counts."""
     starts = [upload(np.cumsum([0, *lengths], dtype=np.int32), device) for lengths in (queries, keys)]
     return starts[0], starts[1], max(queries), max(keys)
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, *rows: Any, **options: Any) -> Tensor:
-    """Attend in `varlen_rows` laid end to end: bf16 q [N, H, Dh], k, v [M, K, Dh] → like q. Takes torch's `options`.
+    """Attend in rows end to end (see `varlen_rows`): bf16 q [N, H, Dh], k, v [M, K, Dh] → like q. `options`: for torch.
 
-    A row's last query sees all its keys, the one before it all but the last, and so on.
+    A row's last query sees all keys of the row, the query before it all but the last key, and so on.
     """
     kernel, groups = _varlen_kernel()
     if groups:
@@ -138,11 +137,11 @@ def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attend: q [B, H, L, Dh], k and v [B, K, S, Dh] → like q. Causally, or by `mask` [L, S] (bool: sees, or added).
+    """Attend: q [B, H, L, Dh], k, v [B, K, S, Dh] → like q. Causal, or by `mask` [L, S] (bool: visible; float: added).
 
-    On a CPU grouping query heads is a fifth faster than repeating keys and values. On a GPU no memory-efficient fp32
-    kernel groups them (torch 2.13), and the plain one stores L · S scores of each layer for the gradient. cuDNN's would
-    build a plan for each shape, and has reportedly given NaN with masks.
+    On a CPU, grouping query heads is a fifth faster than repeating keys and values. On a GPU no memory-efficient fp32
+    kernel groups query heads (torch 2.13), and the plain kernel stores L · S scores of each layer for the gradient.
+    cuDNN's kernel would build a plan for each shape, and has reportedly given NaN with masks.
     """
     if q.is_cuda:
         k, v = repeat_heads(q, k, v)
@@ -152,7 +151,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, mask: Tensor | None = None) -> Tensor:
-    """Attend in `rows` rows, given and returned flat: causally, or with `mask` added to the scores."""
+    """Attend in `rows` rows; q, k, v and the result are flat. Causal, or with `mask` added to the scores."""
     dtype = q.dtype
     if q.device.type == "cpu":
         # The CPU's bf16 backward is 9 times slower than fp32's.
@@ -162,11 +161,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, mask: Tensor | None = No
 
 
 class _SlotLayout:
-    """Place of each token of a batch in rows of queries and rows of keys, laid end to end.
+    """Slots of a batch's tokens in query rows and key rows, each laid end to end.
 
-    `query_of_slot`, `key_of_slot`: the token copied into each slot. `slot_of_query`, `slot_of_key` `[N]`: the first
-    slot that a token lies in. `copies`, if a key may be in several rows: the slots sorted by their token, and where
-    each token's slots begin in that list. `buckets`: (rows, queries, keys before) of each; `masks` of the layers.
+    `query_of_slot`, `key_of_slot`: the token copied into each slot. `slot_of_query`, `slot_of_key` `[N]`: each token's
+    first slot. `copies`, if a key may be in several rows: the slots sorted by token, and where each token's slots begin
+    in that list. `buckets`: see `PackedAttention._buckets`; `masks`: by (queries, earlier keys).
     """
 
     def __init__(
@@ -211,8 +210,8 @@ class _SlotLayout:
 
 
 class _ToSlots(torch.autograd.Function):
-    """x [N, …] → [slots, …]. Its gradient is a gather too unless tokens have `copies`: padding slots receive no
-    gradient, as nothing reads what their queries compute, and no real query sees their keys."""
+    """x [N, …] → [slots, …]. The gradient is a gather too, unless tokens have `copies`: padding slots receive no
+    gradient, because their queries' results are not read, and no real query sees their keys."""
 
     @staticmethod
     def forward(
@@ -233,7 +232,7 @@ class _ToSlots(torch.autograd.Function):
 
 
 class _FromSlots(torch.autograd.Function):
-    """x [slots, …] → [N, …]; the gradient of a slot that is not read, padding or a further copy, is zero."""
+    """x [slots, …] → [N, …]. Slots that are not read (padding, further copies) get a gradient of zero."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, slot_of_token: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def model_card(
     facts: Mapping[str, object] | None = None,
     from_nothing: bool = False,
 ) -> str:
-    """Write Markdown with the hub's YAML front matter; a pure function of its arguments.
+    """Return the card: Markdown with YAML front matter. A pure function.
 
     `method` is "init", "sft" or "rl". `base_model` is a hub id, or None for a local folder. Only models with random
     weights get a licence. `facts` are further rows of the table: settings and measured results.

@@ -1,8 +1,8 @@
-"""Conversations to token ids and back.
+"""Converts conversations to token ids and back.
 
 The package `renderers` renders the models that it knows by name; a chat template renders every other model. A
-completion must *continue* its prompt. A template that writes a finished turn differently from how it opened it is
-refused: training would see other ids than sampling.
+completion must *continue* its prompt: a template that writes a finished turn differently from the opened turn in the
+prompt is refused, because training would see other ids than sampling.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class ChatRenderer:
     """Renders conversations for one model; made by `load_renderer`.
 
     `stop_ids`: ids at which generation ends, the end of the assistant's turn first. `vocab_size`: one more than the
-    tokenizer's largest id. `opened_by_template`: text that the generation prompt has opened for the model to continue
-    ("<think>\\n"), else "". `special_texts`: what `note` has counted.
+    tokenizer's largest id. `opened_by_template`: the thought that the generation prompt opens for the model
+    ("<think>\\n"), else "". `special_texts`: counts of `note`.
     """
 
     def __init__(
@@ -83,25 +83,25 @@ class ChatRenderer:
         return self._rendering.prompt_ids(messages, tools)
 
     def text(self, messages: list[Message], opens: bool, tools: list[Tool] | None = None) -> str:
-        """Return the conversation as text; `opens`: with the start of the assistant's next turn."""
+        """Return the conversation as text; if `opens` is true, with the start of the assistant's next turn."""
         return self._rendering.text(messages, opens, tools)
 
     def note(
         self, where: str, messages: list[Message], tools: list[Tool] | None = None, key: str | None = None
     ) -> None:
-        """Count messages, once per `key` (by default `where`), if special tokens in their texts become text."""
+        """Count messages with special tokens that are encoded as text, once per `key` (by default `where`)."""
         if found := self._rendering.find_special(messages, tools):
             self.special_texts.add(key or where, where, found)
 
     def bridge_ids(
         self, conversation: list[Message], answers: list[Message], tools: list[Tool] | None = None
     ) -> list[int]:
-        """Return the ids between two sampled turns, which follow the end-of-turn id of the conversation's last message.
+        """Return the ids between two sampled turns: those after the end-of-turn id of the conversation's last message.
 
-        They are the template's text for `answers`, with white space before it, and the start of the next turn. Sampled
-        ids are never rendered again. A turn that stopped by length has no bridge. Raises UserError if the template
-        rewrites earlier turns once the answers follow: Qwen3's drops earlier thoughts after a message of the user,
-        though not after a tool's.
+        They encode white space, the template's text for `answers`, and the start of the next turn. Sampled ids are
+        never rendered again. A turn that stopped by length has no bridge. Raises UserError if the template rewrites
+        earlier turns once answers follow: Qwen3's template drops earlier thoughts after a user's message, but not after
+        a tool's.
         """
         rendering, opened = self._rendering, self.opened_by_template
         turns = stand_ins(conversation, answers, opened)
@@ -112,7 +112,7 @@ class ChatRenderer:
         return ids
 
     def message(self, ids: list[int], tools: list[Tool] | None = None) -> Message:
-        """Return the assistant's message of sampled ids: `role`, `content` and, if it calls tools, `tool_calls`.
+        """Return sampled ids as the assistant's message: `role`, `content` and, if it calls tools, `tool_calls`.
 
         The content is the whole text, with thoughts, calls and their tags, and starts with `opened_by_template`. A call
         that cannot be read has the name "" and its raw text as arguments (see `hone.model.tool_calls`).
@@ -136,11 +136,11 @@ class ChatRenderer:
     def completion_ids(
         self, prompt_messages: list[Message], completion: str | Message, tools: list[Tool] | None = None
     ) -> list[int]:
-        """Return the ids that continue `prompt_ids(prompt_messages)`: the text as the template writes it, and its end.
+        """Return the ids that continue `prompt_ids(prompt_messages)`: the completion as rendered, and its end.
 
-        A message may call tools by `tool_calls`, which are then written in the model's form, and has its thought in the
-        text or in one of `THOUGHTS`. Raises UserError if the template rewrites the prompt once the turn is finished, or
-        leaves out some of the text, of the thought or of the calls.
+        `tool_calls` of a message are written in the model's form. Its thought is in the text, or under one of the keys
+        `THOUGHTS`. Raises UserError if the template rewrites the prompt once the turn is finished, or leaves out a part
+        of the text, the thought or the calls.
         """
         given: Message = {"content": completion} if isinstance(completion, str) else completion
         text, calls = given.get("content") or "", given.get("tool_calls") or []
@@ -153,7 +153,7 @@ class ChatRenderer:
         if squeeze(text) not in squeeze(written):
             raise UserError(
                 f"the chat template leaves out a part of the assistant's text ({text[:60]!r} became "
-                f"{written[:60]!r}): give a template that keeps it with model.chat_template"
+                f"{written[:60]!r}): set model.chat_template to a template that keeps it"
             )
         before_text = squeeze(written).rpartition(squeeze(text))[0] if text.strip() else squeeze(written)
         for name in THOUGHTS:
@@ -161,14 +161,14 @@ class ChatRenderer:
             if not isinstance(thought, str) or squeeze(thought) not in before_text:
                 raise UserError(
                     f"the chat template does not write `{name}` of the assistant's message ({str(thought)[:60]!r}): "
-                    "use the name that it reads (Qwen3's reads reasoning_content), put the thought into `content`, or "
+                    "use the key that it reads (Qwen3's reads reasoning_content), put the thought into `content`, or "
                     "remove it"
                 )
         read = self.message(ids, tools).get("tool_calls", []) if calls else []
         if composed([_called(call) for call in calls]) != composed([_called(call) for call in read]):
             raise UserError(
-                f"the chat template does not write the assistant's tool calls as they are read ({written[:60]!r}): "
-                "give a template that writes them with model.chat_template"
+                f"the chat template does not write the assistant's tool calls unchanged ({written[:60]!r}): "
+                "set model.chat_template to a template that does"
             )
         return ids
 
@@ -177,7 +177,7 @@ class ChatRenderer:
         return self.tokenizer.decode(self._up_to_end(ids), skip_special_tokens=True)
 
     def digest(self) -> str:
-        """Compute SHA-256 of all that turns a conversation into ids: the tokenizer's files and the template."""
+        """Compute the SHA-256 of the tokenizer's files and the template: they turn conversations into ids."""
         if self._source is None:
             tokenizer = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
         else:
@@ -225,7 +225,7 @@ class ChatRenderer:
             return stop_ids[0]
         raise UserError(
             "neither the chat template nor the model's files name a token that ends a turn: "
-            "set eos_token in tokenizer_config.json, or give a template that writes one with model.chat_template"
+            "set eos_token in tokenizer_config.json, or set model.chat_template to a template that writes one"
         )
 
     def _find_opened(self) -> str:
@@ -238,9 +238,9 @@ class ChatRenderer:
 def load_renderer(
     name_or_folder: str | Path, chat_template: str | None = None, special_tokens: bool = False
 ) -> ChatRenderer:
-    """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja) overrides its own.
+    """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja) replaces the model's.
 
-    `special_tokens`: special tokens in the texts of messages are tokens. Otherwise they are encoded as text.
+    If `special_tokens` is true, special tokens in messages are encoded as tokens, otherwise as text.
     """
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)
@@ -257,9 +257,7 @@ def load_renderer(
     if rendering is None:
         template = override or find_template(folder)
         if template is None:
-            raise UserError(
-                f"{name} has no chat template: give one with model.chat_template (a file, or the Jinja text)"
-            )
+            raise UserError(f"{name} has no chat template: set model.chat_template to a file, or to the Jinja text")
         rendering = _by_template(tokenizer, template, named_tokens(folder), stop_ids, special_tokens)
     return ChatRenderer(tokenizer, rendering, stop_ids, folder, override)
 
@@ -267,7 +265,7 @@ def load_renderer(
 def _by_template(
     tokenizer: Tokenizer, template: str, named: dict[str, str], stop_ids: tuple[int, ...], special_tokens: bool
 ) -> TemplateRendering:
-    """Return the rendering by a template; a short conversation written by it shows further special tokens."""
+    """Return the rendering by a template. A short rendered conversation reveals further special tokens."""
     rendering = TemplateRendering(TextEncoder(tokenizer, []), template, named)
     if not special_tokens:
         written, turn = "", {"role": "assistant", "content": PROBE}
@@ -281,8 +279,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UserError(
-            f"{folder} has no tokenizer.json: make one with transformers, by AutoTokenizer.from_pretrained(FOLDER) and "
-            "save_pretrained(FOLDER)"
+            f"{folder} has no tokenizer.json: make one with transformers, by "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))

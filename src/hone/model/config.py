@@ -1,7 +1,7 @@
 """The shape of a dense decoder, read from and written to a Hugging Face `config.json`.
 
-`FAMILIES` is the table of the supported families; to add one like Llama, add a row, and to `rope.py` a scaling rule if
-it has its own. A config with anything else is refused, because it would silently give a wrong model.
+`FAMILIES` is the table of supported families. To add a family like Llama, add a row, and add its RoPE scaling rule, if
+new, to `rope.py`. A config with other features is refused: the model would be silently wrong.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hone.errors import UserError
 
 @dataclass(frozen=True)
 class Family:
-    """A family of decoders, with defaults for values that a file leaves out.
+    """A family of decoders, with defaults for values missing in config.json.
 
-    `attention_bias`: which biases (of q, k and v; of o) the key of that name in config.json turns on. `qkv_bias`: q, k
-    and v always have one. `extra` are keys that its config.json has in transformers.
+    `attention_bias`: True for each bias (of q, k and v; of o) that config.json's `attention_bias` turns on. `qkv_bias`:
+    q, k and v always have a bias. `extra`: further keys that transformers writes to config.json.
     """
 
     architecture: str
@@ -35,9 +35,9 @@ FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", attention_bias=(False, False), qkv_bias=True),
     "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
 }
-"""By `model_type` in config.json; `qwen2` includes Qwen2.5."""
+"""Families by `model_type` in config.json; `qwen2` includes Qwen2.5."""
 MAX_HEAD = 256
-"""Widest attention head of a GPU's bf16 kernel for segments of any length."""
+"""Largest head size of the bf16 varlen attention kernel on a GPU."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 SUPPORTED = (
     "hone's decoder supports dense Llama, Qwen2, Qwen2.5 and Qwen3 models with SiLU, full attention "
@@ -47,7 +47,7 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Architecture of a decoder; checks itself.
+    """Architecture of a decoder. Raises UserError if it is unsupported.
 
     `rope_scaling` is None for plain RoPE, else the parameters of one of `ROPE_TYPES` under the key `rope_type`.
     `eos_token_ids` are the ids that end a document or turn, as the model's files list them.
@@ -76,7 +76,7 @@ class DecoderConfig:
     pad_token_id: int | None = None
 
     implementation: ClassVar[str] = "hone"
-    """The library that computes it, as in `model.implementation`."""
+    """The library that computes the model, as in `model.implementation`."""
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -102,13 +102,13 @@ class DecoderConfig:
 
     @property
     def stated_context(self) -> int:
-        """Longest sequence by the model's config.json; hone's limit may be lower."""
+        """Longest sequence that config.json allows; hone's limit may be lower."""
         return self.max_position_embeddings
 
     @property
     def context(self) -> str:
         limit, stated = self.max_position_embeddings, self.stated_context
-        why = f" (of its {stated}: beyond {limit} its layers see a window or RoPE changes, which hone does not compute)"
+        why = f" (not {stated}: beyond {limit} layers see only a window or RoPE changes, which hone does not compute)"
         return f"context of {limit} tokens{why if stated > limit else ''}"
 
     @property
@@ -121,14 +121,14 @@ class DecoderConfig:
 
     @property
     def linear_shapes(self) -> list[tuple[int, ...]]:
-        """(out, in) of each matrix of the layers that gets an adapter; fused ones are listed separately."""
+        """(out, in) of each layer matrix that gets an adapter; fused matrices are listed separately."""
         hidden, inner, q, kv = self.hidden_size, self.intermediate_size, self.q_size, self.kv_size
         attention = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q)]
         return self.num_layers * [*attention, (inner, hidden), (inner, hidden), (hidden, inner)]
 
     @property
     def embedding(self) -> int:
-        """Number of weights of the embedding `[V, D]`, and so of the head."""
+        """Number of weights of the embedding `[V, D]`; the head has as many."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -181,7 +181,7 @@ class DecoderConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the `config.json` that transformers loads this model from (weights saved in float32)."""
+        """Return the `config.json` that transformers needs for this model, without `dtype`."""
         row = FAMILIES[self.family]
         rope = dict(self.rope_scaling or {"rope_type": "default"}) | {"rope_theta": self.rope_theta}
         eos = list(self.eos_token_ids)
@@ -234,7 +234,7 @@ _VALUES = {
     "layer_types": (lambda x: isinstance(x, list), "a list"),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (lambda x: isinstance(x, dict), "an object")),
 }
-"""Checks of the values of a config.json."""
+"""By key of config.json: a check of the value, and the valid kind."""
 
 
 def _check_values(hf: dict[str, Any]) -> None:

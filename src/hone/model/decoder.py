@@ -45,7 +45,7 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Linear(nn.Module):
-    """x Wᵀ + b. With `bf16_product` the parameters stay fp32 and the product is in bf16, from a stored cast of W.
+    """x Wᵀ + b. If `bf16_product` is true, the parameters are fp32 and the product is in bf16, from a stored cast of W.
 
     A sharded weight is whole only while it is used, so nothing derived from it is stored (`keep_nothing`).
     """
@@ -79,7 +79,7 @@ class Linear(nn.Module):
 
     @property
     def stored_bf16(self) -> Tensor | None:
-        """The stored bf16 copy of the weight; None if storing one is off."""
+        """The stored bf16 copy of the weight; None if it is not stored."""
         if self._weight_bf16 is None:
             self.refresh()
         return self._weight_bf16
@@ -91,7 +91,7 @@ class Linear(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Cast the stored bf16 copy again, in place: a CUDA graph reads it where it is."""
+        """Update the stored bf16 copy in place: CUDA graphs read it at its address."""
         self.packed.forget()
         if not (self.bf16_product and self._keeps_derived):
             return
@@ -106,7 +106,7 @@ class Linear(nn.Module):
         other.packed.forget()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Move the parameters, not what was derived from them."""
+        """Move the parameters; drop copies made on another device."""
         super()._apply(fn, recurse)
         self.packed.forget()
         if self._weight_bf16 is not None and self._weight_bf16.device != self.weight.device:
@@ -117,7 +117,7 @@ class Linear(nn.Module):
 class LoraLinear(Linear):
     """W x + b + alpha / rank · B A x, where W and b are frozen (arXiv:2106.09685).
 
-    Each of the matrices fused in W, of `parts` rows, has its own adapter. `lora_A` `[parts · rank, in]` and `lora_B`
+    Each matrix fused in W, of `parts[i]` rows, has its own adapter. `lora_A` `[len(parts) · rank, in]` and `lora_B`
     `[out, rank]`, both fp32, hold the adapters in W's order. All products are in W's dtype. With `lora.base`, W is
     stored as `codes` and `scales` of a `Quantized`.
     """
@@ -180,9 +180,9 @@ class LoraLinear(Linear):
         return torch.add(y, delta, alpha=self.scale)
 
     def merged(self, lora_A: Tensor, lora_B: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return W + alpha / rank · B A `[out, in]` in fp32, with these A and B; `whole` gathers a sharded W.
+        """Return W + alpha / rank · B A `[out, in]` in fp32, with the given A and B; `whole` gathers a sharded W.
 
-        Copies of A and B on the host give the same bits as on W's device.
+        A and B may be on the host: the bits are the same.
         """
         weight = self.frozen
         if isinstance(weight, Tensor):
@@ -195,13 +195,12 @@ class LoraLinear(Linear):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _in_low_precision(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return A, and a matrix `[out, parts · rank]` with each part's B on its diagonal: sampling takes two
-        products."""
+        """Return A, and the block-diagonal matrix `[out, len(parts) · rank]` of all B: sampling takes two products."""
         return self.lora_A.to(dtype), torch.block_diag(*self.lora_B.to(dtype).split(self.parts))
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Cast A and B again, in place for CUDA graphs. Values derived from W stay."""
+        """Update the casts of A and B, in place for CUDA graphs. Values derived from W stay."""
         if self._low is not None:
             for low, new in zip(self._low, self._in_low_precision(self._low[0].dtype), strict=True):
                 low.copy_(new)
@@ -220,8 +219,8 @@ class RMSNorm(nn.Module):
 class DecoderLayer(nn.Module):
     """h += attention(norm(h)); h += mlp(norm(h)).
 
-    `checkpointing` names what is stored for the backward pass, which recomputes the rest to the same bits: "none" (all
-    is stored), "layer" (its input), "selective" (its input, and the results of products and attention; `_STORED`).
+    `checkpointing`: for the backward pass, "none" stores all activations, "layer" only the layer's input, "selective"
+    the input and the results of products and attention (`_STORED`). The rest is recomputed, to the same bits.
     """
 
     def __init__(
@@ -278,7 +277,7 @@ class DecoderLayer(nn.Module):
         return down(swiglu(up(x_ND)))
 
     def _qk_norm_weight(self) -> Tensor | None:
-        """Return one row per head, `[H + K, Dh]`, so that q and k are normalised in one operation."""
+        """Return the norms' weights, a row per head `[H + K, Dh]`, to normalise q and k in one operation."""
         if self.q_norm is None or self.k_norm is None:
             return None
         num_q, num_k = self.heads
@@ -290,7 +289,7 @@ _STORED = {
     *(f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")),
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
 }
-"""Operations with results that "selective" stores; others are cheap to recompute."""
+""""selective" stores the results of these operations; others are cheap to recompute."""
 
 
 @cache
@@ -306,16 +305,16 @@ class Decoder(nn.Module):
     """Token ids to logits.
 
     `precision`: "fp32"; "bf16_linear" (fp32 parameters and arithmetic, the layers' matrix products in bf16, the head in
-    fp32); "bf16" (parameters too; norms, RoPE and softmax compute in fp32). With `lora` only the adapter is trained.
+    fp32); "bf16" (bf16 parameters; norms, RoPE and softmax in fp32). With `lora` only the adapter is trained.
     Parameters are uninitialised: see `hone.model.presets.random_decoder` and `hone.model.hf.load_model`.
     """
 
     recordable = True
     """Its forward pass can be recorded in a CUDA graph."""
     base_id: str | None = None
-    """Hub id of an adapter's base, if it came from there."""
+    """Hub id of an adapter's base model, if loaded from the hub."""
     base_digest: str | None = None
-    """`hone.model.hf.rows_digest` of an adapter's base."""
+    """`hone.model.hf.rows_digest` of an adapter's base model."""
 
     def __init__(
         self,
@@ -344,7 +343,7 @@ class Decoder(nn.Module):
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that a version of the policy consists of: all, or only the adapter."""
+        """The trained parameters: all, or only the adapter's."""
         return {n: p for n, p in self.named_parameters() if self.lora is None or ".lora_" in n}
 
     @property
@@ -376,7 +375,7 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """`[V, D]`: the embedding itself if the head is tied to it."""
+        """The head's matrix `[V, D]`; a tied head is the embedding."""
         return self.embed if self.lm_head is None else self.lm_head
 
     @property
@@ -394,7 +393,7 @@ class Decoder(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights without an adapter's; a tied head counts once."""
+        """Number of weights, without an adapter; a tied head counts once."""
         return self.config.parameters
 
     def hidden(
@@ -402,7 +401,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence.
 
-        `only`: indices of the wanted tokens; for others the last layer computes only keys and values.
+        `only`: indices of the tokens to return; the last layer computes only keys and values of other tokens.
         """
         hidden_ND = embedding(token_ids_N, self.embed)
         cos, sin = self.rotary(positions_N)
@@ -411,7 +410,7 @@ class Decoder(nn.Module):
         return self.norm(self.layers[-1](hidden_ND, cos, sin, attention, only))
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """Return the logits `[M, V]` in float32 of any selection of hidden states."""
+        """Return the float32 logits `[M, V]` of hidden states."""
         if torch.is_grad_enabled():
             return linear(hidden_MD, self.head_weight).float()
         return head_logits(hidden_MD, self.head_weight, self.precision, packed=self.packed_head)
@@ -426,7 +425,7 @@ class Decoder(nn.Module):
                 ours.exchange_derived(theirs)
 
     def refresh(self) -> None:
-        """Update values derived from parameters; call it after these changed in place."""
+        """Update values derived from parameters; call it after parameters changed in place."""
         if self.lora is None:
             self.packed_head.forget()
         for module in self.modules():
@@ -435,7 +434,7 @@ class Decoder(nn.Module):
 
 
 def pack_unless_large(model: Decoder) -> None:
-    """Let a model pack weights on a CPU only if they are small enough to be in memory twice."""
+    """Turn off packed weights (CPU) if the model is too large to be in memory twice."""
     if model.num_parameters * model.embed.itemsize > MAX_PACKED_BYTES:
         for packed in (model.packed_head, *(m.packed for m in model.modules() if isinstance(m, Linear))):
             packed.enabled = False

@@ -9,7 +9,7 @@ import torch
 
 
 def upload(values: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    """Copy an array to `device`; the host does not wait for earlier work of a GPU."""
+    """Copy an array to `device`; the host does not wait for the GPU's earlier work."""
     tensor = torch.from_numpy(values)
     if torch.device(device).type != "cuda":
         return tensor.to(device)
@@ -18,5 +18,5 @@ def upload(values: np.ndarray, device: torch.device | str) -> torch.Tensor:
 
 @cache
 def has_bf16(device: torch.device) -> bool:
-    """Return True for a GPU since Ampere: an older one, such as a T4, has no kernel for segments of any length."""
+    """Return True for GPUs since Ampere: older GPUs, such as a T4, lack the varlen attention kernel."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

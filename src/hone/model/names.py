@@ -20,7 +20,7 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
 def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
-    """Map Hugging Face name → (parameter of the decoder, first row, end row or None for all of it), in file order."""
+    """Map Hugging Face name → (parameter of the decoder, first row, end row or None), in file order."""
     if config.implementation == "transformers":
         from hone.model.foreign import NET, TransformersConfig
 
@@ -58,15 +58,15 @@ def check_tensors(
     config_source: str,
     names: Callable[[str], str] = str,
 ) -> None:
-    """Raise UserError unless a model with this config has tensors of these names and shapes. Allocates no memory.
+    """Raise UserError unless a model with this config has the names and shapes in `found`. Allocates no memory.
 
-    `names` gives a tensor's name in `source` for its Hugging Face name.
+    `names` maps a tensor's Hugging Face name to its name in `source`.
     """
     size = sum(math.prod(shape) for shape in found.values())
     if config.num_layers > len(found) or config.parameters > 64 * (size + 1):
         raise UserError(
-            f"{source} do not fit {config_source}: {config.num_layers:,} layers of {config.parameters:,} weights are "
-            f"more than the {len(found):,} tensors of {size:,} weights that are there; check that both come from the "
+            f"{source} do not fit {config_source}: it has {config.num_layers:,} layers with {config.parameters:,} "
+            f"weights, they have {len(found):,} tensors with {size:,} weights; check that both come from the "
             "same model"
         )
     with torch.device("meta"):
@@ -78,18 +78,18 @@ def check_tensors(
     shapes = {name: list(found[name]) for name in wanted if name in found}
     misshapen = [f"{name} is {shape}, not {wanted[name]}" for name, shape in shapes.items() if shape != wanted[name]]
     lacking = [name for name in wanted if name not in found]
-    for problem, some in (("lacks", lacking), ("has unknown", unknown), ("has misshapen", misshapen)):
+    for problem, some in (("lack", lacking), ("have unknown", unknown), ("have misshapen", misshapen)):
         if some:
             more = f" and {len(some) - 3} more" if len(some) > 3 else ""
             listed = ", ".join(printable(name[:200]) for name in some[:3])
             raise UserError(
-                f"{source} do not fit {config_source}: it {problem} {listed}{more}; check that both come from the same "
-                "model"
+                f"{source} do not fit {config_source}: they {problem} {listed}{more}; check that both come from the "
+                "same model"
             )
 
 
 def check_finite(tensor: Tensor, name: str, file: Path) -> None:
-    """Raise UserError if values of a tensor are NaN or infinite, or became so in this dtype."""
+    """Raise UserError if values of a tensor are NaN or infinite, or too large for its dtype."""
     if not tensor.sum().float().isfinite() and (count := int((~tensor.isfinite()).sum())):
         kind = str(tensor.dtype).removeprefix("torch.")
-        raise UserError(f"{count:,} values of {printable(name)} are not finite, as {kind}: restore {file}")
+        raise UserError(f"{count:,} values of {printable(name)} are not finite in {kind}: restore {file}")

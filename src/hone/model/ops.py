@@ -5,10 +5,10 @@ because each intermediate is materialised. Norm and RoPE compute in fp32 whateve
 functions with the same bits: an autograd function costs 10 µs a call even when gradients are off.
 
 On a GPU, training and sampling take PyTorch's kernel for RMS norms, and Liger's for RoPE and SwiGLU if it is installed.
-None of them uses atomics, and a row's bits don't depend on other rows.
+These kernels use no atomics, and a row's bits don't depend on other rows.
 
 The last part has matrix products in bf16 around an fp32 residual stream. If no cast of a weight is stored (sharded
-weights), forward and backward each make their own, so that the weight takes no memory in between.
+weights), forward and backward pass each cast it, so that the cast takes no memory in between.
 
 Shapes: N tokens of all sequences end to end, D hidden size, F intermediate size, H query heads, K key/value heads, Dh
 head size.
@@ -29,12 +29,12 @@ from hone.model.packed import linear
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """Compute 1 / sqrt(mean(x², last dim) + eps); the last dimension has size 1."""
+    """Compute 1 / sqrt(mean(x², last dim) + eps); the result's last dimension has size 1."""
     return torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
 
 
 def _rms_norm_grad(grad: Tensor, normed: Tensor, weight: Tensor, inverse_rms: Tensor) -> Tensor:
-    """Compute the gradient to x of y = w x̂, x̂ = x r: dx = r (g w - x̂ mean(g w x̂))."""
+    """Compute the gradient for x of y = w x̂, x̂ = x r (`inverse_rms`): dx = r (g w - x̂ mean(g w x̂))."""
     grad_x = grad * weight
     if has_fused_norm(grad):
         shape, ones = grad.shape[-1:], torch.ones_like(inverse_rms)
@@ -59,7 +59,7 @@ class _EmbeddingSummedInFP32(torch.autograd.Function):
 
 
 def embedding(ids_N: Tensor, weight_VD: Tensor) -> Tensor:
-    """Look up rows `[N, D]`. The gradient of a row sums its tokens' in fp32: bf16 would lose most of a long sum."""
+    """Look up rows `[N, D]`. A row's gradient sums its tokens' gradients in fp32: bf16 loses most of a long sum."""
     if weight_VD.dtype == torch.float32 or not torch.is_grad_enabled():
         return F.embedding(ids_N, weight_VD)
     return _EmbeddingSummedInFP32.apply(ids_N, weight_VD)  # pyright: ignore[reportReturnType]
@@ -189,9 +189,9 @@ def _split_rotate_inference(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    """Rotate the pairs (x[i], x[i + Dh/2]) by the angle of this cosine, twice in [N, 1, Dh], and sine [N, 1, Dh/2].
+    """Rotate the pairs (x[i], x[i + Dh/2]) by the angles of `cos` [N, 1, Dh], each twice, and `sin` [N, 1, Dh/2].
 
-    `back` rotates by the negative angle. On a GPU x may be overwritten.
+    If `back` is true, rotate by the negative angle. On a GPU x may be overwritten.
     """
     if kernels := liger(x):
         rope = kernels.rope.rope_backward if back else kernels.rope.rope_forward
@@ -213,7 +213,7 @@ def split_and_rotate(
     eps: float,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a fused projection into heads, normalise those of q and k (if a weight is given), apply RoPE to them.
+    """Split a fused projection into heads; normalise q and k (if a weight is given), and apply RoPE to q and k.
 
     `qkv` [N, (H+2K)·Dh]; `norm_weight` [H+K, Dh] or None; `cos` [N, 1, Dh], each value twice, and `sin`
     [N, 1, Dh/2], both float32; `heads` (H, K).
@@ -246,9 +246,9 @@ def _swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
 
 
 def swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
-    """Compute the gradient [N, 2F] of `swiglu` to its input, given that to its result.
+    """Compute the gradient [N, 2F] for the input of `swiglu`, from `grad` [N, F] for its result.
 
-    Without a compiler it works in place, with the same bits: `_swiglu_grad` takes twice as long on a CPU.
+    Without compilation it works in place, with the same bits: `_swiglu_grad` takes twice as long on a CPU.
     """
     if is_compiled():
         return _swiglu_grad(grad, gate_up)
@@ -322,7 +322,7 @@ class _Bf16Linear(torch.autograd.Function):
 def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Tensor | None) -> Tensor:
     """Compute x Wᵀ + b with fp32 input, parameters and result, and the products (output, dx, dW) in bf16.
 
-    `weight_bf16` is the caller's cast of `weight`, made once a step; None makes one here.
+    `weight_bf16` is the caller's cast of `weight`, made once a step; if None, it is made here.
     """
     return _Bf16Linear.apply(x, weight, bias, weight_bf16)  # pyright: ignore[reportReturnType]
 
@@ -354,6 +354,6 @@ def bf16_mlp(x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bf16: Tensor | No
     """Compute down(silu(gate(x)) * up(x)) without biases: fp32 in and out, bf16 in between.
 
     The activation is the input of a bf16 product anyway; computing it in bf16 saves casting [N, 2F] to fp32 and back,
-    forward and backward. `…_bf16` are the caller's casts of the weights, or both None.
+    forward and backward. `gate_up_bf16`, `down_bf16`: the caller's casts, or both None.
     """
     return _Bf16MLP.apply(x, gate_up, down, gate_up_bf16, down_bf16)  # pyright: ignore[reportReturnType]

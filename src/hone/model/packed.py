@@ -1,8 +1,8 @@
-"""On a CPU, products with weights in oneDNN's layout: those without a gradient, and the head's.
+"""Products on a CPU with weights in oneDNN's layout: used without a gradient, and for the head.
 
-The plain product brings the weight into that layout at each call; with few rows that is most of its time (measured on
-one core, [16, 1024] x [1024, 3072]: bf16 0.65 ms plain and 0.47 packed, fp32 1.7 and 0.95). In bf16 the bits are the
-same; in fp32 the plain product uses another library.
+The plain product converts the weight to oneDNN's layout at each call: most of its time if rows are few (measured on one
+core, [16, 1024] x [1024, 3072]: bf16 0.65 ms plain and 0.47 packed, fp32 1.7 and 0.95). In bf16 the bits are the same;
+in fp32 the plain product uses another library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hone.hardware import MIN_FP32_SIZE, padded_rows
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute x Wᵀ + b, on any device and of any type.
+    """Compute x Wᵀ + b, on any device and in any dtype.
 
     A CPU without AVX-512 has no kernels for bf16: its plain loops take 7 to 40 times as long as products in fp32. There
     bf16 operands are multiplied in fp32, and the result is rounded to bf16, as kernels for bf16 do.
@@ -34,7 +34,7 @@ def multiplies_bf16_fast(x: Tensor) -> bool:
 
 
 class _LinearInFP32(torch.autograd.Function):
-    """x Wᵀ + b of bf16 tensors by way of fp32. The graph stores the bf16 ones: casts would take twice the memory."""
+    """x Wᵀ + b of bf16 tensors, computed in fp32. The graph stores the bf16 tensors, which take half the memory."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,10 +51,10 @@ class _LinearInFP32(torch.autograd.Function):
 
 
 class PackedWeight:
-    """The packed form of one weight `[out, in]`, made when it is used after a `forget`.
+    """The packed form of one weight `[out, in]`, made at the first use, and at the first after `forget`.
 
-    It notices if PyTorch's operations replaced or changed the weight. A fused optimizer leaves no trace, so its caller
-    calls `forget`.
+    It is also made again if PyTorch's operations replaced or changed the weight. Changes by a fused optimizer go
+    unnoticed, so its caller calls `forget`.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -64,7 +64,7 @@ class PackedWeight:
         self._packed: Tensor | None = None
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute x Wᵀ + b, `[rows, out]`, without a gradient; by the plain product if packing isn't faster."""
+        """Compute x Wᵀ + b, `[rows, out]`, without a gradient; with the plain product if packing isn't faster."""
         if not self.prepare(weight):
             return linear(x, weight, bias)
         rows = padded_rows(x.shape[0])
@@ -72,7 +72,7 @@ class PackedWeight:
         return torch.ops.mkldnn._linear_pointwise(padded, self._packed, bias, "none", [], "")[: x.shape[0]]
 
     def prepare(self, weight: Tensor) -> bool:
-        """Pack the weight, if it isn't packed already; False if packing isn't faster."""
+        """Pack the weight, unless it is packed. Return False if packing is off or isn't faster."""
         if not self.enabled or weight.device.type != "cpu" or not _packs(weight.dtype):
             return False
         if weight.dtype == torch.float32 and weight.numel() < MIN_FP32_SIZE:

@@ -1,12 +1,11 @@
 """Frozen matrices stored in 8 or 4 bits and dequantised for each product.
 
-Groups of 64 neighbours in a row share a scale in bf16. In 8 bits there are 127 even steps on either side of 0; in 4
-bits the 16 levels of NF4, which normally distributed weights fill evenly (Dettmers et al. 2023, QLoRA,
-arXiv:2305.14314). Rows are independent of each other, so a file's q, k and v go separately into the rows of the fused
-matrix.
+Groups of 64 neighbours in a row share a scale in bf16. 8 bits have 127 even steps on either side of 0; 4 bits have the
+16 levels of NF4, which normally distributed weights fill evenly (Dettmers et al. 2023, QLoRA, arXiv:2305.14314). Rows
+are independent of each other, so a file's q, k and v go separately into the rows of the fused matrix.
 
-Not torchao 0.18: its 8 bits (one scale a row) have errors of 0.78 % of normal weights, these 0.59 %; single rows of its
-tensors can't be written, and its 4 bits need another package (mslk).
+torchao 0.18 is not used: its 8 bits (one scale a row) have errors of 0.78 % for normally distributed weights, against
+0.59 % here; single rows of its tensors can't be written; its 4 bits need another package (mslk).
 
 Levels are bf16 values, so level x scale is exact in fp32, and rounded once in bf16: W is the same in every precision.
 """
@@ -27,7 +26,7 @@ from hone.errors import UserError
 from hone.model.packed import linear
 
 GROUP = 64
-"""Weights that share a scale; fewer where a row is no multiple of it."""
+"""Weights that share a scale; fewer if a row isn't a multiple of 64."""
 _NF4 = [
     *(-1.0, -0.6961928010, -0.5250730515, -0.3949174881, -0.2844413817, -0.1847734302, -0.0910500363, 0.0),
     *(0.0795802996, 0.1609302014, 0.2461123019, 0.3379152417, 0.4407098293, 0.5626170039, 0.7229568362, 1.0),
@@ -38,7 +37,7 @@ _BORDERS = torch.tensor([float(low + high) / 2 for low, high in pairwise(LEVELS)
 
 @dataclass(frozen=True)
 class Quantized:
-    """W `[out, in]`: `codes` int8 `[out, in]`, or uint8 `[out, in / 2]` with two each; `scales` `[out, groups]`."""
+    """W `[out, in]`: `codes` int8 `[out, in]`, or uint8 `[out, in / 2]`, two a byte; `scales` `[out, groups]`."""
 
     codes: Tensor
     scales: Tensor
@@ -47,7 +46,7 @@ class Quantized:
     def empty(cls, out_size: int, in_size: int, base: str) -> Quantized:
         """Allocate a matrix. Raises UserError for rows of odd length in 4 bits."""
         if base == "4bit" and in_size % 2:
-            raise UserError(f'model.lora.base = "4bit" needs rows of even length, and one has {in_size}: take "8bit"')
+            raise UserError(f'model.lora.base = "4bit" needs rows of even length, and some have {in_size}: take "8bit"')
         shape, dtype = ((out_size, in_size // 2), torch.uint8) if base == "4bit" else ((out_size, in_size), torch.int8)
         scales = torch.empty(out_size, in_size // math.gcd(in_size, GROUP), dtype=torch.bfloat16)
         return cls(torch.empty(shape, dtype=dtype), scales)
@@ -75,7 +74,7 @@ class Quantized:
 
     @torch.no_grad()
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """Make W `[out, in]`."""
+        """Return W `[out, in]`."""
         if self.codes.dtype == torch.uint8:
             # One integer for two values: on a CPU that is 20 times as fast as to index the table `[256, 2]` of them.
             pairs = _level_pairs(self.codes.device, dtype)
@@ -91,7 +90,7 @@ class Quantized:
 
 @cache
 def _level_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the levels of the two codes in each byte `[256]`, the bits of both as one integer."""
+    """Return a table `[256]` from a byte to the levels of its two codes, their bits as one integer."""
     with torch.inference_mode(False):
         first, second = torch.meshgrid(LEVELS, LEVELS, indexing="ij")
         pairs = torch.stack([first.flatten(), second.flatten()], dim=1).to(device, dtype)

@@ -1,7 +1,7 @@
 """The two renderings of a conversation as ids: a chat template, or `renderers` for the models it knows by name.
 
-A chat template is rendered as transformers does it, without importing it, which takes seconds. One difference is
-intended: a template that asks for today's date gets a fixed one, because a prompt must not depend on the day.
+A chat template is rendered as in transformers, but without importing transformers, which takes seconds. One difference
+is intended: a template that asks for today's date gets a fixed date, because a prompt must not depend on the day.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hone.model.texts import TextEncoder, composed
 from hone.model.tool_calls import HERMES, LLAMA, XML, Format, Tool, format_of_template, with_objects, without_tools
 from hone.types import Message
 
-REMEDY = "give a template that only appends with model.chat_template"
+REMEDY = "set model.chat_template to a template that only appends"
 THINKING = "<think>\nthought\n</think>\n\n"
 END_THINK = "</think>"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys under which data sets store a message's thought; a chat template reads one of them, or none."""
 FIXED_DATE = datetime.datetime(2024, 7, 26)
-"""The default of Llama 3's template."""
+"""Default date of Llama 3's template."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FORMAT_OF_RENDERER = {
     "qwen3": HERMES,
@@ -35,11 +35,11 @@ FORMAT_OF_RENDERER = {
     "qwen3.8": XML,
     "llama-3": LLAMA,
 }
-"""Form of the tool calls by renderer. `renderers` knows others, with models that hone cannot load."""
+"""Format of tool calls, by renderer. Other renderers are for models that hone cannot load."""
 
 
 class _Marking:
-    """Marks special tokens in the texts of messages for both renderings, before a template writes them."""
+    """Marks special tokens in messages, before a template or renderer writes the messages."""
 
     encoder: TextEncoder
     format: Format | None
@@ -56,12 +56,12 @@ class _Marking:
         return [self.encoder.mark(message, self._tokens_of(message)) for message in written]
 
     def _tokens_of(self, message: Message) -> tuple[str, ...]:
-        """Return the special tokens of this message that stay tokens: the model calls tools by them."""
+        """Return the special tokens of this message that stay tokens: the model calls tools with them."""
         return self.format.tokens if self.format is not None and message.get("role") == "assistant" else ()
 
 
 class TemplateRendering(_Marking):
-    """A chat template (Jinja) and a tokenizer. One that knows no tools (`knows_tools`) gets them in Hermes' form."""
+    """A chat template (Jinja) and a tokenizer. A template that ignores `tools` gets tools in Hermes' form."""
 
     stop_ids: tuple[int, ...] = ()
 
@@ -76,7 +76,7 @@ class TemplateRendering(_Marking):
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        """Return the ids of the finished turn after `prompt_ids`, and ids that the template adds."""
+        """Return the ids that follow `prompt_ids`: the finished turn, and ids that the template adds."""
         prompt = self._marked_text(messages, True, tools)
         full = self._marked_text([*messages, completion], False, tools)
         if not full.startswith(prompt):
@@ -93,9 +93,9 @@ class TemplateRendering(_Marking):
     def after_turn(
         self, turns: Sequence[Message], answers: Sequence[Message], tools: Sequence[Tool] | None, ends: Sequence[int]
     ) -> tuple[str, list[int] | None]:
-        """Return the conversation as text, and the ids behind the end of its last turn (one of `ends`; None: no end).
+        """Return the conversation as text, and the ids after its last turn's end (an id in `ends`), or None.
 
-        The turns are stand-ins: see `stand_ins`.
+        `turns`: from `stand_ins`.
         """
         full, marker = self._marked_text([*turns, *answers], True, tools), turns[-1]["content"].removeprefix(THINKING)
         at = full.rfind(marker)
@@ -110,7 +110,7 @@ class TemplateRendering(_Marking):
         if self.format is None and tools:
             raise UserError(
                 "the chat template lists tools, but asks for calls in a form that hone does not read: "
-                "give a template in the form of Qwen or Llama 3 with model.chat_template"
+                "set model.chat_template to a template in the form of Qwen or Llama 3"
             )
         written, tools = self._marked(messages), self.encoder.mark(tools)
         if not self.knows_tools:
@@ -164,7 +164,7 @@ Rendering = TemplateRendering | NamedRendering
 
 
 def for_template(message: Message, form: Format | None) -> Message:
-    """Return the message for a template: without calls that the text already has, arguments as objects."""
+    """Return the message for a template: without calls if the text has them, else with arguments as objects."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -175,9 +175,9 @@ def for_template(message: Message, form: Format | None) -> Message:
 
 
 def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opened: str) -> list[Message]:
-    """Return the conversation with a marker instead of each text of the model, after a thought if it had one.
+    """Return the conversation with each text of the model replaced by a marker, or by a fixed thought and a marker.
 
-    Sampled text is never rendered again: it must not affect how the template writes what follows.
+    Sampled text is never rendered again: it must not affect how the template writes later messages.
     """
     marker = "said"
     while any(marker in str(message) for message in (*conversation, *answers)):
@@ -193,7 +193,7 @@ def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opene
 
 
 def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:
-    """Raise UserError unless `full` begins with `prompt` and `turn`. White space may move."""
+    """Raise UserError unless `full` begins with `prompt` and `turn`, white space aside."""
     begun = squeeze(prompt + turn["content"].removeprefix(opened))
     if not squeeze(full).startswith(begun):
         roles = " and ".join(dict.fromkeys(str(message.get("role")) for message in answers))
@@ -259,7 +259,7 @@ def find_template(folder: Path) -> str | None:
 
 
 def read_override(chat_template: str) -> str:
-    """Return the template that `model.chat_template` names: itself if it is Jinja, else the content of that file."""
+    """Return the template in `model.chat_template`: the value if it is Jinja, else the file's content."""
     if "{{" in chat_template or "{%" in chat_template:
         return chat_template
     path = Path(chat_template)
@@ -277,10 +277,10 @@ def named_tokens(folder: Path) -> dict[str, str]:
 
 
 def compile_template(template: str, tokens: dict[str, str]) -> tuple[Callable[..., str], bool]:
-    """Return `render(messages, add_generation_prompt, tools)`, and whether the template reads `tools`.
+    """Return `render(messages, add_generation_prompt, tools)`, and True if the template reads `tools`.
 
-    The environment is transformers': sandboxed, blocks trimmed, loop controls, `tojson` without HTML escapes,
-    `raise_exception`, and `generation` blocks, which only mark. Raises UserError for a template that is not Jinja.
+    Jinja is set up as in transformers: sandboxed, blocks trimmed, loop controls, `tojson` without HTML escapes,
+    `raise_exception`, `generation` blocks (rendered as is). Raises UserError for a template that is not Jinja.
     """
     import jinja2
     import jinja2.ext
@@ -332,7 +332,7 @@ def compile_template(template: str, tokens: dict[str, str]) -> tuple[Callable[..
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UserError(
                 f"the model's chat template refuses a conversation of {roles} ({error}): "
-                "change the messages, or give another template with model.chat_template"
+                "change the messages, or set model.chat_template to another template"
             ) from error
 
     return render, knows_tools

@@ -37,7 +37,7 @@ def inverse_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(inverse: Tensor, factor: float, original: int, scaling: dict[str, Any]) -> Tensor:
-    """Slow long waves by `factor`, keep short ones, blend those between."""
+    """Divide the frequencies of long waves by `factor`, keep them for short waves, blend between."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = original * inverse / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)
@@ -47,7 +47,7 @@ def _llama3(inverse: Tensor, factor: float, original: int, scaling: dict[str, An
 def _yarn(
     inverse: Tensor, factor: float, original: int, scaling: dict[str, Any], config: DecoderConfig
 ) -> tuple[Tensor, float]:
-    """Slow pairs that turn fewer than `beta_slow` times over the original context, keep those above `beta_fast`."""
+    """Divide frequencies by `factor` below `beta_slow` turns in the original context; keep them above `beta_fast`."""
     dim = config.head_dim
 
     def pair_that_turns(times: float) -> float:
@@ -95,7 +95,7 @@ class RotaryTable(nn.Module):
         return (cos.contiguous(), sin.contiguous()) if cos.is_cuda else (cos, sin)  # once for all layers
 
     def _reserve(self, limit: int) -> Tensor:
-        """Return the table `[positions, 1, 3 / 2 head_dim]` with `limit` positions at least."""
+        """Return the table `[positions, 1, 3 / 2 head_dim]` with at least `limit` positions."""
         if limit > self._table.shape[0]:
             self._table = self._rows(torch.arange(max(256, 1 << (limit - 1).bit_length())))
         return self._table

@@ -1,4 +1,4 @@
-"""The shapes of models, by name. Well-known ones are listed by their hub id, so that a plan needs no network."""
+"""The shapes of models, by name. Well-known models are listed by hub id, so that a plan needs no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
-    """Return the shape of a folder, hub id (known, cached or fetched), or `hone/tiny` with `init`; else UserError."""
+    """Return a model's shape: of a folder, hub id (known, cached or fetched), or `hone/tiny`. UserError if unknown."""
     name, folder = str(model), Path(model)
     if name == TINY:
         from hone.model.presets import tiny_config
@@ -25,7 +25,7 @@ def shape_of(model: str | Path, init: InitConfig | None = None, implementation: 
         if shape := known(name):
             return shape
         if not is_hub_id(name):
-            raise UserError(f"there is no model folder {name}, nor can this be the id of a model on the hub")
+            raise UserError(f"there is no model folder {name}, nor is it a hub id: give one of them")
         from huggingface_hub import hf_hub_download
 
         try:
@@ -38,7 +38,7 @@ def shape_of(model: str | Path, init: InitConfig | None = None, implementation: 
 
 
 def known(name: str) -> DecoderConfig | None:
-    """Return the shape of a well-known model by its hub id, or of a variant (`…-Instruct`, `…-Base`)."""
+    """Return the shape of a well-known model or variant (`…-Instruct`, `…-Base`) by hub id, or None."""
     key = re.sub(r"(?<=qwen2\.5)-(math|coder)", "", name.split("/")[-1].lower())
     return KNOWN.get(re.sub(r"-(instruct|base|reverse-text-sft|it)$", "", key))
 
@@ -76,4 +76,4 @@ KNOWN = {
     )
     for name, sizes in _TABLE.items()
 }
-"""By the name of the base model, without its owner, in lower case."""
+"""Shapes by the base model's name, without owner, in lower case."""

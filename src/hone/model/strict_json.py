@@ -1,7 +1,7 @@
 """Reads JSON that a model wrote, within bounds.
 
-It is strict, as servers are: a raw line break in a string is an error. So are a key twice, NaN, a number that no float
-holds and half a surrogate pair. Text longer than `MAX_CHARS` or nested deeper than `MAX_DEPTH` is not read.
+It is strict, as servers are. Errors: a raw line break in a string, a repeated key, NaN, a number too large for a float,
+and half a surrogate pair. Text longer than `MAX_CHARS` or nested deeper than `MAX_DEPTH` is not read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_DEPTH = 100
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that is all of `text`, within the bounds of this module, or None."""
+    """Return `text` as a JSON object; None if it is not one, or exceeds the bounds."""
     value, end = read_json(text, skip_space(text, 0))
     return value if isinstance(value, dict) and not text[end:].strip() else None
 
@@ -50,7 +50,7 @@ def skip_space(text: str, at: int) -> int:
 
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
-    """Return the JSON value at `at` and its end; (None, at) if there is none within the bounds."""
+    """Return the JSON value at `at` and its end; (None, at) if there is no valid value within the bounds."""
     try:
         value, end = DECODER.raw_decode(text, at)
         if end - at > MAX_CHARS or not shallow(value):

@@ -1,10 +1,10 @@
-"""Encode texts of data: special tokens in them become text, special tokens of the chat template stay tokens.
+"""Encodes texts of data: special tokens in data become text, special tokens of the chat template stay tokens.
 
 Special tokens steer a conversation: start and end of a turn, begin and end of a text, padding, images. Tags such as
 `<think>` and `<tool_call>` are not special: a model writes them itself.
 
-Both kinds look alike in the string of a rendered template. Therefore `mark` inserts a character into special tokens in
-the texts of messages before that, and `encode` takes only unmarked special tokens as tokens.
+In a rendered template, special tokens from data and template look alike. Therefore `mark` inserts a character into
+special tokens in messages before rendering, and `encode` takes only unmarked special tokens as tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hone.types import Message
 T = TypeVar("T")
 MARK = "\x7f"
 """Inserted after the first character of each special token in a text of data, and after each DEL. JSON does not escape
-it, and `strip` leaves it."""
+it, and `strip` does not remove it."""
 TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
 """A pattern of the tokens that open and end turns in templates."""
 
 
 def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: str = "") -> list[str]:
-    """Return the special tokens of a tokenizer. Added tokens without the flag are special among `stop_ids`, or as a
-    `TURN_TOKEN` in a conversation that the template has `written`: DeepSeek's `<｜User｜>`.
+    """Return the special tokens of a tokenizer. Added tokens without the flag count if they are in `stop_ids`, or match
+    `TURN_TOKEN` in `written`, a rendered conversation (DeepSeek's `<｜User｜>`).
     """
     turns, added = set(TURN_TOKEN.findall(written)), tokenizer.get_added_tokens_decoder()
     special = [t.content for i, t in added.items() if t.special or i in stop_ids or t.content in turns]
@@ -40,7 +40,7 @@ def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: st
 
 
 class TextEncoder:
-    """Encodes rendered templates. `special` are the tokens that become text in texts of data."""
+    """Encodes rendered templates. `special`: the tokens that are encoded as text in data."""
 
     def __init__(self, tokenizer: Tokenizer, special: Sequence[str]) -> None:
         self.tokenizer, self._special = tokenizer, special
@@ -69,7 +69,7 @@ class TextEncoder:
         return [token for token in dict.fromkeys(found) if token not in tokens]
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a rendered template: marked special tokens become text, others tokens."""
+        """Return the ids of a rendered template: marked special tokens become text, unmarked ones tokens."""
         if not self._special or MARK not in text:
             return self._ids(self.tokenizer, text)
         tokenizer, names, ids = self._renamed
@@ -80,7 +80,7 @@ class TextEncoder:
         return re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
 
     def _pattern(self, tokens: tuple[str, ...]) -> re.Pattern[str]:
-        """Return a pattern of the characters to mark: the first of each special token, also of overlapping ones."""
+        """Return a pattern for the characters to mark: the first of each special token; tokens may overlap."""
         if tokens not in self._patterns:
             others = "|".join(re.escape(token) for token in self._special if token not in tokens)
             self._patterns[tokens] = re.compile(f"{MARK}|(?={others}).", re.DOTALL) if others else re.compile(MARK)
@@ -88,7 +88,7 @@ class TextEncoder:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int | None, int]]:
-        """Return a tokenizer with secret names for special tokens, these names, and the ids of its added tokens."""
+        """Return a tokenizer with secret names for special tokens, the names, and the true ids of added tokens."""
         # A name begins and ends as its token: added tokens with `single_word` depend on the characters beside them.
         key = secrets.token_hex(8)
         names = {token: f"{token[0]}{key}x{i}x{token[-1]}" for i, token in enumerate(self._special)}
@@ -115,7 +115,7 @@ class TextEncoder:
 
 
 class SpecialTexts:
-    """Counts texts of data with special tokens, and names the first one."""
+    """Counts texts of data with special tokens, and names the first text."""
 
     def __init__(self) -> None:
         self._keys: set[str] = set()
@@ -152,7 +152,7 @@ def composed(value: T) -> T:
 
 
 def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
-    """Return True if the messages say the same; the ids of tool calls and the form of Unicode texts may differ."""
+    """Return True if the messages are the same, except for ids of tool calls and the Unicode form of texts."""
     pairs = zip(map(_plain, one), map(_plain, other), strict=True)
     return len(one) == len(other) and all(a == b or composed(a) == composed(b) for a, b in pairs)
 

@@ -4,7 +4,7 @@ It is byte-level BPE without merges, so any Unicode text survives encoding and d
 text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too, but
 *not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is a
 token only as a whole word ("user", not "username"). Tools are listed in the system message by their signatures, because
-schemas are long; calls and answers are as Qwen's.
+schemas are long; calls and tool answers have Qwen's form.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ CHAT_TEMPLATE = """\
 
 
 def _byte_characters() -> dict[int, str]:
-    """Return the character that byte-level BPE writes for each byte (GPT-2's table): itself, or one above U+0100."""
+    """Return the character that byte-level BPE writes for each byte (GPT-2's table): itself, or one from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}

@@ -1,14 +1,14 @@
-r"""Tool calls in the text of a model, in the form that its family was trained to write them.
+r"""Tool calls in a model's text, in the form that the model's family was trained to write.
 
     HERMES    Qwen2.5, Qwen3, hone/tiny  <tool_call>{"name": "f", "arguments": {…}}</tool_call>
     XML       Qwen3-Coder, Qwen3.5       <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
     LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, after <|python_tag|> or not
 
-The chat template shows which one it is, as it writes earlier calls in it. A template without tools gets them in the
-form of Hermes, in texts of the system, the assistant and the user (`without_tools`).
+The chat template shows the form: it writes earlier calls. For a template without tools, `without_tools` writes tools
+and calls in Hermes' form into texts of the system, the assistant and the user.
 
-Text of a model is data: calls are read in time linear in its length, as strict JSON within bounds. Thoughts (`<think>`)
-call nothing. A call that cannot be read is a malformed one, which the environment answers with the reason.
+Text of a model is data: calls are read in time linear in its length, as strict JSON within bounds. Calls in thoughts
+(`<think>`) don't count. A call that cannot be read is malformed: the environment answers with the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """A call: the function's name and arguments, or for a malformed one None and its `raw` text."""
+    """A call: the function's name and arguments. A malformed call has the name None, and its text in `raw`."""
 
     name: str | None
     arguments: dict[str, Any]
@@ -45,8 +45,8 @@ Read = Callable[[str, int, "Sequence[Tool]"], "tuple[list[Call], int]"]
 class Format:
     """The form of a family's calls.
 
-    `opening` is the regular expression that starts a call; `read` reads from there: (calls, where they end). `signs`: a
-    chat template with one of these texts writes this format. `tokens`: special tokens that decoding must keep.
+    `opening` matches the start of a call; `read` returns the calls from there, and their end. `signs`: a chat template
+    with one of these texts writes this format. `tokens`: special tokens that decoding must keep.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Format:
         return [call for call, _ in self._find_calls(text, tools or ())]
 
     def before_calls(self, text: str) -> str:
-        """Return the text up to its first call, without white space at the end; all of it if it calls nothing."""
+        """Return the text before its first call, without white space at the end; the whole text without calls."""
         return next((text[:at].rstrip() for _, at in self._find_calls(text, ())), text)
 
     def _find_calls(self, text: str, tools: Sequence[Tool]) -> list[tuple[Call, int]]:
-        """Return each call, and where it (or the list that it stands in) starts."""
+        """Return each call with its start; calls in a list have the list's start."""
         found: list[tuple[Call, int]] = []
         at = self._spoken_from(text, tools)
         start = re.compile(f"<think>|{self.opening.pattern}", self.opening.flags)
@@ -83,7 +83,7 @@ class Format:
         return found
 
     def _spoken_from(self, text: str, tools: Sequence[Tool]) -> int:
-        """Return where the answer starts: after a `</think>` that the template opened, unless it is in an argument."""
+        """Return where the answer starts: after `</think>` if the template opened a thought, unless in an argument."""
         end = text.find("</think>")
         if end < 0 or "<think>" in text[:end]:
             return 0
@@ -101,9 +101,9 @@ class Format:
 def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> list[dict[str, Any]]:
     """Return a text's calls in OpenAI's form: `id`, `type`, `function` with `name` and `arguments` (JSON as text).
 
-    A malformed call has the name "" and its raw text as arguments. An id is nine letters and digits, as Mistral wants
-    it, and a function of the text and the call's place. `tools` give the types of XML's arguments, which are otherwise
-    text.
+    A malformed call has the name "" and its raw text as arguments. An id has nine letters and digits, as Mistral
+    requires, and depends only on the text and the call's index. `tools` give the types of XML arguments; an argument
+    without a type is text.
     """
     return [openai_call(call, text, i) for i, call in enumerate(form.calls(text, tools))]
 
@@ -122,7 +122,7 @@ def format_of_template(template: str) -> Format | None:
 
 
 def _call(value: Any) -> Call | None:
-    """Return the call in an object, or None. Arguments may be an object, JSON text, or missing."""
+    """Return the call in a JSON value, or None. Arguments may be an object, JSON text, or missing."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name.strip():
         return None
@@ -138,7 +138,7 @@ def _call(value: Any) -> Call | None:
 
 
 def _malformed(text: str, start: int) -> tuple[list[Call], int]:
-    """Return a malformed call from `start` to its closing tag; without one, up to the next call or the end."""
+    """Return a malformed call from `start` to its closing tag, or else to the next call or the end."""
     end, following = text.find("</tool_call>", start), text.find("<tool_call>", start)
     closed = end >= 0 and not 0 <= following < end
     if not closed:
@@ -236,7 +236,7 @@ LLAMA = Format(
 GLM_SIGN = "<arg_key>"
 """Sign of GLM's calls, which use Hermes' tags with another content."""
 FORMATS = (XML, HERMES, LLAMA)
-"""In the order of the search through a template."""
+"""In the order that `format_of_template` tries."""
 
 HERMES_TOOLS = """\
 # Tools
@@ -252,11 +252,11 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-"""The text used to train Hermes and Qwen models."""
+"""The instruction that Hermes and Qwen models were trained with."""
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
-    """Return the conversation in Hermes' form, for a template that knows neither tools nor their messages."""
+    """Return the conversation in Hermes' form, for a template that knows neither tools nor tool messages."""
     plain: list[Message] = []
     for message in messages:
         if message.get("role") == "tool":
@@ -281,7 +281,7 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> 
 
 
 def with_objects(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with its arguments as an object, as chat templates take them; text that is no object stays."""
+    """Return the call with its arguments as an object, as chat templates expect; other text is unchanged."""
     function = dict(call.get("function") or call)
     if isinstance(function.get("arguments"), str):
         value = read_object(function["arguments"])

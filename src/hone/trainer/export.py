@@ -16,11 +16,11 @@ from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
 GATHERED_BYTES = 10**9
-"""Largest file of sharded weights: rank 0 holds this much of full weights at once."""
+"""Largest file of sharded weights: rank 0 holds at most this much of whole weights."""
 
 
 def save_weights(folder: Path, model: Decoder, parameters: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Write config, safetensors and any adapter into `folder`; `parameters` by name replace the model's."""
+    """Write config, safetensors and any adapter into `folder`. `parameters` replace the model's by name."""
     save_model(model, folder, parameters=parameters)
     if model.lora is not None:
         _save_adapter(model, folder, parameters)
@@ -40,7 +40,7 @@ def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
 def save_policy(trainer: Trainer, folder: Path, max_bytes: int | None = None, reserved: bool = False) -> None:
     """Write the trainer's model and any adapter into `folder`. All ranks call this; rank 0 writes.
 
-    Sharded weights are gathered one file (`max_bytes`) at a time. `reserved`: into the files of `reserve_policy`.
+    Sharded weights are gathered one file (`max_bytes`) at a time. `reserved`: if true, fill files of `reserve_policy`.
     """
     ranks = trainer.ranks
     save_model(trainer.model, folder, max_bytes or _limit(trainer), whole=whole, write=ranks.first, reserved=reserved)
@@ -50,7 +50,7 @@ def save_policy(trainer: Trainer, folder: Path, max_bytes: int | None = None, re
 
 
 def reserve_policy(trainer: Trainer, folder: Path) -> None:
-    """Reserve the files of the model in `folder` (on `/dev/shm`). Raises OSError if there is no room."""
+    """Reserve the model's files in `folder` (on `/dev/shm`). Raises OSError if there is no room."""
     reserve_files(trainer.model, folder, _limit(trainer))
 
 
@@ -59,10 +59,10 @@ def _limit(trainer: Trainer) -> int:
 
 
 class Spool:
-    """Weights for a server to load: the last two versions of `model`, so that the server can still read the older.
+    """Weights for a server to load: the last two versions of `model`, as the server may still read the older one.
 
-    They are in the folder `memory`, or in `folder` once `memory` is full (after a call of `no_room`). `adapter_alone`:
-    write only the adapter, into `folder`. `dtype` is the server's; None: the model's.
+    They are in the folder `memory`; once it is full, `no_room` is called, and weights go to `folder`. If
+    `adapter_alone` is true, only the adapter is written, into `folder`. `dtype`: the server's; by default the model's.
     """
 
     def __init__(

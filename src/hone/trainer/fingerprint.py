@@ -11,7 +11,7 @@ import torch
 from hone.trainer.parallel import ALONE, Ranks, local, rows_of
 
 _CHUNK = {"cpu": 2**16, "cuda": 2**22}
-"""Elements per chunk: they fit a core's cache, or keep a GPU busy."""
+"""Elements per chunk: few, to fit a core's cache; many, to keep a GPU busy."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -20,7 +20,7 @@ def fingerprint(tensors: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> st
     """Compute 16 hex digits that depend on every bit, name, shape and dtype of the tensors, and on nothing else.
 
     Per tensor: the sum over its elements of (bits as an integer) x (2 x position + 1), modulo 2^64. Integer addition is
-    exact in any order, and with odd factors a change of one element always shows. Each of the `ranks` sums its shard.
+    exact in any order, and with odd factors a change of one element always shows. Each rank sums its shard.
     """
     ordered = sorted(tensors.items())
     sums = ranks.add(torch.tensor([_weighted_sum(tensor) for _, tensor in ordered], dtype=torch.int64)).tolist()

@@ -1,4 +1,4 @@
-"""Settings of glibc for freed memory; nothing with other C libraries or systems."""
+"""Settings of glibc for freed memory; without effect on other C libraries and systems."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def tune(alone: bool) -> None:
 class Heap:
     """Returns freed memory when the process has grown by GROWTH.
 
-    oneDNN compiles and stores kernels for each number of tokens. They lie between activations and leave gaps too small
-    for the next ones: with four layers of SmolLM2's size, each SFT step in bf16 took 50 MB more.
+    oneDNN compiles and stores kernels for each number of tokens. These kernels lie between activations and leave gaps
+    too small for new activations: with four layers of SmolLM2's size, each SFT step in bf16 took 50 MB more.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""KL in the reward: a completion's divergence from the reference is subtracted from its reward, before advantages.
+"""KL in the reward: a completion's divergence from the reference lowers its reward before advantages are computed.
 
-The orchestrator computes advantages from rewards alone; the trainer, which has the reference's logprobs, adds the KL's
-change. A masked completion counts in the baseline of the rewards, but not in this change.
+The orchestrator computes advantages from rewards alone; the trainer has the reference's logprobs, and adds the change
+that the KL makes. A masked completion counts in the rewards' baseline, but not in this change.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewardKL:
-    """`coef` weighs the KL, `rollouts` are the completions G of a prompt, `advantage` configures advantages.
+    """`coef`: weight of the KL; `rollouts`: completions per prompt; `advantage`: config of advantages.
 
-    With the scale "token_std" each token has its own advantage: a token's KL counts for it and the tokens before.
+    With the scale "token_std" advantages differ by token: a token's KL counts for this token and all before it.
     """
 
     coef: float
@@ -37,7 +37,7 @@ class RewardKL:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """Numbers of the task, prompt and completion, the completion's reward, and the KL `[T]` float64 of loss tokens."""
+    """Indices of task, prompt and completion; the completion's reward; and the KL `[T]` float64 of its loss tokens."""
 
     pool: int
     group: int
@@ -48,9 +48,9 @@ class _Sequence:
 
 @torch.no_grad()
 def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -> list[PackedBatch]:
-    """Return the micro-batches of a step with the advantages of rewards less the KL.
+    """Return a step's micro-batches with the advantages of rewards minus the weighted KL.
 
-    A token has the KL log pi_old - log pi_ref (k1), a completion the sum over its tokens (RLOO, arXiv:2402.14740). All
+    A token's KL is log pi_old - log pi_ref (k1), a completion's the sum over its tokens (RLOO, arXiv:2402.14740). All
     ranks call this together.
     """
     parts = []
@@ -87,7 +87,7 @@ def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -
 def _changes(sequences: list[_Sequence], how: RewardKL) -> dict[tuple[int, int], np.ndarray]:
     """Compute the KL's changes to the advantages `[T]` of a task's sequences, by group and sample.
 
-    The branches of a completion share its reward, and their KL is summed.
+    Branches of a completion share the reward; their KL is summed.
     """
     rows = {group: row for row, group in enumerate(dict.fromkeys(one.group for one in sequences))}
     places = [(rows[one.group], one.sample % how.rollouts) for one in sequences]

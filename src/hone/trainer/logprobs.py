@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under the model. With a large vocabulary, all logits are never held at once."""
+"""Log-probabilities of given tokens under the model. Logits of a large vocabulary are computed in chunks."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute log-probability and entropy `[M]` of predicting the tokens at `indices_M`, in nats, with gradients.
 
-    Both are of softmax(logits / temperature), among the token's candidates if the batch has them. For `cache_bytes` see
-    `hone.model.head`.
+    Both are of softmax(logits / temperature), over only the token's candidates if the batch has them. For `cache_bytes`
+    see `hone.model.head`.
     """
     hidden_MD = token_hidden(model, batch, indices_M)
     return head_logprobs(

@@ -1,4 +1,4 @@
-"""Bytes that a trainer takes on its device, by part. Imports no torch, because `plan` does without.
+"""Bytes that a trainer takes on its device, by part. Imports no torch: `plan` needs none.
 
 Activations are counted tensor by tensor, as the autograd functions of `hone.model` save them.
 """
@@ -17,13 +17,13 @@ from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
-"""Logits of a chunk for the softmax in `hone.model.head`. To recompute them, a CPU takes as many as a GPU."""
+"""Logits in a chunk for the softmax in `hone.model.head`. When recomputing them, a CPU uses the GPU's number."""
 CHECKPOINTING = get_args(Checkpointing)
-"""From the fastest to the leanest."""
+"""From the fastest to the least memory."""
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}
-"""Bytes of a moment of one weight; in 8 bits, each block of 256 has a scale in fp32."""
+"""Bytes of one weight's moment; in 8 bits, each block of 256 has an fp32 scale."""
 BASE_BYTES = {"8bit": 1 + 2 / 64, "4bit": 0.5 + 2 / 64}
-"""Bytes of a frozen weight of `model.lora.base`, with its share of a bf16 scale per 64 weights."""
+"""Bytes of a frozen weight by `model.lora.base`, with a share of the bf16 scale per 64 weights."""
 
 
 def training_bytes(
@@ -31,7 +31,7 @@ def training_bytes(
 ) -> dict[str, int]:
     """Return the bytes of a rank's trainer on a `device` ("cpu" or "cuda"), by part, if sequences have these lengths.
 
-    With several `ranks`, weights, gradients and optimiser are sharded, and gathered one layer at a time.
+    With several `ranks`, weights, gradients and optimiser are sharded; weights are gathered a layer at a time.
     """
     precision, settings, lora = config.precision, trainer_of(config), config.model.lora
     tokens, slots, loss_tokens = micro_batch(config, device, prompt, completion)
@@ -69,7 +69,7 @@ def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
 
 
 def trained(model: DecoderConfig, lora: LoraConfig | None) -> int:
-    """Count the scalars that training changes: all, or A and B of each matrix of the layers."""
+    """Count the scalars that training changes: all, or with LoRA A and B of each layer matrix."""
     return model.parameters if lora is None else lora.rank * sum(map(sum, model.linear_shapes))
 
 
@@ -107,10 +107,10 @@ def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lo
 
 
 def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of the host's memory that `optim.offload` takes for a model on a GPU; 0 without it.
+    """Return the bytes of the host's memory that `optim.offload` takes for a model on a GPU; 0 if it is off.
 
-    Moments, masters and copied gradients are in fp32; the last two are in pinned blocks, which torch rounds up to a
-    power of two.
+    Moments, masters and copied gradients are in fp32. Masters and gradients are in pinned blocks, which torch rounds up
+    to a power of two.
     """
     scalars = trained(model, lora)
     block = 1 << (4 * scalars - 1).bit_length()
@@ -142,7 +142,7 @@ def micro_batch_limit(config: RLConfig | SFTConfig, device: str) -> int:
 def micro_batch(config: RLConfig | SFTConfig, device: str, prompt: int, completion: int) -> tuple[int, int, int]:
     """Return (tokens, attention slots, tokens with loss) of the largest micro-batch.
 
-    Completions of one prompt share it within a micro-batch; attention reads its keys once for each.
+    Completions share their prompt within a micro-batch; attention reads the prompt's keys for each completion.
     """
     most, completion = micro_batch_limit(config, device), max(1, completion)
     if isinstance(config, SFTConfig):
@@ -168,7 +168,7 @@ def activation_bytes(
 ) -> tuple[int, int]:
     """Return the bytes that `tokens` of one micro-batch, in `slots` of attention, store for the backward pass.
 
-    The second number is for one layer in its backward pass. Inputs of products are in bf16 unless precision is fp32.
+    The second number: bytes of one layer's backward pass. Inputs of products are in bf16 unless precision is fp32.
     """
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2

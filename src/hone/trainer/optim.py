@@ -27,12 +27,12 @@ class Optimizer:
     Weights that are not fp32 get an fp32 master copy and fp32 sums of gradients: bf16 has 8 bits of precision, and
     would lose an update at lr 1e-6. Matrices decay; norms, biases and embeddings don't.
 
-    With `offload`, a GPU's weights have masters, moments and update on the host. With `state` "8bit", the moments of
-    weights of 4,096 scalars and more are codes of 8 bits with a scale for each 256 (arXiv:2110.02861).
+    With `offload`, masters, moments and update of a GPU's weights are on the host. With `state` "8bit", moments of
+    weights with 4,096 scalars or more are 8-bit codes with a scale per 256 codes (arXiv:2110.02861).
 
     With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps), with
-    q, k, v, gate and up separate. Its updates are scaled to the usual RMS of AdamW's (0.2 times the learning rate,
-    arXiv:2502.16982), so both take the same learning rate. These three need a single rank; see `check_state`.
+    q, k, v, gate and up separate. Muon's updates are scaled to the usual RMS of AdamW's updates (0.2 times the learning
+    rate, arXiv:2502.16982), so the learning rate can stay. `offload`, "8bit" and "muon" need a single rank.
     """
 
     def __init__(self, model: Decoder, config: OptimConfig) -> None:
@@ -50,7 +50,7 @@ class Optimizer:
         self.momenta = {n: torch.zeros_like(m) for n, m in inner.items() if config.type == "muon"}
         slices = [(name, slice(*rows)) for name, *rows in hf_slices(model.config).values() if name in self.momenta]
         self.matrices = [(name, rows, self.masters[name].detach()[rows]) for name, rows in slices]
-        """For each matrix that Muon updates: its parameter, its rows there, and a view of the master's rows."""
+        """For each matrix that Muon updates: the parameter's name, the matrix's rows, a view of the master's rows."""
         decayed = [n for n, p in self.params.items() if p.ndim >= 2 and "embed" not in n and n not in self.momenta]
         plain = [n for n in self.params if n not in {*decayed, *self.momenta}]
         groups = [
@@ -92,7 +92,7 @@ class Optimizer:
         return grad_norm
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
-        """Let torchao compile its update only on a GPU: on a CPU that needs a C++ compiler, and half a minute."""
+        """In the block, torchao compiles only on a GPU: on a CPU, compiling needs a C++ compiler and half a minute."""
         on_gpu = any(master.is_cuda for master in self.masters.values())
         return nullcontext() if self.config.state == "fp32" or on_gpu else torch.compiler.set_stance("force_eager")
 
@@ -111,9 +111,9 @@ class Optimizer:
                 param.copy_(self.masters[name], non_blocking=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return moments, step counts, Muon's momenta, and masters that differ from their parameter, by name.
+        """Return by name: moments, step counts, Muon's momenta, and masters of parameters that aren't fp32.
 
-        A moment of 8 bits is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`.
+        An 8-bit moment is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`.
         """
         tensors = {f"momentum_buffer/{name}": momentum for name, momentum in self.momenta.items()}
         for name, master in self.masters.items():
@@ -130,8 +130,8 @@ class Optimizer:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `state` returned, bit for bit. Restore the model's weights first.
 
-        A rank takes its rows of whole tensors. A state in fp32 is rounded to 8 bits if needed. Raises UserError for an
-        8-bit state if fp32 is needed, or the state of another `type`.
+        A rank takes its rows of whole tensors. An fp32 state is rounded if `state` is "8bit". Raises UserError for an
+        8-bit state if `state` is "fp32", or for the state of another `type`.
         """
         self.adamw.state.clear()
         for momentum in self.momenta.values():
@@ -172,14 +172,14 @@ class Optimizer:
 
 
 def check_state(config: OptimConfig, ranks: int = 1) -> None:
-    """Raise UserError if an 8-bit state lacks torchao, or if several ranks use that or `offload`."""
+    """Raise UserError if torchao is missing for "8bit", or if `config` needs one rank and there are several."""
     config.check_ranks(ranks)
     if config.state == "8bit":
         _adamw_8bit()
 
 
 def _pinned(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return an empty fp32 tensor of each one's shape, all in one pinned block.
+    """Return an empty fp32 tensor for each parameter, all in one pinned block.
 
     Torch rounds a block up to a power of two, so separate blocks would take up to twice the memory.
     """

@@ -1,10 +1,10 @@
 """Packing: sequences laid end to end in flat batches, without padding. SFT and RL pack alike.
 
-Tokens are weighed within the whole step, so splitting it into micro-batches changes the gradient only by rounding.
-Attention never crosses from one sequence to the next.
+Token weights refer to the whole step, so splitting it into micro-batches changes the gradient only by rounding.
+Attention never crosses from one sequence to another.
 
-The completions of one prompt may share it (`share_prompts`, for RL): each micro-batch computes it once, as a segment
-that the completions' segments continue.
+Completions may share their prompt (`share_prompts`, for RL): each micro-batch computes it once, as a segment that the
+completions' segments continue.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Sequence:
     """One sequence to train on: `token_ids` `[T]` int; `loss_mask` `[T]` bool, True where a token is learned.
 
     `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` of the sequence, or
-    `[T]` float32; `group`, `sample` and `pool` number its prompt, completion and task. `weight` of each token in the
-    step's loss; None: 1 / the step's loss tokens. `reward` is given if the trainer subtracts the KL from it.
+    `[T]` float32; `group`, `sample`, `pool`: indices of its prompt, completion and task. `weight` of each token in the
+    step's loss: by default 1 / (loss tokens of the step). `reward` is needed for KL in the reward.
     """
 
     token_ids: np.ndarray
@@ -59,13 +59,13 @@ class Sequence:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first that carries loss (0 if none does)."""
+        """Number of tokens before the first loss token, or 0."""
         return int(self.loss_mask.argmax())
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The sequences of a step; the part `filtered` for equal rewards; the most tokens that a completion may have."""
+    """A step's sequences; `filtered`: counts left out for equal rewards; `longest`: most tokens of a completion."""
 
     sequences: list[Sequence]
     filtered: Counts = field(default_factory=Counts)
@@ -74,7 +74,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Tokens `start` to `stop` of a sequence; `parent` is the segment before them, or -1 if it starts at 0."""
+    """Tokens `start` to `stop` of a sequence; `parent`: index of the segment with the tokens before, or -1."""
 
     sequence: Sequence
     start: int
@@ -87,7 +87,7 @@ class _Segment:
 
 
 def prompt_runs(sequences: list[Sequence]) -> list[list[Sequence]]:
-    """Find consecutive sequences of one group with equal tokens up to the first loss token: they can share a prompt."""
+    """Split into runs of consecutive sequences that can share a prompt: same group, equal tokens before the loss."""
     return [list(run) for _, run in groupby(sequences, lambda s: (s.group, s.token_ids[: s.prompt_length].tobytes()))]
 
 
@@ -97,7 +97,7 @@ def run_tokens(run: list[Sequence]) -> int:
 
 
 def _segments(runs: list[list[Sequence]]) -> list[_Segment]:
-    """Make a segment of each sequence, and before each run of several one of their prompt."""
+    """Make a segment for each sequence; before a run of several, one for their prompt."""
     segments: list[_Segment] = []
     for run in runs:
         prompt = run[0].prompt_length
@@ -117,7 +117,7 @@ def pack(
     share_prompts: bool = False,
     minibatch: int = 0,
 ) -> PackedBatch:
-    """Lay sequences end to end in the order given. Give `num_loss_tokens` of the step if it has other sequences."""
+    """Lay sequences end to end in the given order. `num_loss_tokens`: of the whole step, if it has other sequences."""
     assert sequences, "nothing to pack"
     segments = _segments(prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences])
     lengths_S = np.array([len(segment) for segment in segments])
@@ -178,12 +178,12 @@ def deal(
     ranks: Ranks = ALONE,
     minibatches: int = 1,
 ) -> list[PackedBatch]:
-    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens, and return this rank's.
+    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens; return this rank's batches.
 
-    All ranks pass all sequences of the step. `max_tokens` None: by `device`. `num_loss_tokens` counts all ranks. A
-    longer sequence is a micro-batch alone. Sequences that share a prompt, which counts once, stay together if they fit.
-    No micro-batch mixes `minibatches`. Each rank gets the same number of micro-batches, as few as `max_tokens` allows
-    and of about equal size; if there are too few sequences, some have no loss.
+    All ranks pass all sequences of the step. `max_tokens` None: the default of `device`. `num_loss_tokens` counts all
+    ranks. A longer sequence is a micro-batch alone. Sequences that share a prompt stay together if they fit; the prompt
+    counts once. Micro-batches don't mix minibatches. Each rank gets the same number of micro-batches, as few as
+    `max_tokens` allows and of about equal size; with too few sequences, some micro-batches have no loss.
     """
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
@@ -199,9 +199,9 @@ def deal(
 
 
 def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequence]]:
-    """Split a step's sequences, in order, into `count` minibatches of about as many prompts each, none of them empty.
+    """Split a step's sequences, in order, into `count` minibatches with about equally many prompts, none empty.
 
-    Each gets a separate update, so its tokens weigh `count` times as much.
+    Each minibatch gets an update, so its tokens weigh `count` times as much.
     """
     groups = [list(members) for _, members in groupby(sequences, lambda sequence: sequence.group)]
     if count == 1 or len(groups) < 2:
@@ -220,7 +220,7 @@ def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequen
 
 
 def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
-    """Cut into batches of at most `max_tokens` tokens, or one sequence; runs stay in order, and whole if they fit."""
+    """Cut runs, in order, into batches of at most `max_tokens` tokens or one sequence; a run stays whole if it fits."""
     batches: list[list[Sequence]] = []
     tokens = 0
     for run in runs:
@@ -236,7 +236,7 @@ def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
 def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, world: int) -> list[list[Sequence]]:
     """Cut a step's sequences into micro-batches for `world` ranks. Rank r takes every `world`-th, starting at r.
 
-    The largest is as small as the number of micro-batches that `max_tokens` requires allows.
+    Micro-batches are as few as `max_tokens` allows, and the largest is then as small as possible.
     """
     runs = prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences]
     if world == 1:
@@ -259,7 +259,7 @@ def _cut_run(run: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
 
 
 class RowPacker:
-    """First-fit packing of a stream into rows of `row_tokens` tokens, until a sequence fits in none.
+    """First-fit packing of a stream into rows of `row_tokens` tokens, until a sequence fits in no row.
 
     It takes the stream strictly in order, so one number tells where the next step continues.
     """
@@ -270,7 +270,7 @@ class RowPacker:
         self.free = [row_tokens] * num_rows
 
     def add(self, sequence: Sequence) -> bool:
-        """Put the sequence in the first row with room for it; return False if there is none."""
+        """Put the sequence in the first row with room for it; return False if no row has room."""
         assert len(sequence) <= self.row_tokens, "longer than a row: the data source checks this"
         for row, free in enumerate(self.free):
             if len(sequence) <= free:

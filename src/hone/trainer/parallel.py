@@ -35,7 +35,7 @@ _FOREVER = timedelta(days=365)
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number of this process and of all; `local_rank` and `local_world` count on this machine."""
+    """`rank`: number of this process; `world`: number of processes; `local_*`: the same on this machine."""
 
     rank: int = 0
     world: int = 1
@@ -70,7 +70,7 @@ class Ranks:
         return values
 
     def gather(self, value: T) -> list[T] | None:
-        """Return every rank's value in order of rank, on rank 0; None on the others."""
+        """Return every rank's value in order of rank, on rank 0; None on other ranks."""
         if self.alone:
             return [value]
         values: list[Any] | None = [None] * self.world if self.first else None
@@ -86,7 +86,7 @@ class Ranks:
         return self.watchdog.armed() if self.watchdog else nullcontext()
 
     def together(self, action: Callable[[], T]) -> T:
-        """Call `action` on each rank; if it raises UserError on some, all ranks raise the first one."""
+        """Call `action` on each rank; if it raises UserError on any rank, all ranks raise the first error."""
         value: Any = None
         error: UserError | None = None
         try:
@@ -99,13 +99,13 @@ class Ranks:
         return value
 
     def add(self, values: Tensor) -> Tensor:
-        """Sum an integer tensor over ranks on the CPU, modulo 2^64, on all ranks."""
+        """Sum an integer CPU tensor over ranks, modulo 2^64; all ranks get the sum."""
         if not self.alone:
             torch.distributed.all_reduce(values, group=self.control)
         return values
 
     def device(self, name: str) -> str:
-        """Return `cuda` with this rank's GPU. Raises UserError if it is missing, or if the config names one GPU."""
+        """Return the device: for `cuda` this rank's GPU. UserError if that is missing, or if `name` names one GPU."""
         if self.alone or torch.device(name).type != "cuda":
             return name
         if torch.device(name).index is not None:
@@ -127,11 +127,11 @@ def launched_ranks() -> int:
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """Join the processes that torchrun started (RANK, WORLD_SIZE, …), or give ALONE; `device` as from `device_of`.
+    """Join the processes that torchrun started (RANK, WORLD_SIZE, …), or yield ALONE; `device`: from `device_of`.
 
     Gradients and weights go over gloo on a CPU, over nccl between GPUs. Ends with a barrier. After an error the process
-    group is not destroyed, because that would wait for collectives that other ranks may never join: the command must
-    end the process by `os._exit`; then the others' next collective fails.
+    group is not destroyed, because destroying waits for collectives that other ranks may never join: the command must
+    end the process by `os._exit`; then other ranks' next collective fails.
     """
     if launched_ranks() == 1:
         yield ALONE
@@ -163,9 +163,9 @@ def joined(device: str) -> Iterator[Ranks]:
 
 
 def _meeting_point(rank: int, world: int) -> Any:
-    """Return the store over which ranks find each other, served by rank 0; None where torchrun has one.
+    """Return the store through which ranks meet, served by rank 0; None if torchrun serves one.
 
-    It has no password, so it listens only on MASTER_ADDR if possible, and gloo on loopback if all ranks are here.
+    The store has no password, so it listens only on MASTER_ADDR if possible, and gloo on loopback if that is 127.0.0.1.
     """
     from torch.distributed.distributed_c10d import default_pg_timeout
 
@@ -215,9 +215,9 @@ def shard(model: Decoder, ranks: Ranks) -> None:
 
 
 class _GatherInBf16:
-    """Gathers a layer's fp32 parameters: in bf16 the matrices that are multiplied in bf16, in fp32 all others.
+    """Gathers a layer's fp32 parameters: matrices that are multiplied in bf16 as bf16, all others as fp32.
 
-    An `AllGather` for FSDP, which has one dtype for a layer and would round biases and norms, too.
+    An `AllGather` for FSDP: FSDP's has one dtype for a layer and would round biases and norms, too.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -234,7 +234,7 @@ class _GatherInBf16:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
-        """Gather `[n]` of each rank into `[ranks · n]`, both fp32."""
+        """Gather each rank's `[n]` into `[ranks · n]`, both fp32."""
         assert not async_op and input_tensor.dtype == torch.float32
         shards = input_tensor.split([size for size, _ in self.parts])
         # The buffer is bf16. fp32 values come first, as pairs, so that they are aligned and can be read in place.
@@ -257,20 +257,20 @@ class _GatherInBf16:
 
 
 def _fsdp_params(module: nn.Module) -> Sequence[Any]:
-    """Return FSDP's records of the parameters that it gathers for `module`, in its order."""
+    """Return FSDP's records of the parameters that it gathers for `module`, in FSDP's order."""
     group = module._get_fsdp_state()._fsdp_param_group  # pyright: ignore[reportCallIssue]
     return group.fsdp_params if group else ()
 
 
 def reduce_gradients(model: nn.Module, last: bool) -> None:
-    """Let the next backward pass sum gradients over ranks if it is the `last` of a step, or if they are large."""
+    """Let the next backward pass sum gradients over ranks if it is a step's `last`, or if gradients are large."""
     if hasattr(model, "set_requires_gradient_sync"):
         few = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad) <= WHOLE_GRADIENT_BYTES
         model.set_requires_gradient_sync(last or not few)  # pyright: ignore[reportCallIssue]
 
 
 def drop_gradients(model: nn.Module) -> None:
-    """Drop gradients that are not summed over ranks yet, which FSDP holds where an optimiser can't."""
+    """Drop gradients not yet summed over ranks: FSDP holds them, where no optimiser can drop them."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
             for param in _fsdp_params(module):
@@ -280,7 +280,7 @@ def drop_gradients(model: nn.Module) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Free weights left gathered by a forward pass without a backward pass."""
+    """Free weights that a forward pass without a backward pass left gathered."""
     if hasattr(model, "reshard"):
         model.reshard()  # pyright: ignore[reportCallIssue]
 
@@ -295,12 +295,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor. All ranks must call this for a sharded one."""
+    """Return the whole tensor. All ranks must call this if it is sharded."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def rows_of(tensor: Tensor) -> tuple[int, int]:
-    """Return this rank's first row and the one after its last, as by `torch.chunk`: the last rank may have none."""
+    """Return (start, stop) of this rank's rows, as by `torch.chunk`: the last rank may have none."""
     rows = tensor.shape[0] if tensor.ndim else 1
     if not is_sharded(tensor):
         return 0, rows

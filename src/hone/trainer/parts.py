@@ -1,7 +1,7 @@
 """The trainer's part of a checkpoint: model and optimiser.
 
-One rank writes `model.safetensors` and `optimizer.safetensors`. Of several, each writes its rows into `trainer/`
-(`torch.distributed.checkpoint`). Any number of ranks reads either, each only its rows.
+A single rank writes `model.safetensors` and `optimizer.safetensors`. Several ranks write their rows into `trainer/`
+(`torch.distributed.checkpoint`). Any number of ranks can read either form, each only its rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hone.trainer.step import Trainer
 
 
 def save_part(folder: Path, trainer: Trainer) -> None:
-    """Write model and optimiser into `folder`, which exists; all ranks together."""
+    """Write model and optimiser into the existing `folder`; all ranks together."""
     if trainer.ranks.alone:
         save_groups(folder, trainer.tensors())
     else:
@@ -28,7 +28,7 @@ def save_part(folder: Path, trainer: Trainer) -> None:
 
 
 def load_part(folder: Path, trainer: Trainer, version: int) -> None:
-    """Restore, bit for bit, what `save_part` wrote of `version`; all ranks together."""
+    """Restore bit for bit what `save_part` wrote at `version`; all ranks together."""
     parameters = dict(trainer.model.named_parameters())
     if trainer.ranks.alone:
         tensors = load_groups(folder)

@@ -26,7 +26,7 @@ from hone.types import PackedBatch
 
 
 class Dismissed(BaseException):
-    """Ends the other ranks with rank 0's exit code. They may get it instead of any answer of rank 0."""
+    """Ends other ranks with rank 0's exit code. Rank 0 may send it instead of any answer."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -37,7 +37,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def on_all_ranks(method: Method) -> Method:
-    """Decorate a method of `RankedTrainer`: a call on rank 0 runs on every rank, on the others in `follow`."""
+    """Decorate a method of `RankedTrainer`: a call on rank 0 runs on every rank; other ranks run it in `follow`."""
 
     @wraps(method)
     def call(trainer: RankedTrainer, *arguments: Any) -> Any:
@@ -62,9 +62,9 @@ def on_all_ranks(method: Method) -> Method:
 class RankedTrainer:
     """Rank 0's trainer, which runs each call on every rank.
 
-    It cuts batches into micro-batches of at most `micro_batch_tokens` tokens (None: as suits the device). `start` calls
-    `make` on all ranks, with its arguments. Leaving the context on rank 0 ends the other ranks with the exit code
-    `code`, or the error's.
+    It cuts batches into micro-batches of at most `micro_batch_tokens` tokens (None: the device's default). `start`
+    calls `make` with the same arguments on all ranks. Leaving the context on rank 0 ends other ranks with the exit code
+    `code`, or an error's code.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class RankedTrainer:
 
     @on_all_ranks
     def score(self, token_ids: tuple[int, ...]) -> list[float]:
-        """Compute each token's log-probability except the first's, at the trainer's temperature."""
+        """Compute the log-probability of each token except the first, at the trainer's temperature."""
         return sequence_logprobs(self.trainer.model, token_ids, self.trainer.temperature)
 
     @on_all_ranks
@@ -141,7 +141,7 @@ class RankedTrainer:
         return self.trainer.deal(batch, self.micro_batch_tokens, self.share_prompts)
 
     def abandonable(self, stop: StopRequest) -> AbstractContextManager[None]:
-        """Enter `stop.abandonable`; do nothing on several ranks, which can only stop between micro-batches."""
+        """Enter `stop.abandonable` on one rank; several ranks can only stop between micro-batches."""
         return stop.abandonable() if self.ranks.alone else nullcontext()
 
     def follow(self) -> int:
@@ -181,7 +181,7 @@ class RankedTrainer:
 
 
 def is_lost(error: RuntimeError) -> bool:
-    """Return True if a collective failed because another process is gone."""
+    """Return True if a collective failed because another process has ended."""
     text = str(error)
     return isinstance(error, RankLost) or any(
         sign in text for sign in ("Connection closed by peer", "Connection reset", "Broken pipe")

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step: nothing to save, nothing to restore."""
+"""The learning rate as a function of the step: it has no state to save."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """SFT's data: rows of a data set, or an environment's demonstrations, as token sequences with a loss mask.
 
 A source has no iterator. Positions 0, 1, 2, … run through the epochs: position p is example `p % n` in the order of
-epoch `p // n`, which depends only on the seed. `next_batch` takes the examples of one step from a position on, and
-returns the position of the next step: a checkpoint needs no more.
+epoch `p // n`; the order depends only on the seed. `next_batch` takes the examples of one step from a position on, and
+returns the next step's position: a checkpoint stores only this.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Limit:
-    """The longest example, and the policy for a longer one: `data.too_long` = error, drop or truncate."""
+    """The longest allowed example, and the policy for longer ones: `data.too_long` = error, drop or truncate."""
 
     def __init__(self, data: SFTDataConfig, max_positions: int) -> None:
         self.tokens = min(data.seq_len, max_positions)
@@ -47,7 +47,7 @@ class Limit:
         self.truncated: set[str] = set()
 
     def apply(self, sequence: Sequence, where: str) -> Sequence | None:
-        """Return the sequence, truncated if the policy says so; None if it is dropped, or has no loss left."""
+        """Return the sequence, truncated if the policy says so; None if dropped, or if no loss token is left."""
         if len(sequence) <= self.tokens:
             return sequence
         if self.policy == "error":
@@ -65,12 +65,12 @@ class Limit:
 def tokenize(
     renderer: ChatRenderer, messages: list[Message], start: int, where: str, tools: list[Tool] | None = None
 ) -> Sequence:
-    """Tokenize the conversation, with loss on every assistant message from index `start` on except `weight` 0.
+    """Tokenize the conversation, with loss on every assistant message from index `start` on, unless its `weight` is 0.
 
     The sequence ends with the last message with loss, and its end-of-turn token. The prompt lists `tools`; `where`
-    names the example in errors. A thought, in one of `THOUGHTS`, is learned as the template writes it; before the first
-    message with loss the template may drop it. If the template rewrites a turn after tool answers (Qwen3's drops an
-    empty thought), the turn stays as learned, just as a rollout's stays as sampled.
+    names the example in errors. A thought (under a key of `THOUGHTS`) is learned as the template writes it; before the
+    first message with loss the template may drop thoughts. If the template rewrites a turn after tool answers (Qwen3's
+    drops an empty thought), the turn stays as learned, as a rollout's turn stays as sampled.
     """
     learned = [_carries_loss(message, i, where) and i >= start for i, message in enumerate(messages)]
     if not any(learned):
@@ -98,7 +98,7 @@ def tokenize(
         if prompt[: len(ids)] != ids:
             raise UserError(
                 f"{where}: the chat template rewrites earlier assistant messages once the conversation goes on (at "
-                f"message {turn}), so the model would train on what it never sees: keep one assistant message per "
+                f"message {turn}), so the model would train on text that never occurs: keep one assistant message per "
                 'example, give earlier ones "weight": 0, or set model.chat_template to a template that keeps history.'
             )
         mask += [False] * (len(prompt) - len(ids)) + [learned[turn]] * len(completion)
@@ -107,21 +107,21 @@ def tokenize(
 
 
 def _carries_loss(message: Message, index: int, where: str) -> bool:
-    """Return True for an assistant's message unless its `weight` is 0 (OpenAI's form of fine-tuning data)."""
+    """Return True for an assistant's message unless its `weight` is 0 (as in OpenAI's fine-tuning data)."""
     if (weight := message.get("weight", 1)) not in (0, 1):
         raise UserError(f"{where}: the weight of message {index} is {weight!r}; it must be 0 (no loss) or 1.")
     return message["role"] == "assistant" and weight == 1
 
 
 def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[Tool] | None) -> None:
-    """Raise UserError if the template can't write a prompt's thought; it may drop it in later turns."""
+    """Raise UserError if the template can't write a thought in the prompt. In later turns it may drop the thought."""
     for i, message in enumerate(prompt):
         if message["role"] == "assistant" and any(map(message.get, THOUGHTS)):
             renderer.completion_ids(prompt[:i], message, tools)
 
 
 def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:
-    """Return row `index` of a data set as tokens, the sampled ones if it has them; None if it is too long."""
+    """Return row `index` of a data set as tokens (the sampled tokens if it has them); None if it is dropped."""
     row, where = rows[index], rows.where(index)
     if row.get("sampled_mask") is not None:
         ids, mask = np.array(row["token_ids"], dtype=np.int32), np.array(row["sampled_mask"], dtype=np.bool_)
@@ -131,18 +131,18 @@ def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -
 
 
 def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
-    """Return the best completion (the first of equals) of each example of an RL or evaluation run as a row, if it has
-    at least this reward: rejection sampling, as in RAFT (arXiv:2304.06767).
+    """Return a row for each example of an RL or evaluation run: its best completion (the first of equals) with at least
+    `min_reward`. This is rejection sampling, as in RAFT (arXiv:2304.06767).
 
     A row has `prompt` and `completion` as messages, and the recorded `token_ids` and `sampled_mask` if the run's
-    tokenizer has the digest `tokenizer`. Raises UserError if there is none, if an agent's rollout has several segments,
-    or if tools answered and there are no ids, because messages lack the prompt's tools.
+    tokenizer has the digest `tokenizer`. Raises UserError if there is no row, if an agent's rollout has several
+    segments, or if tools answered and rows have no ids: messages lack the prompt's tools.
     """
     from hone.environments.data import Rows
 
     if run.info["kind"] == "sft":
         raise UserError(
-            f"data.run = {run.path} is a run of SFT, which records no completions: name one of RL, or of eval"
+            f"data.run = {run.path} is a run of SFT, which records no completions: name a run of rl or eval"
         )
     if evaluated := run.info["kind"] == "eval":
         lines = run.eval_rows()
@@ -159,8 +159,8 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
             rows += map(_sampled_row, run.rollouts(step, columns).take([i for _, i in places]).to_pylist())
         if any(json.loads(row.pop("branches", None) or "[]") for row in rows):
             raise UserError(
-                f"an agent made {run.path}, and rollouts of it have several segments, of which data.run would take "
-                "the first only: name another run"
+                f"rollouts of an agent in {run.path} have several segments, but data.run takes only the first: name "
+                "another run"
             )
     if not rows:
         most = max((reward for _, _, reward in found if reward is not None), default=None)
@@ -168,13 +168,13 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
         raise UserError(f"no recorded completion of {run.path} has a reward of {min_reward:g} or more: {remedy}")
     if evaluated or run.info.get("sources", {}).get("tokenizer") != tokenizer:
         if any(message["role"] == "tool" for row in rows for message in row["completion"]):
-            raise UserError(f"tools answered in {run.path}: only an RL run with this model's tokenizer has all its ids")
+            raise UserError(f"tools answered in {run.path}: name an RL run with this model's tokenizer, for its ids")
         rows = [{name: row[name] for name in ("prompt", "completion")} for row in rows]
     return Rows(rows, lambda i: f"{run.path}, completion {i}")
 
 
 def _first_best(records: Iterable[tuple[T, str, float | None]], min_reward: float) -> list[T]:
-    """Return the place of each example's first best record (place, example, reward)."""
+    """Return the place of each example's best record, the first of equals. A record: (place, example, reward)."""
     best: dict[str, tuple[float, T]] = {}
     for place, example, reward in records:
         if reward is not None and reward >= min_reward and (example not in best or reward > best[example][0]):
@@ -191,7 +191,7 @@ def _sampled_row(record: dict[str, Any]) -> dict[str, Any]:
 def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int]:
     """Return a data set's row as messages, and the index of the first one that may carry loss.
 
-    Columns: `messages`, or `prompt` and `completion` (each a string or a list of messages); `tools` is `row_tools`'.
+    Columns: `messages`, or `prompt` and `completion` (each a string or a list of messages). `tools`: see `row_tools`.
     """
     if row.get("messages") is not None:
         return _messages(row["messages"], "messages", "user", where), 0
@@ -275,7 +275,7 @@ class DatasetSource:
 
 
 class DemonstrationSource:
-    """An environment's training examples, demonstrated afresh in each epoch: (step, draw) seeds a demonstration."""
+    """An environment's training examples, demonstrated anew in each epoch: (step, draw) seeds a demonstration."""
 
     def __init__(self, env: Environment, renderer: ChatRenderer, limit: Limit, seed: int) -> None:
         self.env, self.renderer, self.limit, self.seed = env, renderer, limit, seed
@@ -320,7 +320,7 @@ def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) ->
 
 
 def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance: Callable[[int], None]) -> None:
-    """Tokenize each row that the run will use, before it starts. `advance` gets the number done (to `len(source)`)."""
+    """Tokenize each row that the run will use, before it starts. `advance` gets the number of rows done."""
     position = 0
     for step in range(max_steps):
         _, position = next_batch(source, step, position, data)
@@ -333,7 +333,7 @@ def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Return (training rows, validation rows), disjoint in content, not only in index.
 
     Rows are ranked by a keyed hash of their content and the lowest `fraction` of distinct rows is held out, in the
-    order of rank. So equal rows are on the same side, and adding rows moves few others.
+    order of rank. So equal rows are in the same part, and adding rows moves few other rows.
     """
     ranks = np.array([key(seed, "sft-val", content_hash(row)) for row in rows], dtype=np.uint64)
     distinct = np.unique(ranks)

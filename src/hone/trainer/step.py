@@ -1,7 +1,7 @@
 """The train step: forward and backward over micro-batches, an optimiser update.
 
-Tokens are weighed within the whole step, so micro-batches and ranks do not change its gradient. A batch may get several
-updates: `updates_per_batch` passes with an update for each of `minibatches`, all with the same old policy.
+Token weights refer to the whole step, so micro-batches and ranks do not change the gradient. A batch may get several
+updates: in each of `updates_per_batch` passes one for each minibatch, all with the same old policy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class BatchUse:
     """Use of a step's batch. `keeps_old`: the old policy is the trainer before the first update, not the sampler.
 
-    The reference becomes the policy every `reference_interval` steps.
+    The policy is copied to the reference every `reference_interval` steps.
     """
 
     updates_per_batch: int = 1
@@ -56,13 +56,13 @@ ONE_UPDATE = BatchUse()
 class Trainer:
     """Owns the optimiser of `model` and the step counter (= the policy version: steps so far, skipped ones included).
 
-    `reference`, if given, is the model of the KL term; with LoRA it may be `model`, with the adapter off. `temperature`
-    is the sampler's, because the ratio compares the distributions that tokens are drawn from. `weigh` sets the tokens'
-    weights in the loss, by default equal ones. Rank 0 calls `interrupt` in `evaluate` and before each micro-batch of a
-    step's first update; its error is raised on all ranks, with weights, optimiser and counter as before the step. With
-    `record_tokens`, `token_stats` describes the last step's tokens before its first update.
+    `reference`, if given, is the model of the KL term; with LoRA it may be `model` with the adapter off. `temperature`
+    is the sampler's, because the ratio compares the distributions that tokens are drawn from. `weigh` sets tokens'
+    weights in the loss; by default they are equal. Rank 0 calls `interrupt` in `evaluate` and before each micro-batch
+    of a step's first update; errors of `interrupt` are raised on all ranks, with weights, optimiser and counter as
+    before the step. With `record_tokens`, `token_stats` describes the last step's tokens before its first update.
 
-    On several `ranks`, model and reference are sharded before (`parallel.shard`). All ranks call `step`, `evaluate`,
+    On several `ranks`, shard model and reference first (`parallel.shard`). All ranks call `step`, `evaluate`,
     `fingerprint` and `load_tensors` together, with equally many micro-batches, and get the same results.
     """
 
@@ -115,8 +115,8 @@ class Trainer:
         """Take one step: an update for each minibatch, in each pass.
 
         Returns loss, entropy (nats), grad_norm (before clipping), lr and the objective's statistics, as means over loss
-        tokens, and over updates. Without loss tokens, or with a gradient that is not finite, an update leaves the
-        weights, but advances counter and schedule; `optimizer/skipped` is the share of such updates.
+        tokens, and over updates. Without loss tokens, or with a gradient that is not finite, an update is skipped:
+        weights stay, but counter and schedule advance. `optimizer/skipped` is the share of such updates.
         """
         self._tokens.clear()
         metrics, parts, norms = {"lr": self.lr}, list[dict[str, torch.Tensor]](), list[float]()
@@ -217,7 +217,7 @@ class Trainer:
         self.reference.refresh()
 
     def token_stats(self) -> TokenStats | None:
-        """Return the last step's tokens of all ranks on rank 0, else None. All ranks call it. Needs `record_tokens`."""
+        """Return the last step's token statistics on rank 0, else None. All ranks call it. Needs `record_tokens`."""
         if not self.record_tokens:
             return None
         parts = self.ranks.gather(TokenStats.joined([TokenStats.of_batch(*tokens) for tokens in self._tokens]))
@@ -263,7 +263,7 @@ def _weights(model: Decoder) -> dict[str, torch.Tensor]:
 
 
 def _read(parts: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:
-    """Return the statistics as numbers. Only this waits for a GPU."""
+    """Return the statistics as numbers. Only this function waits for a GPU."""
     values = [value.double() for part in parts for value in part.values()]
     numbers = iter(torch.stack(values).tolist() if values else [])
     return [{name: next(numbers) for name in part} for part in parts]

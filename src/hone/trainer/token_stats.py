@@ -15,9 +15,9 @@ from hone.types import PackedBatch
 class TokenStats:
     """Statistics of K completions, end to end, with M loss tokens, in the order of the step.
 
-    `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, its number in the draw, and its
-    tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are of the distribution that the token was
-    drawn from, with the weights before the update.
+    `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, the completion's number in the draw,
+    and its count of tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are of the distribution
+    that the token was drawn from, with the weights before the update.
     """
 
     draws: np.ndarray

@@ -1,7 +1,7 @@
 """Notices that another rank's process has ended.
 
-gloo's collectives then fail at once, but NCCL's wait for a watchdog of ten minutes. torchrun ends only ranks of the
-same machine, by a SIGTERM that the following ranks ignore, and SIGKILL 30 seconds later.
+gloo's collectives then fail at once, but NCCL's only after a timeout of ten minutes. torchrun ends only ranks on the
+same machine: by SIGTERM, which all ranks but rank 0 ignore, and by SIGKILL 30 seconds later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from hone.errors import RankLost
 
 GRACE = 5.0
-"""Seconds for the main thread to notice the loss, before its process is ended."""
+"""Seconds for the main thread to notice the loss, before the process is ended."""
 
 
 class PeerWatchdog:

@@ -688,7 +688,7 @@ def test_a_policy_that_changes_prompts_ends_the_run(monkeypatch: pytest.MonkeyPa
         return turns
 
     monkeypatch.setattr(EnginePolicy, "sample", changes)
-    with pytest.raises(Halt, match="sampled from other tokens"):
+    with pytest.raises(Halt, match="sampled from another prompt"):
         played(task_of(once))
 
 

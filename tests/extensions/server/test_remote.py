@@ -218,4 +218,4 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
     with FakeOpenAI(owner="vllm") as fake:
         assert "takes no weights: start vLLM by `inference --backend vllm" in error(fake.url.removesuffix("/v1"))
     with FakeOpenAI(models=Raw("[]")) as fake:
-        assert error(fake.url.removesuffix("/v1")).endswith("and is it that of an inference server?")
+        assert error(fake.url.removesuffix("/v1")).endswith("URL of an inference server, ending in /v1")

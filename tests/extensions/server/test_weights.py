@@ -112,7 +112,7 @@ def not_finite(value: float) -> Callable[[Path], Any]:
 
 
 NOT_FINITE, OUTSIDE = "2 values of model.layers.1.mlp.down_proj.weight are not finite", "is not under the weights root"
-INDEX, BAD_JSON = "must map each tensor to a file in its own folder", "is not valid JSON"
+INDEX, BAD_JSON = "must map each tensor to a file in that folder", "is not valid JSON"
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "inf": (not_finite(float("inf")), NOT_FINITE),
     "nan": (not_finite(float("nan")), NOT_FINITE),
