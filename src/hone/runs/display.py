@@ -31,7 +31,7 @@ def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
 
 
 class Display(Observer):
-    """Keeps the state to show in `progress`; this one shows nothing."""
+    """Keeps the run's state in `progress`; this base class shows nothing."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.progress = progress or Progress("rl", 0)
@@ -49,7 +49,7 @@ class Display(Observer):
         self.progress.enter(name)
 
     def doing(self, words: str) -> None:
-        """Show progress within the current phase; without words, the phase."""
+        """Show `words` on progress within the current phase; if empty, the phase."""
         self.progress.doing = words or self.progress.phase
 
     def message(self, text: str) -> None:
@@ -73,7 +73,7 @@ def make_display(mode: str, progress: Progress, out: TextIO | None = None) -> Di
 class PlainDisplay(Display):
     """ASCII lines for logs and pipes; a thread shows the phase of a step that takes longer than two seconds.
 
-    `step 3/8` is the third step, done or current: people count from 1.
+    `step 3/8` is the third step, done or current: the display counts from 1.
     """
 
     def __init__(self, progress: Progress, out: TextIO):
