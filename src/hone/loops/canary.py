@@ -1,7 +1,7 @@
 """The canary: after every publication of weights, sampler and trainer must agree on the logprobs of a few tokens.
 
 Both score a fixed sequence of the run's first prompts, without a cache; and a few completions are sampled as in
-training, with the sampler's caches. They are short because every step pays for them, and the same in a resumed run.
+training, with the sampler's caches. These texts are short because every step pays for them; a resumed run has the same.
 """
 
 from __future__ import annotations

@@ -105,14 +105,14 @@ class Child(Process):
 
     @property
     def name(self) -> str:
-        """`the trainer's rank 1 (pid 123)`"""
+        """Name for messages: `the trainer's rank 1 (pid 123)`"""
         role = self.role.replace(INFERENCE, "inference server").replace("-", " ")
         rank = "" if self.rank is None else f"'s rank {self.rank}"
         return f"the {role}{rank} (pid {self.pid})"
 
     @property
     def cause(self) -> str:
-        """`was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`"""
+        """Cause of the end: `was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`"""
         if self.code is not None and self.code < 0:
             return f"was ended by {signal_name(-self.code)}"
         return f"exited with code {self.code}" + (f" ({self.error})" if self.error else "")
@@ -128,7 +128,7 @@ class Child(Process):
         return line if len(line) <= 400 else f"{line[:400]} ..."
 
     def poll(self) -> int | None:
-        """Return `code`; if the process has ended, kill the rest of its group, and read its last lines."""
+        """Return the exit code, None before the end. At the end kill the rest of its group, and read its last lines."""
         if self.code is None and super().poll() is not None:
             for reader in self._readers:
                 reader.join(1.0)  # a process that left the group may hold the other end

@@ -64,7 +64,7 @@ class Evaluation:
                 raise UserError(f"--profile {config.profile} is there already: name another file, or move it away")
 
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
-        """Sample and grade. Ctrl-C returns the result of finished samples; without any it raises."""
+        """Sample and grade. Ctrl-C returns the result of finished samples, or raises if there are none."""
         config = self.config
         counts: dict[str, Any] = {
             "num_examples": config.num_examples,

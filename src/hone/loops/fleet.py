@@ -34,7 +34,7 @@ PROBE_SECONDS = 3.0
 Carry = Callable[[int, Path], None]
 """(server number, weights folder): copies the folder to the server's machine, or raises ServerUnavailable."""
 OnAnswer = Callable[[int, Any, Server, int], None]
-"""Called with each answer as it comes: the request's number, answer, server, and the oldest possible version."""
+"""Called for each answer: request number, answer, server, the oldest version that may have sampled it."""
 
 
 @dataclass(frozen=True)

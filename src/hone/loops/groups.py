@@ -41,7 +41,7 @@ from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment,
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
-If an agent rewards its calls, this is called again for the calls: `[P, C]`, padded with NaN.
+If an agent rewards its calls, the function runs again for the calls: `[P, C]`, padded with NaN.
 """
 
 
@@ -171,7 +171,7 @@ def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Adv
 def call_advantages(
     groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None
 ) -> list[list[list[np.ndarray]] | None]:
-    """Compute the advantages of each group's calls of the model; None if they have no rewards.
+    """Compute the advantages of each group's calls of the model; None if its calls have no rewards.
 
     A call's reward is compared with all calls of its group, or of the step if the baseline is the batch's.
     """

@@ -32,7 +32,7 @@ from hone.trainer.memory import host_bytes, longest, trainer_of
 from hone.trainer.parallel import ALONE, Ranks
 
 SMALL_MODEL = 10_000_000
-"""Parameters. A second thread slows the training of a smaller model (much, on a busy machine)."""
+"""Number of parameters below which a second thread slows training (much, on a busy machine)."""
 
 
 def device_of(name: str) -> str:
@@ -150,7 +150,7 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
         text = f"a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: {leaner}"
     elif host > free:
         text = (
-            f"{section}optim.offload takes {host / GIB:.1f} GiB of the host's memory, of which {free / GIB:.1f} GiB "
+            f"{section}optim.offload takes {host / GIB:.1f} GiB of the host's memory, but {free / GIB:.1f} GiB "
             f"are free: set {section}optim.state = 8bit instead, or train a smaller model"
         )
     else:
@@ -219,7 +219,7 @@ def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
 
 @contextmanager
 def restored_settings() -> Iterator[None]:
-    """Restore threads and kernels after the block, in which `configure` may set them."""
+    """Restore the threads and kernels that `configure` sets in the block."""
     threads, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     compiled = fusion.is_compiled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

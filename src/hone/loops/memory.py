@@ -51,7 +51,7 @@ PHASES = {
 SERVER_GIB = 2.0
 """Memory of a server on a GPU beside its weights and its keys and values, CUDA graphs included. A guess."""
 LEAST_TOKENS = 2048
-"""To save memory, micro-batches shrink to these tokens or to the longest sequence, not further."""
+"""To save memory, micro-batches shrink to this many tokens or to the longest sequence, not further."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def shares(config: RLConfig, step: int) -> dict[str, int]:
-    """Return the number of groups per task in a step's batch: proportional to its weight, up to rounding.
+    """Return the number of groups per task in a step's batch: proportional to the weight, up to rounding.
 
     Systematic sampling: the groups are evenly spaced points in [0, 1), and each task has a part of the range. The
     points move by the golden ratio each step, so that rounding evens out.

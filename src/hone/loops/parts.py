@@ -60,7 +60,7 @@ HELD_OUT = 20_000
 def model_source(config: RunConfig) -> str:
     """Return the model's source: its name, or the run's weights if a resume finds no folder of that name.
 
-    The weights give architecture and tokenizer, a checkpoint the parameters. With LoRA it lacks the base model's.
+    The weights give architecture and tokenizer, a checkpoint the parameters; with LoRA only the adapter's.
     """
     name = config.model.name
     if config.resume is None or config.model.lora or name == TINY or Path(name).exists():
@@ -312,9 +312,9 @@ def check_lengths(
 
 
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
-    """Return the examples that training and evaluation share; None without evaluation. UserError if `refuse` is set.
+    """Return the examples that training and evaluation share; None without evaluation. `refuse`: UserError if any.
 
-    Of a data set, it compares the training examples that the run will draw, at most an epoch; with `drop` all of
+    It compares the data set's training examples that the run will draw, at most an epoch; with `drop` all of
     `max_examples`, because dropped examples must not depend on the number of steps, which a resume may change.
     """
     settings = config.orchestrator.eval

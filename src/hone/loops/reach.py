@@ -73,7 +73,7 @@ def are_logprobs(values: Sequence[float]) -> bool:
 def with_remedy(error: RequestRejected, flag: str) -> UserError:
     if error.status != 401:
         return error
-    return UserError(f"{error}; give the environment variable with the server's key by {flag}")
+    return UserError(f"{error}; set {flag} to the environment variable with the server's key")
 
 
 def connect_to_server(
@@ -155,7 +155,7 @@ async def _check_tokenizer(client: ServerClient, server: Server, model: str, ren
     ids = renderer.tokenizer.encode(PROBE, add_special_tokens=hones).ids
     if choice.get("prompt_token_ids") != ids:
         raise UserError(
-            f"{server.endpoint.url} serves {server.model}, whose tokenizer is not that of {model}: serve the model "
+            f"{server.endpoint.url} serves {server.model} with another tokenizer than {model}: serve the model "
             "that is trained"
         )
 

@@ -32,8 +32,8 @@ class Update:
 class Updates(ABC):
     """The trainer, in this process or in others.
 
-    `version` and `fingerprint()` describe the last update taken; `ready`: `take` would not wait. With `plans` the
-    trainer must know before an update if its version becomes a checkpoint (see `Saver.planned`).
+    `version` and `fingerprint()` describe the last update taken; `ready`: `take` would not wait. If `plans` is true,
+    the trainer must know before an update if its version becomes a checkpoint (see `Saver.planned`).
     """
 
     plans = False

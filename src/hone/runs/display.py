@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
 
 _INTERVAL = 2.0
-"""Least seconds between two plain lines; evaluations, messages, the first and the last step are always shown."""
+"""Minimum seconds between two plain lines; evaluations, messages, the first and the last step are always shown."""
 
 
 def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print at once, on standard output by default. If its reader has gone, the run continues."""
+    """Print at once, on standard output by default. If the stream's reader has gone, the run continues."""
     with suppress(OSError):
         print(text, end=end, flush=True, file=stream)
 

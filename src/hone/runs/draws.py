@@ -47,7 +47,7 @@ def measures(run: Run) -> bool:
 
 
 def drawn(run: Run, step: int) -> list[dict[str, Any]]:
-    """Return the ledger's entries of a step, from its rollouts, by draw; with `solved` and `graded`.
+    """Return a step's ledger entries, made from its rollouts, in the order of draws; with `solved` and `graded`.
 
     A group's state comes from a graded sample, if it has one.
     """

@@ -175,7 +175,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def verify(folder: Path, content: bool = True) -> list[str]:
-    """Return the damage to a directory made by `new_dir`. Without `content` only names and sizes are checked."""
+    """Return the problems of a directory made by `new_dir`. Without `content` only names and sizes are checked."""
     try:
         listed = read_json(folder / MARKER)["files"]
         facts = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in listed.items()}

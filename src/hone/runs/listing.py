@@ -18,7 +18,7 @@ def find_runs(root: Path) -> Iterator[Path]:
     Folders that a run writes are not searched; links are not followed. Raises UserError if `root` is no folder.
     """
     if not root.is_dir():
-        raise UserError(f"there is no folder {root}: name the one that holds your runs, as in `hone runs list FOLDER`")
+        raise UserError(f"there is no folder {root}: name the folder of your runs, as in `hone runs list FOLDER`")
     for folder, names, files in os.walk(root):
         is_run = INFO in files
         if is_run:

@@ -26,7 +26,7 @@ Better = Literal["higher", "lower", ""]
 
 @dataclass(frozen=True)
 class Metric:
-    """A row of `METRICS`. `*` in a `name` matches anything: `reward/*/mean` is any component's."""
+    """A row of `METRICS`. `*` in `name` matches anything: `reward/*/mean` stands for all components."""
 
     name: str
     where: str
@@ -39,7 +39,7 @@ class Metric:
     curve: bool = False
     """True if it is drawn by default."""
     tolerance: float | None = 0
-    """Largest difference if ranks round otherwise, in units of `hone replay`'s limit; 0: equal; None: not compared."""
+    """Allowed difference if ranks round differently, in `hone replay`'s limits; 0: none; None: not compared."""
 
 
 _OF_ENV = "(?:eval|env)/[^/]+/"

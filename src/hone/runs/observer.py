@@ -1,4 +1,4 @@
-"""Observers of a run: display, alarms, monitors, card, audit, plan. A run trains without any.
+"""Observers of a run: display, alarms, monitors, card, audit, plan. A run trains without observers, too.
 
 class Rewards(Observer):
     def after_step(self, step, metrics, timings):

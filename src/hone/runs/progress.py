@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end, from the mean step without the slow first one; None before the first."""
+        """Estimated seconds to the end: mean step time without the slow first step, times steps left; None at first."""
         if not self.seconds or self.step is None:
             return None
         return fmean(self.seconds[1:] or self.seconds) * (self.max_steps - self.done)

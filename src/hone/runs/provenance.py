@@ -22,12 +22,12 @@ from hone.runs.budget import Spent
 from hone.runs.view import CONFIG
 
 NUMERICS = 6
-"""Incremented if hone's new version may give other bytes of a run, or other results from them; run.json records it.
+"""Incremented when a change of hone may change a run's bytes, or results computed from them; run.json records it.
 
-1 hone 0.1 2 hone 0.2: top_p is applied after top_k; where a math answer is found; intervals of evaluations; a sample
+1 hone 0.1 2 hone 0.2: top_p is applied after top_k; how a math answer is found; intervals of evaluations; a sample
 whose grader was killed is graded again; bf16 products of a CPU without AVX-512; `eval/ENV/exact` is `eval/ENV/correct`
 3 the vocabulary head is one function, whose gradient products are in the step's precision; gradients of bf16 weights
-are summed in fp32; several ranks reduce gradients once a step 4 a standard deviation of rewards is that of n - 1, plus
+are summed in fp32; several ranks reduce gradients once a step 4 standard deviations of rewards divide by n - 1, plus
 1e-4; tokens are weighed before their losses are summed 5 a function of `completions` gets its group; numbers of
 mathematics are compared exactly; special tokens in texts of data are text; thoughts and weights of SFT messages; a KL
 or entropy term trains groups of equal rewards; a KL in the reward comes before baseline and scale; reinforce++
@@ -49,7 +49,7 @@ def new_id() -> str:
 
 
 def git() -> dict[str, Any] | None:
-    """Return the git revision of the current directory, and True if tracked files differ; None without git."""
+    """Return the git `revision` of the current directory, and `dirty` if tracked files differ; None without git."""
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]  # REVISION or REVISION-dirty
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)

@@ -19,7 +19,7 @@ from hone.runs.files import MARKER, dumps, new_dir, read_file, read_json, sweep,
 from hone.runs.outputs import sweep_run
 
 _RECORDED = frozenset(record.event for record in gathered("RECORDS", {}).values())
-"""Events of extensions' tables in run.json."""
+"""Kinds of events for extensions' tables in run.json."""
 _HISTORY = _RECORDED | {"start", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
 """Events about the process or about the state before step N: events at step N stay."""
 _PLAN = "rollback.json"

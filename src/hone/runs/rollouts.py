@@ -1,8 +1,8 @@
 """The completions of a run on disk.
 
 rollouts/step_N.parquet   one row per completion, with all data to retrain, regrade or read it
-tokens/step_N.parquet     what the train step computed of each token, one row per completion. It follows from rollouts
-                          and weights, so no hash covers it; a run goes on without it
+tokens/step_N.parquet     the train step's values for each token, one row per completion. They follow from rollouts
+                          and weights, so no hash covers the file; a run goes on without it
 evals/step_N.jsonl        the samples of version N's evaluation, one line per completion; `hone eval`: results.jsonl
 
 SELECT text, reward, components['correctness'] FROM 'outputs/rollouts/*.parquet' WHERE outcome = 'wrong'  -- DuckDB

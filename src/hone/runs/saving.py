@@ -39,7 +39,7 @@ class Snapshot:
 
 
 class Saver:
-    """Saves versions of the policy: weights to use, and checkpoints to resume from, each beside weights.
+    """Saves versions of the policy: weights to use, and checkpoints to resume from, always with weights.
 
     `export(folder, step, parameters)` writes weights; `snapshot` gets True for a checkpoint. Unless `ckpt.background`
     is off, the loop waits only while the tensors are copied. An alarm may request a checkpoint, and a pause after it.

@@ -91,7 +91,7 @@ def load(
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Return the tensors by group and name (`only`: one group's). By default whole, on the CPU, in one process.
 
-    They are loaded into the tensor that `make("group/name", meta tensor)` returns. If it is sharded, all ranks of
+    They are loaded into the tensors that `make("group/name", meta tensor)` returns. If these are sharded, all ranks of
     `process_group` load together, each its rows.
     """
     import torch
