@@ -214,7 +214,7 @@ class RL(Training):
         """Update the weights on all groups from `sample`, in their order; returns the step's metrics."""
         self._check_left(takes_step=True)
         if not self._drawn or [group.draw for group in groups] != self._drawn:
-            raise UserError("update() takes all groups that the last sample() returned, in their order, only once")
+            raise UserError("update takes all groups that the last sample() returned, in their order, only once")
         self._drawn = []
         with self._inside():
             return self.steps.update(groups)
