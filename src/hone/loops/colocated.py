@@ -1,4 +1,4 @@
-"""Sampler and trainer in this process, on the same parameters: without copies; sampling and training alternate."""
+"""Sampler and trainer in this process share the parameters: no copies; sampling and training alternate."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def new_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, 
 
 
 def prefix_bytes(env: Environment, kv_bytes: int) -> int:
-    """Return the bytes for keys and values of repeated prompts: each turn repeats the conversation so far."""
+    """Return the bytes to cache keys and values of repeated prompts: each turn repeats the conversation so far."""
     return int(PREFIX_SHARE * kv_bytes) if env.max_turns > 1 else 0
 
 

@@ -251,7 +251,7 @@ def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, En
 def task_digests(
     config: RLConfig, envs: Mapping[str, Environment], eval_envs: Mapping[str, Environment]
 ) -> dict[str, str]:
-    """Digest the tasks for training and evaluation; keys of several tasks have their names."""
+    """Digest the tasks for training and evaluation; with several tasks, keys include a task's name."""
     digests: dict[str, str] = {}
     for name, one in config.tasks().items():
         found = envs[name].digests(("train", "eval") if one.orchestrator.eval else ("train",))

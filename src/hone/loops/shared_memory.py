@@ -84,7 +84,7 @@ def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
 
 
 def join_folder(folder: Path) -> int | None:
-    """Make and lock a run's folder on another node; None on the launcher's node, where the launcher locks it."""
+    """Make a run's folder on this node; return its lock, None on the launcher's node: the launcher has the lock."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     try:

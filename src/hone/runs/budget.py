@@ -79,7 +79,7 @@ class Budget:
 
     @property
     def usd(self) -> float | None:
-        """US dollars of all processes so far, each at its own price; None without a price."""
+        """US dollars of all processes so far, each process at its own price; None without a price."""
         price = self.limits.usd_per_hour if self.limits else None
         if price is None:
             return self._before.usd

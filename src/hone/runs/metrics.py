@@ -173,7 +173,7 @@ def check(config: RunConfig, env_id: str | None = None) -> None:
             raise UserError(f"{name} = {metric} {steps}")
         if name == "ckpt.best" and metric and not any(interval and step % interval == 0 for step in steps[1:]):
             raise UserError(
-                f"ckpt.best = {metric} is measured at no step at which a checkpoint is saved: set ckpt.interval to a "
+                f"ckpt.best = {metric} is never measured when a checkpoint is saved: set ckpt.interval to a "
                 "multiple of the steps between its measurements"
             )
 

@@ -42,7 +42,7 @@ class Observer:
         """Called before anything is written, with the `RL` or `SFT`. UserError refuses the run."""
 
     def before_start(self, run: RunWriter) -> None:
-        """Called when the run directory is open, before the first step (of this process: `run.start_step`)."""
+        """Called when the run directory is open, before this process's first step, `run.start_step`."""
 
     def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> Action | None:
         """Called with the lines of metrics.jsonl and timings.jsonl, after they were written. May return an action:

@@ -96,7 +96,7 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache
 def code() -> str:
-    """Return the SHA-256 over hone's source files: the version number doesn't change with an edit."""
+    """Return the SHA-256 over hone's source files: an edit doesn't change the version number."""
     return digests.of_source(Path(hone.__file__).parent)
 
 

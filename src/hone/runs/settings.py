@@ -27,7 +27,7 @@ _SOURCES = {"environment": "task file", "model": "initial model"}
 
 @dataclass(frozen=True)
 class Change:
-    """A changed setting (None: not set) or source (its digest) of a run.
+    """A changed setting of a run (None: unset), or a changed source (as digests).
 
     `harmless`: the numbers don't depend on it.
     """
@@ -120,7 +120,7 @@ def digest(table: Mapping[str, Any]) -> str:
 
 @cache
 def about(name: str) -> Meta:
-    """Return the properties of a setting of a run that trains, by its dotted name."""
+    """Return the `Meta` of a training run's setting, by its dotted name."""
     found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
     is_gone = retired("", tuple(name.split("."))) is not None  # of an older run, or of an extension
     return next((key.meta for key in found if key), Meta(decides="nothing") if is_gone else PLAIN)

@@ -80,7 +80,7 @@ class RunView:
         return info
 
     def metric_lines(self) -> list[dict[str, Any]]:
-        """Return a record per step: its metrics by name, null where one is not finite."""
+        """Return a record per step: its metrics by name, null if not finite."""
         return read_lines(self.path / METRICS)
 
     def timing_lines(self) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ class Tail:
 
 
 class RunTail:
-    """New lines in the logs of a run, from their beginning; `steps` and `events.new` raise the errors of `Tail.new`."""
+    """Reads new lines of a run's logs, from the beginning; `steps` and `events.new` raise the errors of `Tail.new`."""
 
     def __init__(self, folder: Path):
         self._metrics, self._timings, self.events = (Tail(folder / name) for name in (METRICS, TIMINGS, EVENTS))
