@@ -39,7 +39,7 @@ class Metric:
     curve: bool = False
     """True if it is drawn by default."""
     tolerance: float | None = 0
-    """Allowed difference if ranks round differently, in `hone replay`'s limits; 0: none; None: not compared."""
+    """Allowed difference if ranks round differently, in multiples of a replay's limit; 0: none; None: not compared."""
 
 
 _OF_ENV = "(?:eval|env)/[^/]+/"
