@@ -195,7 +195,7 @@ def _choices(
     """Yield the config with its unset settings chosen, from the fastest choice to the leanest.
 
     On a GPU: smaller micro-batches, more checkpointing, no CUDA graphs; then 8-bit moments, or an optimiser on the
-    host. The head's cache holds a micro-batch's softmax, in the leanest choice `HEAD_CACHE_BYTES`.
+    host. The head's cache holds a micro-batch's softmax, or, with the smallest ones, `HEAD_CACHE_BYTES`.
     """
     rl, settings = isinstance(config, RLConfig), trainer_of(config)
     section, tokens_key = ("trainer.", "trainer.micro_batch_tokens") if rl else ("", "data.micro_batch_tokens")
