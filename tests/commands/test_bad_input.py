@@ -54,7 +54,7 @@ CASES = {
     "eval reverse-text -m no/such/folder": "no/such/folder",
     "eval reverse-text -c 8": "--concurrency is for a server: give its URL with -b",
     "eval reverse-text -S '{\"stop\": [3]}'": "stop is [3] (-S), but should be a text, or a list of texts",
-    "eval reverse-text -S '{\"n\": 2}'": "'n' is no sampling argument of a model in this process: it has",
+    "eval reverse-text -S '{\"n\": 2}'": "'n' is no sampling argument of a model in this process: use",
     "eval reverse-text -S '{\"top_k\": 2.5}'": "top_k is 2.5 (-S), but should be a whole number",
     "inference --backend vllm --vllm-python ./nowhere": "there is no Python at nowhere",
     f"inference --backend vllm --vllm-python {sys.executable}": "has no vLLM: on a CPU, `make vllm-env`",

@@ -27,7 +27,7 @@ def test_a_gap_that_stops_saves_the_run_which_can_then_go_on(bench, warned, caps
         bench.rl("halted", *BELOW)
     halted = bench.folder / "halted"
     shown = ["sampler and trainer disagree at version 0 by", "the run stops beyond 1e-12"]
-    shown += ["--gap.action warn goes on", "Saved: halted/checkpoints/step_0; go on with: hone rl @ halted/config.toml"]
+    shown += ["action warn it goes on", "Saved: halted/checkpoints/step_0; go on with: hone rl @ halted/config.toml"]
     fails(capsys, 2, *shown)
     run = Run(halted)
     assert run.info["status"] == "failed" and "disagree at version 0" in run.info["failure"]

@@ -1,7 +1,7 @@
 """The canary: after every publication of weights, sampler and trainer must agree on the logprobs of a few tokens.
 
 Both score a fixed sequence of the run's first prompts, without a cache; and a few completions are sampled as in
-training, with the sampler's caches. It is short because every step pays for it. A resumed run measures the same.
+training, with the sampler's caches. These texts are short because every step pays for them; a resumed run has the same.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from hone.trainer.step import Trainer
 from hone.types import Example
 
 FIXED_TOKENS = 64
-"""Most tokens of the fixed sequence."""
+"""Maximum length of the fixed sequence."""
 EXAMPLES = 8
-"""Examples that give the prompts."""
+"""Number of examples for the prompts."""
 PROMPTS, SAMPLES, NEW_TOKENS = 2, 2, 3
-"""Prompts to sample from, completions of each, the most tokens of a completion."""
+"""Prompts to sample from, completions per prompt, most tokens of a completion."""
 LONG = 256
-"""Longer prompts are used only if there is no shorter one: they would cost as much as a rollout."""
+"""Prompts of more tokens are used only if shorter ones are missing: they cost as much as a rollout."""
 CAUSES = "the sampler has other weights, cached prompts, temperature, prompt, dtype or kernels than the trainer"
 ADVICE = "see docs/training.md; --gap.mean, --gap.max and --gap.stop set the bounds"
 
 
 def band_from_config(config: RLConfig, layers: int, backend: str | None = None) -> Band:
-    """Return the backend's band for the lower precision of sampler and trainer; `config.gap` overrides it."""
+    """Return the backend's `Band` at the lower precision of sampler and trainer; `config.gap` overrides it."""
     backend = backend or config.inference.backend
     coarse = backend != HONE and config.inference.in_bf16
     band = band_of(backend, "bf16" if coarse else config.precision, layers)
@@ -58,13 +58,13 @@ def canary_metrics(gap: Gap, band: Band) -> dict[str, float]:
 
 
 def fixed_tokens(examples: Sequence[Example], renderer: ChatRenderer, seq_len: int) -> tuple[int, ...]:
-    """Return the first tokens of the prompts of these examples, end to end."""
+    """Join the examples' prompts; return the first FIXED_TOKENS tokens."""
     joined = [token for example in examples for token in renderer.prompt_ids(example.prompt)]
     return tuple(joined[: min(FIXED_TOKENS, seq_len - 1)])  # a server counts the next token, too
 
 
 def first_examples(config: RLConfig, env: Environment, curriculum: Curriculum) -> list[Example]:
-    """Return the examples of the first draws of a task, at most one step's."""
+    """Return the examples that a task draws first, at most one step's."""
     rows, prompts = env.split("train"), config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
     return [rows[index] for index in curriculum.first(min(prompts, EXAMPLES))]
 
@@ -87,7 +87,7 @@ class Canary:
         most = min(NEW_TOKENS, max_tokens or NEW_TOKENS)
 
         def order(prompt: tuple[tuple[int, ...], Any]) -> tuple[bool, int]:
-            """Put prompts up to LONG first, longest first (more is cached), then the rest, shortest first."""
+            """Sort key: prompts up to LONG, longest first (more is cached), then the rest, shortest first."""
             tokens = len(prompt[0])
             return tokens > LONG, tokens if tokens > LONG else -tokens
 
@@ -102,13 +102,13 @@ class Canary:
     def from_config(
         cls, config: RLConfig, examples: Sequence[Example], renderer: ChatRenderer, policy: Policy, trainer: Trainer
     ) -> Canary:
-        """Make one on the run's `first_examples`; its completions are no longer than the rollouts."""
+        """Make the canary of a run from its `examples`; completions are no longer than rollouts."""
         sampling = sampling_params(next(iter(config.tasks().values())).orchestrator.sampling, return_kept_ids=True)
         max_tokens = config.orchestrator.sampling.max_tokens
         return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampling)
 
     def measure(self) -> Gap:
-        """Return the larger gap of the two parts, for the current weights of sampler and trainer."""
+        """Return the larger gap: of the fixed sequence or the completions, at the current weights."""
         temperature = self.trainer.temperature
         (scores,) = self.policy.score([self.fixed], temperature)
         turns = self.policy.sample(self.requests, self.sampling)
@@ -132,7 +132,7 @@ class Canary:
 
 
 class GapWatch:
-    """Judges every publication of weights by the canary, and every step's samples; prints a verdict when it changes.
+    """Judges the canary's gap at each publication of weights, and the gap of each step's samples; prints new verdicts.
 
     The verdict `stop` raises Halt, unless `action` is "warn".
     """
@@ -167,7 +167,7 @@ class GapWatch:
             run.event("alarm", **alarm)
         size = f"sampler and trainer disagree at version {version} by {size}"
         if verdict == Verdict.STOP and self.action == "stop":
-            limit = f"the run stops beyond {band.stop:g}, or with --gap.action warn goes on)"
+            limit = f"the run stops beyond {band.stop:g}; with --gap.action warn it goes on)"
             raise Halt(f"{size}; {limit}: {CAUSES}", metrics)
         if changed:
             run.display.message(f"Warning: {size}; {fine}: {CAUSES}.")

@@ -17,7 +17,7 @@ from hone.processes import Process, signal_name
 from hone.redaction import redact
 
 INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
-"""The roles, by the names of their commands; of several servers each is a role: `inference-0`, `inference-1`, …"""
+"""The roles, named like their commands. Several servers have the roles `inference-0`, `inference-1`, …"""
 
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun or a scheduler may have set; a run's processes don't get them."""
@@ -30,11 +30,11 @@ def serves(role: str) -> bool:
 _LONGEST_LINE = 2**16
 """Bytes. A longer line is passed on in parts: a progress bar never ends its line."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
-"""Start of a line that names the error: hone's line, or a traceback's last, which torch marks by rank."""
+"""Start of a line that names the error: hone's line, or a traceback's last; torch puts the rank first."""
 
 
 class Log:
-    """The log file of a role: at first in a folder of the launcher, after `move` in the run's."""
+    """The log file of a role: first in a folder of the launcher, after `move` in the run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,9 +59,9 @@ class Writes(Protocol):
 
 
 class Child(Process):
-    """A role's process, killed when the launcher is gone: by Linux; elsewhere it ends on its own.
+    """A role's process. When the launcher dies, Linux kills it; on other systems it ends itself.
 
-    `rank` is None where there is only one. With `echo` its lines also go to this process's own streams.
+    `rank` is None if the role has one process. `echo`: its output also goes to this process's streams.
     """
 
     def __init__(
@@ -105,21 +105,21 @@ class Child(Process):
 
     @property
     def name(self) -> str:
-        """`the trainer's rank 1 (pid 123)`"""
+        """Name for messages: `the trainer's rank 1 (pid 123)`"""
         role = self.role.replace(INFERENCE, "inference server").replace("-", " ")
         rank = "" if self.rank is None else f"'s rank {self.rank}"
         return f"the {role}{rank} (pid {self.pid})"
 
     @property
     def cause(self) -> str:
-        """`was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`"""
+        """Cause of the end: `was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`"""
         if self.code is not None and self.code < 0:
             return f"was ended by {signal_name(-self.code)}"
         return f"exited with code {self.code}" + (f" ({self.error})" if self.error else "")
 
     @property
     def error(self) -> str:
-        """Return the last line that names what went wrong, else the last that is not empty; at most 400 characters."""
+        """Return the last line that names an error, else the last that is not empty; at most 400 characters."""
         lines = [line for line in reversed(self.lines) if line.strip()]
         line = next((line for line in lines if _ERROR.match(line)), lines[0] if lines else "")
         if (match := _ERROR.match(line)) and match[1]:
@@ -128,7 +128,7 @@ class Child(Process):
         return line if len(line) <= 400 else f"{line[:400]} ..."
 
     def poll(self) -> int | None:
-        """Return `code`; if the process has ended, kill what is left of its group, and read its lines."""
+        """Return the exit code, None before the end. At the end kill the rest of its group, and read its last lines."""
         if self.code is None and super().poll() is not None:
             for reader in self._readers:
                 reader.join(1.0)  # a process that left the group may hold the other end

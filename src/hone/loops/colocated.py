@@ -1,4 +1,4 @@
-"""Sampler and trainer in this process, on the same parameters: weights are never copied, and a step follows a batch."""
+"""Sampler and trainer in this process share the parameters: no copies; sampling and training alternate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class EnginePolicy(Policy):
-    """A `Policy` in this process. `version` is asked at each call: the weights are the trainer's, so always current."""
+    """A `Policy` in this process. `version` returns the current version of the weights, which are the trainer's."""
 
     def __init__(self, engine: Engine, renderer: ChatRenderer, version: Callable[[], int] = lambda: 0) -> None:
         self.engine, self.renderer = engine, renderer
@@ -62,7 +62,7 @@ class EnginePolicy(Policy):
         return [turns[index] for index in range(len(requests))]
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Forget caches of older weights; the new ones are there already."""
+        """Drop caches of older weights; the engine has the new weights already."""
         assert path is None, "the engine in this process samples with the trainer's own parameters"
         self.engine.weights_changed(version)
 
@@ -85,7 +85,7 @@ def new_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, 
 
 
 def prefix_bytes(env: Environment, kv_bytes: int) -> int:
-    """Return the bytes for keys and values of repeated prompts: each turn repeats the conversation so far."""
+    """Return the bytes to cache keys and values of repeated prompts: each turn repeats the conversation so far."""
     return int(PREFIX_SHARE * kv_bytes) if env.max_turns > 1 else 0
 
 
@@ -96,7 +96,7 @@ def segment_of(
     renderer: ChatRenderer,
     stops: Sequence[str] = (),
 ) -> Segment:
-    """Make the segment of a request, prompt and turn; `versions` are the policy versions that sampled each token.
+    """Make the segment of a request's prompt and completion; `versions` has the policy version of each sampled token.
 
     The text starts with the tag that the chat template opened, if any: a grader must see the thoughts. It ends before a
     stop string, but the string's tokens are part of the segment, and trained on.
@@ -116,7 +116,7 @@ def segment_of(
 
 
 class LocalTrainer(Updates):
-    """Trains on a batch as soon as it is put, in micro-batches of `micro_batch_tokens` (None: as suits the device)."""
+    """Trains on a batch within `put`, in micro-batches of `micro_batch_tokens` (None: the device's default)."""
 
     ready = True
 

@@ -1,17 +1,17 @@
-"""The order of the examples: a function of (seed, epoch, outcomes of the draws before).
+"""The order of the examples: a function of (seed, epoch, outcomes of earlier draws).
 
-An epoch has each example of the pool once. Its order is decided at its first draw, from the groups of all earlier
-steps. A step that begins in one epoch and ends in the next doesn't affect the order of the latter. But an example that
-it retires is skipped, and its draw is `retired` in the ledger.
+An epoch draws each example of the pool once. Its order is fixed at its first draw, from the groups of all earlier
+steps. A step that begins in one epoch and ends in the next doesn't affect the second epoch's order. But examples that
+this step retires are skipped, and their draws are `retired` in the ledger.
 
 - The pass rate of an example is solved / graded completions of its last `window` draws.
-- Order `difficulty` sorts by |pass rate - 1/2|, least first: the variance p(1 - p) of a 0/1 reward is largest there,
-  and with it the gradient (as in DOTS, arXiv:2506.05316). Unmeasured examples count as 1/2; equals come as shuffled.
-- An example is retired when its pass rate is `retire_at` or more (ScaleRL, arXiv:2510.13786: 0.9), and parked while its
-  last `park_after` draws had nothing solved; a parked one is drawn again `retry_parked` epochs after its last draw.
-- When the pool has no example left, all come back, and all measurements are forgotten.
+- Order `difficulty` sorts by |pass rate - 1/2|, least first: at 1/2 the variance p(1 - p) of a 0/1 reward is largest,
+  and so is the gradient (as in DOTS, arXiv:2506.05316). Unmeasured examples count as 1/2; ties stay shuffled.
+- An example is retired when its pass rate is `retire_at` or more (ScaleRL, arXiv:2510.13786: 0.9), and parked if none
+  of its last `park_after` draws was solved; a parked example is drawn again `retry_parked` epochs after its last draw.
+- When the pool has no example left, all examples return, and all measurements are forgotten.
 
-All of it follows from the ledger, which is in the checkpoint: `restore` replays its draws.
+A checkpoint has the ledger, from which all of this follows: `restore` replays the draws.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_POOL = PoolConfig(retire_at=0, park_after=0)
 
 @dataclass(frozen=True)
 class Draw:
-    """Draw `number` of the run: the example of this index, in this epoch; `retired` if it is skipped."""
+    """Draw `number` of the run takes example `index` in `epoch`; it is skipped if `retired` is true."""
 
     number: int
     index: int
@@ -57,10 +57,10 @@ class _Place:
 
 
 class Curriculum:
-    """The draws of a run over the first `total` examples, but for those `left_out`.
+    """The draws of a run from the first `total` examples, without the indices in `left_out`.
 
-    `size` is the number of examples to draw; `ids` are the ids of drawn examples by index, if the curriculum measures.
-    `restarted` gets the step that found the pool empty.
+    `size` counts the examples to draw; `ids` maps indices of drawn examples to ids, if the curriculum measures.
+    `restarted` is called with the step that found the pool empty.
     """
 
     def __init__(self, total: int, seed: int, config: CurriculumConfig, left_out: Collection[int] = ()) -> None:
@@ -92,16 +92,15 @@ class Curriculum:
         return cls(total, config.seed, orch.curriculum, left_out)
 
     def first(self, count: int) -> list[int]:
-        """Return the indices of the first draws of the run, at most an epoch of them."""
+        """Return the indices of the run's first `count` draws, at most one epoch."""
         return self._shuffled(0)[:count].tolist()
 
     def draw(self, count: int) -> list[Draw]:
-        """Return the next draws, with `count` examples to sample; `advance` goes past them."""
+        """Return the next draws, `count` of them not retired; `advance` moves past them."""
         return self._walk(count)[0]
 
     def advance(self, entries: Sequence[Entry]) -> None:
-        """Advance past the draws of one step, and measure them. Raises UserError if the curriculum would draw
-        others."""
+        """Move past one step's draws and measure them. Raises UserError if they differ from the curriculum's."""
         draws, place = self._walk(sum(entry.state != "retired" for entry in entries))
         if place.restarted:
             self._forget()
@@ -115,7 +114,7 @@ class Curriculum:
                 self._measure(draw, entry)
 
     def restore(self, entries: Sequence[Entry]) -> None:
-        """Advance past these first draws of a run. Raises UserError if the curriculum would draw others."""
+        """Replay a run's first draws. Raises UserError if they differ from the curriculum's."""
         self._reset()
         if self.config.measures:
             for _, step in groupby(entries, lambda entry: entry.step):
@@ -153,7 +152,7 @@ class Curriculum:
         return order[self._used[order]]
 
     def _by_measure(self, order: np.ndarray, epoch: int) -> np.ndarray:
-        """Return the part of `order` in the pool when this epoch begins, by difficulty if the config says so."""
+        """Return the examples of `order` in the pool when this epoch begins, by difficulty if so configured."""
         retry = self._pool.retry_parked
         due = (epoch - self._last_epoch >= retry) & bool(retry)
         in_pool = ~self._retired & (~self._parked | due)
@@ -188,5 +187,5 @@ class Curriculum:
 def _misfit(entry: Entry) -> UserError:
     return UserError(
         f"the ledger does not fit orchestrator.curriculum: draw {entry.draw} of step {entry.step} would be "
-        "another one; set orchestrator.curriculum, max_examples, seed and data back to the run's"
+        "another example; set orchestrator.curriculum, max_examples, seed and data back to the run's"
     )

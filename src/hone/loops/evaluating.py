@@ -1,4 +1,4 @@
-"""Makes an evaluation from its config: a model in this process or behind a URL, on held-out examples."""
+"""Evaluates a model as a config says, in this process or behind a URL, on held-out examples."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ Progress = Callable[[int, int], None]
 class Evaluation:
     """The evaluation that a config describes; `env` replaces the config's task.
 
-    `config` names the model that the server serves, if there is one; results are saved in `folder` unless it is None;
-    `shortage` says if there are fewer examples than asked for; `special_texts` are prompts and tool answers with
-    special tokens. Raises UserError if any of this is bad.
+    Attribute `config` has the served model's name if a server is used. Results are saved in `folder` unless it is None;
+    `shortage` says if examples are missing; `special_texts` are prompts and tool answers with special tokens. Raises
+    UserError if the config, the task or the server is bad.
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
@@ -64,7 +64,7 @@ class Evaluation:
                 raise UserError(f"--profile {config.profile} is there already: name another file, or move it away")
 
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
-        """Sample and grade. Ctrl-C leaves a result of what has ended; it raises if nothing has."""
+        """Sample and grade. Ctrl-C returns the result of finished samples, or raises if there are none."""
         config = self.config
         counts: dict[str, Any] = {
             "num_examples": config.num_examples,
@@ -88,7 +88,7 @@ class Evaluation:
             self.env.close_workers()
 
     def save(self, result: EvalResult, command: Sequence[str]) -> None:
-        """Write samples, figures and what made them into `folder`, if there is one, and the profile asked for."""
+        """Write samples, metrics and provenance into `folder`, if there is one, and the requested profile."""
         if result.stopped and self.folder is not None and (self.folder / INFO).exists():
             self._release()
             self.folder = Path(tempfile.mkdtemp(prefix="hone-results-"))
@@ -136,7 +136,7 @@ class Evaluation:
 
 
 def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
-    """Return the config with the name of the served model, if there is a server; and True if that is hone's."""
+    """Return the config, with the served model's name if there is a server; and True if hone serves it."""
     if config.base_url is None:
         return config, False
     from hone.evaluation.remote import find_model
@@ -155,12 +155,12 @@ def _endpoint(config: EvalConfig) -> Endpoint:
 
 
 def local_sampling(arguments: dict[str, Any]) -> SamplingParams:
-    """Read sampling arguments for the engine in this process. Raises UserError for an unknown one."""
+    """Read sampling arguments for the engine in this process. Raises UserError for a bad one."""
     left_out = ("n", "ignore_eos", "top_logprobs", "return_kept_ids")
     known = [f.name for f in fields(SamplingParams) if f.name not in left_out]
     for name, value in arguments.items():
         if name not in known:
-            raise UserError(f"{name!r} is no sampling argument of a model in this process: it has {', '.join(known)}")
+            raise UserError(f"{name!r} is no sampling argument of a model in this process: use {', '.join(known)}")
         if name == "stop":
             continue  # below
         whole = name in ("max_tokens", "top_k", "seed")
@@ -187,7 +187,7 @@ def load_weights(
     special_tokens: bool = False,
     **more: Any,
 ) -> EnginePolicy:
-    """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
+    """Load a policy from a model folder or hub id, on a GPU if there is one. Sets this process's threads."""
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, **more)
     if more.get("lora") is not None:
         from hone.model.lora import start_adapter
@@ -212,9 +212,9 @@ def evaluate_weights(
     seq_len: int | None = None,
     **more: Any,
 ) -> EvalResult:
-    """Call `evaluate` with the model's context, or `seq_len` of it. Raises UserError for a row that doesn't fit."""
+    """Call `evaluate` with the model's context length, or `seq_len` if shorter. UserError if a prompt doesn't fit."""
     context = policy.engine.model.config.max_position_embeddings
-    limit, remedy = f"the model's context of {context} tokens", "shorten the row, or evaluate a model of longer context"
+    limit, remedy = f"the model's context of {context} tokens", "shorten the row, or evaluate a model with more context"
     if seq_len is not None and seq_len < context:
         context, limit, remedy = seq_len, f"seq_len = {seq_len}", "shorten the row, or give a larger -t"
     split = env.split(split_name)

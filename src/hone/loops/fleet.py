@@ -1,12 +1,12 @@
-"""The servers of a run: chooses one for each request, tracks each one's weights, and handles lost ones.
+"""The servers of a run: chooses a server for each request, tracks their weights, and handles lost servers.
 
     fleet = Fleet([server, other])
     fleet.load(1, folder)
     answers = fleet.ask(bodies)
 
 A request goes to the server with the fewest tokens left to sample. If one of several is lost, its requests go to the
-others, under the same ids and keys. Every call checks if it is back, and gives it the weights before it samples. The
-loss of a single server ends the run, or the process, which the launcher starts again.
+others, with the same ids and keys. Every call checks if a lost server is back, and sends it the weights first.
+The loss of the only server ends the run, or this process, which the launcher restarts.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from hone.inference.client import ServedModel, ServerClient
 from hone.loops.reach import Server
 
 CONNECTIONS = 256
-"""Most concurrent requests to a server; each is a group, and an open file."""
+"""Most concurrent requests to a server; a request is a group, and needs an open file."""
 LOOK = 0.5
 """Seconds between checks for a server while all are lost."""
 PROBE_SECONDS = 3.0
 """Seconds that a lost server has to answer."""
 Carry = Callable[[int, Path], None]
-"""Copies a version to the machine of the server with this number. Raises ServerUnavailable if that is lost."""
+"""(server number, weights folder): copies the folder to the server's machine, or raises ServerUnavailable."""
 OnAnswer = Callable[[int, Any, Server, int], None]
-"""Called with each answer as it comes: the request's number, answer, server, and the oldest possible version."""
+"""Called for each answer: request number, answer, server, the oldest version that may have sampled it."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The weights a server last got: a version, from a folder; `instance` names the process that loaded it."""
+    """The weights that a server loaded last, from folder `path`; `instance` identifies the server's process."""
 
     version: int = 0
     path: str | None = None
@@ -48,7 +48,7 @@ class Loaded:
 
 @dataclass(eq=False)
 class Member:
-    """One of the servers. `tokens` are requested and not sampled yet; `lost` is why it is left out."""
+    """A server. `tokens` are requested but not sampled yet; `lost` is the error that excludes it."""
 
     server: Server
     loaded: Loaded = Loaded()
@@ -59,9 +59,9 @@ class Member:
 class Fleet:
     """All servers, of one backend. Another thread may call `load` and `ask_each` while `ask` runs.
 
-    `changes` are losses and returns not recorded yet. Raises Halt when all are gone for as long as a request may take,
-    or when one samples from weights that this run did not send. `carry` copies weights to other machines. The servers
-    with numbers in `absent` are not up yet.
+    `changes` are losses and returns not recorded yet. Raises Halt if all servers are lost for a request's timeout, or
+    if one samples from weights that this run did not send. `carry` copies weights to other machines. Servers with
+    numbers in `absent` are not up yet.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Fleet:
         carry: Carry = lambda number, path: None,
         absent: Collection[int] = (),
     ) -> None:
-        later = Halt("it is not there yet")
+        later = Halt("no server is up yet")
         self.members = [Member(server, lost=later if n in absent else None) for n, server in enumerate(servers)]
         self.say, self.carry = say, carry
         self.latest = Loaded()
@@ -105,7 +105,7 @@ class Fleet:
     def ask(
         self, bodies: Sequence[dict[str, Any]], on_answer: OnAnswer = lambda number, answer, server, version: None
     ) -> list[Any]:
-        """Return the answers. Checks before and after that their servers have weights of this run."""
+        """Return the answers, in order. Checks before and after that servers have this run's weights."""
         return asyncio.run(_Call(self, len(bodies)).answers(bodies, on_answer))
 
     def ask_each(self, body: dict[str, Any]) -> list[Any]:
@@ -204,7 +204,7 @@ class _Call:
             await asyncio.gather(*map(self._probe, self.fleet.members))
 
     async def _probe(self, member: Member) -> None:
-        """Check that a server is up, and send it the weights if it is not the process that had them."""
+        """Check that a server is up; send it the weights if it was lost or restarted."""
         try:
             if member.lost is None:
                 served = await served_by(member, self.clients[member])
@@ -224,7 +224,7 @@ class _Call:
             self.fleet.mark_lost(member, error)
 
     async def _check(self, member: Member) -> None:
-        """Halt if a server's answers may come from weights that this run did not send."""
+        """Raise Halt if a server may have answered with weights of another run."""
         several, began = not self.fleet.single, self.began[member]
         try:
             served = await served_by(member, self.clients[member])
@@ -257,7 +257,7 @@ class _Call:
             return answer
 
     async def _least_loaded(self, but: set[Member]) -> Member:
-        """Return the server with the fewest tokens left; if all are lost, the first that comes back."""
+        """Return the server with the fewest tokens left; if all are lost, wait for the first to return."""
         members, started = [member for member in self.fleet.members if member not in but], time.monotonic()
         while not (present := [member for member in members if member.lost is None]):
             lost = members[0].lost
@@ -270,7 +270,7 @@ class _Call:
         return min(present, key=lambda member: member.tokens)
 
     async def _post(self, member: Member, body: dict[str, Any]) -> Any:
-        """Return an answer. Raises ServerUnavailable if one of several restarted: a retry may meet older weights."""
+        """Return an answer. Raises ServerUnavailable if one of several restarted: a retry may meet other weights."""
         client, server, loaded = self.clients[member], member.server, member.loaded
         began = self.began.setdefault(member, loaded)
         answer = await client.post("/v1/completions", body | {"model": server.model})
@@ -298,7 +298,7 @@ def _is_new(served: ServedModel | None, loaded: Loaded) -> bool:
 
 @contextmanager
 def readable(server: Server, what: str) -> Iterator[None]:
-    """Halt if an answer lacks `what`, or has it in another form."""
+    """Raise Halt if `what` is missing in an answer, or malformed."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:

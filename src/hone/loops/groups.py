@@ -1,4 +1,4 @@
-"""From examples to scored groups: draw, sample, grade, advantage; and from groups to the step's batch and metrics.
+"""Makes scored groups from examples (draw, sample, grade, advantages), and a step's batch and metrics from groups.
 
 With `refill` (dynamic sampling, DAPO, arXiv:2503.14476) a step has rounds: each draws further prompts for the missing
 groups. Which groups a step retains depends on draws and rewards, never on time.
@@ -41,7 +41,7 @@ from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment,
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
-If a program rewards its calls, it runs again for the calls: `[P, C]`, padded with NaN.
+If an agent rewards its calls, the function runs again for the calls: `[P, C]`, padded with NaN.
 """
 
 
@@ -86,7 +86,7 @@ class GroupSampler:
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
     def draw(self, first_draw: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
-        """Return `count` draws of a step, after the first `drawn`, and their examples; retired ones are skipped."""
+        """Return numbers and examples of `count` draws of a step, after the first `drawn`; skips retired draws."""
         walked = enumerate(self.curriculum.draw(drawn + count), first_draw)
         draws = [(number, draw) for number, draw in walked if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
@@ -94,7 +94,7 @@ class GroupSampler:
     def sample(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None
     ) -> list[Rollout]:
-        """Sample a group of rollouts for each example, group by group; `early` gets each when it has ended."""
+        """Sample a group of rollouts for each example, in order; `early` gets each rollout as it ends."""
         finished: Callable[[int, Rollout], None] | None = early and (
             lambda i, rollout: early.add(i, examples[i // self.settings.rollouts], rollout)
         )
@@ -109,7 +109,7 @@ def grade_groups(
     config: RLConfig,
     early: EarlyGrading | None = None,
 ) -> list[Group]:
-    """Score the rollouts, given group by group, or take the scores of `early`; the groups have no advantages yet."""
+    """Return groups of the rollouts (ordered by group) with their scores (`early`'s, if given), without advantages."""
     size = len(rollouts) // len(examples)
     if early is None:
         pairs = ((examples[i // size], rollout) for i, rollout in enumerate(rollouts))
@@ -154,7 +154,7 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, custom: Advantage
 
 
 def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
-    """Return the groups with advantages, also of their calls, as if they were the whole step."""
+    """Return the groups with advantages (also of calls), computed as if they were the whole step."""
     if not groups:
         return []
     found = step_advantages([g.scores for g in groups], [g.rollouts for g in groups], config, custom)
@@ -171,7 +171,7 @@ def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Adv
 def call_advantages(
     groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None
 ) -> list[list[list[np.ndarray]] | None]:
-    """Compute the advantages of each group's calls of the model; None without rewards of calls.
+    """Compute the advantages of each group's calls of the model; None if its calls have no rewards.
 
     A call's reward is compared with all calls of its group, or of the step if the baseline is the batch's.
     """
@@ -197,7 +197,7 @@ def has_call_rewards(group: Group) -> bool:
 
 
 def call_rewards(group: Group) -> np.ndarray:
-    """Return the rewards `[C]` float64 of a group's calls, NaN where grading failed; by default the sample's reward."""
+    """Return the rewards `[C]` float64 of a group's calls, by default the sample's; NaN where grading failed."""
     return np.concatenate(
         [
             np.full(one.turns, score.reward)
@@ -217,8 +217,8 @@ def step_advantages(
 ) -> list[np.ndarray]:
     """Compute the advantages of a step's groups, `[G]` float32 each, by `orchestrator.advantage`.
 
-    `truncated` = "penalize" lowers the rewards of completions near their limit here; scores keep what was graded.
-    Raises UserError if the user's function does not return finite advantages of this shape.
+    `truncated` = "penalize" lowers the rewards of completions near their length limit here, not in `scores`. Raises
+    UserError if the user's function returns another shape or values that are not finite.
     """
     settings = config.orchestrator.advantage
     valid_PG = np.stack([valid(group) for group in scores])
@@ -235,7 +235,7 @@ def step_advantages(
 
 
 def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
-    """Return the rewards `[G]` float64 for a group's advantages, less the penalties for the length of the last turn."""
+    """Return a group's rewards `[G]` float64 for its advantages, minus the penalty for a long last turn."""
     orch = config.orchestrator
     if orch.truncated != "penalize":
         return rewards(scores)
@@ -248,7 +248,7 @@ def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config:
 
 
 def _call_tokens(rollout: Rollout, config: RLConfig) -> np.ndarray:
-    """Return the loss tokens of each turn of each segment of a rollout."""
+    """Count the loss tokens of each turn, over all segments of a rollout."""
 
     def of(one: Segment) -> np.ndarray:
         if is_masked(one, config):
@@ -266,7 +266,7 @@ def is_masked(segment: Segment, config: RLConfig) -> bool:
 def advantages_by_settings(
     rewards_PG: np.ndarray, valid_PG: np.ndarray, tokens_PG: np.ndarray, config: RLConfig, custom: Advantages | None
 ) -> np.ndarray:
-    """Compute advantages by the user's function or the config. Invalid rewards are NaN; `tokens_PG`: loss tokens."""
+    """Compute advantages as the config says. Invalid rewards are NaN; `tokens_PG`: numbers of loss tokens."""
     settings = config.orchestrator.advantage
     if settings.function is not None:
         custom = custom or find_function(settings.function)[0]
@@ -279,7 +279,7 @@ def _checked(found: Any, valid_PG: np.ndarray, name: str) -> np.ndarray:
     found_PG = np.asarray(found, dtype=np.float32)
     if found_PG.shape != valid_PG.shape or not np.isfinite(found_PG[valid_PG]).all():
         raise UserError(
-            f"{name} must return a finite advantage for each reward, {valid_PG.shape}; it gave {found_PG.shape}"
+            f"{name} must return finite advantages of shape {valid_PG.shape}; it gave {found_PG.shape}"
             + ("" if found_PG.shape != valid_PG.shape else " with values that are not finite")
         )
     return np.where(valid_PG, found_PG, np.float32(0))
@@ -295,7 +295,7 @@ def check_prompts(
     advance: Callable[[int], None] = lambda done: None,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Raise UserError, naming the row, if an example leaves no room for a completion. Checks 64 generated ones."""
+    """Raise UserError with the row if a prompt leaves no room for a completion. Checks only 64 generated rows."""
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
         example = split[index]
@@ -319,10 +319,10 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 
 def group_state(group: Group) -> State:
-    """Return how the group's draw ended: a state of `hone.loops.ledger.Entry`.
+    """Return the outcome of the group's draw, as in `hone.loops.ledger.Entry`.
 
     Equal rewards give no advantages, unless compared with the whole batch. A group without advantages is trained if the
-    loss has a KL or entropy term (`trains_all`), or with an extension's column, which has advantages per token.
+    loss has a KL or entropy term (`trains_all`), or if an extension's column gives advantages per token.
     """
     if group.left_out is not None:
         return group.left_out
@@ -338,9 +338,9 @@ def group_state(group: Group) -> State:
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     """Return the completions to train on, in the order of the groups, and the counts of filtered groups.
 
-    Failed samples are left out, and with `truncated` = "mask" cut-off completions. A refill replaces filtered groups,
-    so it counts none. Further segments of a rollout are numbered after the samples of the group. Every sampled token
-    carries loss, also the stop token.
+    Failed samples are left out, and with `truncated` = "mask" also cut-off completions. With `refill` no filtered group
+    counts, because others replace it. Further segments of a rollout are numbered after the group's samples. Every
+    sampled token carries loss, also the stop token.
     """
     orch, tasks = config.orchestrator, config.tasks()
     sequences, filtered = list[Packed](), Counts()
@@ -388,7 +388,7 @@ def _packed(group: Group, index: int, segment: Segment, config: RLConfig) -> Pac
 
 
 def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, first_draw: int) -> list[Entry]:
-    """Return how the draws of a step ended, skipped ones included, from number `first_draw` on."""
+    """Return the ledger entries of a step's draws, also of skipped ones, from number `first_draw` on."""
     waiting, entries, env = iter(groups), [], groups[0].env or None
     for number, draw in enumerate(curriculum.draw(len(groups)), first_draw):
         if draw.retired:
@@ -406,7 +406,7 @@ def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, f
 
 
 def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: bool = False) -> dict[str, float]:
-    """Compute metrics over all sampled completions of a step; failures of grading are counted, but in no mean.
+    """Compute metrics over all sampled completions of a step. Failed gradings are counted, but no mean has them.
 
     `lag`: versions that the sampler may be behind; `refilled`: groups may have been left out.
     """
@@ -453,8 +453,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
 
 
 def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:
-    """Compute the shares of completions with the same sampled tokens as another: an earlier one of the same prompt
-    (`completion/repeated`), or any of another prompt in the step (`completion/identical`).
+    """Compute the shares of completions with the same sampled tokens as an earlier completion of their prompt
+    (`completion/repeated`), or as any of the step's other prompts (`completion/identical`).
     """
     texts = [[r.first.token_ids[r.first.sampled_mask].tobytes() for r in group.rollouts] for group in groups]
     total = sum(map(len, texts))

@@ -1,7 +1,7 @@
-"""The end of every draw. A draw is one example taken in one step; its index counts over the whole run.
+"""The outcome of every draw. A draw is one example taken in one step, numbered over the whole run.
 
-Each draw ends in exactly one state; the ledger is part of the checkpoint, so a resume forgets the draws after it, and
-they are drawn again.
+Each draw ends in exactly one state. The ledger is part of the checkpoint, so a resume forgets the draws after the
+checkpoint and repeats them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ State = Literal["trained", "filtered", "failed", "retired", "surplus", "cut"]
 
 @dataclass(frozen=True)
 class Entry:
-    """The end of one draw: `trained`, `filtered` (nothing to learn from: equal rewards, or all completions masked),
-    `failed` (grader), `retired` (not sampled); of a refill also `surplus` (the batch was full) and, in older runs,
+    """The outcome of one draw: `trained`, `filtered` (nothing to learn from: equal rewards, or all completions masked),
+    `failed` (grader), `retired` (not sampled); with `refill` also `surplus` (the batch was full) and, in older runs,
     `cut` (cut off for its length).
 
     `tokens` counts prompt and completion tokens of all its rollouts. `solved` of the `graded` rollouts were correct;
@@ -53,6 +53,6 @@ class Ledger:
         return [entry for entry in self.entries if (entry.env or "") == env]
 
     def state(self, before: int | None = None) -> Callable[[], dict[str, list[dict]]]:
-        """Return a function that makes a record of the entries so far (of steps before `before`), in any thread."""
+        """Return a function that records the entries so far (of steps before `before`); any thread may call it."""
         entries = [entry for entry in self.entries if before is None or entry.step < before]
         return lambda: {"ledger": [entry.record() for entry in entries]}

@@ -32,7 +32,7 @@ from hone.trainer.memory import host_bytes, longest, trainer_of
 from hone.trainer.parallel import ALONE, Ranks
 
 SMALL_MODEL = 10_000_000
-"""Below this many parameters a second thread slows training (on a busy machine by far)."""
+"""Number of parameters below which a second thread slows training (much, on a busy machine)."""
 
 
 def device_of(name: str) -> str:
@@ -59,10 +59,10 @@ Config = TypeVar("Config", bound=RLConfig | SFTConfig)
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that decide settings left to the machine: the model, the device that trains it, and its ranks.
+    """The facts that decide settings left to the machine: the model, its training device and the ranks.
 
-    `turns` is the most of a conversation. `trainer` are settings and threads of a trainer in another process, chosen
-    by its device's memory.
+    `turns`: most turns of a conversation. `trainer`: settings and threads of a trainer in another process, which chose
+    them by its device's memory.
     """
 
     model: DecoderConfig
@@ -73,16 +73,16 @@ class Machine:
 
 
 def resolve(config: Config, machine: Machine) -> Config:
-    """Return the config with all settings that are left to the machine; the run then keeps them.
+    """Return the config with values for all settings left to the machine; the run then keeps them.
 
-    A resumed run keeps its settings, also those that an older hone left unset. Warns if a train step does not fit.
+    A resumed run keeps its settings, even if an older hone left some unset. Warns if a train step does not fit.
     """
     model, device, ranks = machine.model, machine.device, machine.ranks
     if machine.trainer is not None:
         config = changed(config, {"trainer": machine.trainer[0]})
     if trainer_of(config).optim.type == "muon" and model.implementation != "hone":
         raise UserError(
-            f"optim.type = muon is for the matrices of hone's own decoder, and {model.family} is computed by "
+            f"optim.type = muon needs hone's own decoder, but {model.family} is computed by "
             "transformers' layers: set it to adamw"
         )
     kind = torch.device(device).type
@@ -150,8 +150,8 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
         text = f"a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: {leaner}"
     elif host > free:
         text = (
-            f"{section}optim.offload takes {host / GIB:.1f} GiB of the host's memory, of which {free / GIB:.1f} GiB "
-            f"are free: set {section}optim.state = 8bit in its place, or train a smaller model"
+            f"{section}optim.offload takes {host / GIB:.1f} GiB of the host's memory, but {free / GIB:.1f} GiB "
+            f"are free: set {section}optim.state = 8bit instead, or train a smaller model"
         )
     else:
         return
@@ -159,14 +159,14 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
 
 
 def _filled(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return the config with these values, by dotted name, for keys that it leaves to the machine."""
+    """Return the config with `values`, by dotted name, for unset keys that the machine decides."""
     decided = [dotted(key.path) for key in walk(type(config)) if key.meta.from_machine]
     names = [name for name in decided if name in values and value_of(config, name) is None]
     return changed(config, {name: values[name] for name in names})
 
 
 def free_memory(device: str) -> int:
-    """Return the bytes of a device that this process may take: free ones, and its reserved but unused ones."""
+    """Return the bytes of memory that this process may take: free memory, and its reserved but unused memory."""
     if torch.device(device).type == "cpu":
         return ram()[1]
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -174,7 +174,7 @@ def free_memory(device: str) -> int:
 
 
 def serving_kv_gib(device: str) -> float:
-    """Return the GiB for keys and values without a trainer: half of a GPU's free memory, for copies need room."""
+    """Return the GiB of the KV cache if nothing trains: half of a GPU's free memory, because copies need room."""
     if torch.device(device).type == "cpu":
         return KV_GIB
     return max(1, free_memory(device) // 2 // 2**20) * 2**20 / GIB
@@ -189,7 +189,7 @@ def configure(
     compiled: bool = False,
     device: str | torch.device = "cpu",
 ) -> int:
-    """Set CPU threads, and deterministic kernels or compiled ones for `device`; return the number of threads."""
+    """Set CPU threads, deterministic kernels and compilation for `device`; return the number of threads."""
     heap.tune(ranks.alone)
     if compiled:
         fusion.check_compiler(device)
@@ -212,14 +212,14 @@ def configure_run(
 
 
 def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
-    """Return 1 for a small model, else one per usable core, shared equally by the ranks of a machine."""
+    """Return 1 for a small model, else a rank's equal share of the machine's usable cores."""
     cores = int(os.environ.get(CORES) or share_of_cores(1))  # a share of them, where a run's roles share the machine
     return 1 if parameters < SMALL_MODEL else max(1, cores // ranks.local_world)
 
 
 @contextmanager
 def restored_settings() -> Iterator[None]:
-    """Restore threads and kernels after the block, whatever `configure` set."""
+    """Restore the threads and kernels that `configure` sets in the block."""
     threads, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     compiled = fusion.is_compiled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

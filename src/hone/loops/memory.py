@@ -1,4 +1,4 @@
-"""Memory of a process that samples and trains, by part, and settings chosen by it. Needs no torch."""
+"""Computes a process's memory, by part, for sampling and training; chooses settings that fit. Needs no torch."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ Config = TypeVar("Config", bound=RLConfig | SFTConfig)
 
 MIB = 2**20
 PROCESS = {"rl": 550 * MIB, "sft": 370 * MIB}
-"""The process itself on a CPU, measured: Python, torch, tokenizers; for RL also what grades and records, and the
-kernels that oneDNN compiles for the shapes of sampling."""
+"""Measured bytes of the process itself on a CPU: Python, torch, tokenizers; for RL also grading, recording, and the
+kernels that oneDNN compiles for sampling."""
 CUDA_CONTEXT = 600 * MIB
-"""On a GPU: the context, and the workspaces of its libraries."""
+"""On a GPU: the CUDA context and its libraries' workspaces."""
 PHASES = {
     "sampling": ("kv cache", "prefix cache", "sampling logits", "prefill", "server"),
     "training": ("gradients", "activations", "logits or a layer", "server asleep"),
 }
-"""Parts that only one phase has."""
+"""Parts of memory that only the named phase has."""
 SERVER_GIB = 2.0
 """Memory of a server on a GPU beside its weights and its keys and values, CUDA graphs included. A guess."""
 LEAST_TOKENS = 2048
-"""Micro-batches are not made smaller than this, or than the longest sequence, to save memory."""
+"""To save memory, micro-batches shrink to this many tokens or to the longest sequence, not further."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """`parts` in bytes."""
+    """Memory in bytes, by part."""
 
     parts: dict[str, int]
 
@@ -86,7 +86,7 @@ def memory(
     turns: int = 1,
     ranks: int = 1,
 ) -> Memory:
-    """Return what the process takes on a `device` ("cpu" or "cuda") for sequences of these lengths and `turns`."""
+    """Return the process's memory on a `device` ("cpu" or "cuda") for sequences of these lengths and `turns`."""
     kind = "rl" if isinstance(config, RLConfig) else "sft"
     parts = {"process": CUDA_CONTEXT if device == "cuda" else PROCESS[kind]}
     parts |= training_bytes(config, model, device, prompt, completion, ranks)
@@ -106,7 +106,7 @@ def memory(
 def ways_to_fill(
     config: Any, model: DecoderConfig, device: str, prompt: int, completion: int, *how: int
 ) -> list[Memory]:
-    """Return `memory` for these lengths, and for short prompts: more of as many tokens have loss, fewer are shared."""
+    """Return `memory` for these lengths, and for as many tokens after a prompt of 1 token: more of them have loss."""
     return [memory(config, model, device, one, prompt + completion - one, *how) for one in {min(1, prompt), prompt}]
 
 
@@ -115,18 +115,18 @@ def needed(phase: str, *work: Any) -> int:
 
 
 def with_precision(config: Config, device: str) -> Config:
-    """Return the config with `precision` chosen for the device, if it does not say one."""
+    """Return the config with `precision` chosen for the device, if it is unset."""
     chosen = "precision" not in config.model_fields_set and takes_products_in_fp32(device)
     return changed(config, {"precision": "fp32"}) if chosen else config
 
 
 def versions_in_memory(config: RLConfig) -> int:
-    """Return how many versions of the weights memory holds: the server's, the next, a lag's, one being checkpointed."""
+    """Count the versions of the weights in memory: the server's, the next, `lag` more, one being checkpointed."""
     return 2 + config.orchestrator.lag + (config.ckpt is not None)
 
 
 def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
-    """Return the bytes of weights in shared memory; 0 without mode split, or if the server is up."""
+    """Return the bytes of weights in shared memory; 0 without mode split, or if the run does not start the server."""
     if config.mode != "split" or config.orchestrator.client.base_url is not None:
         return 0
     return versions_in_memory(config) * weight_bytes(model, config.precision)
@@ -152,12 +152,12 @@ def fitted(
     ranks: int = 1,
     here: bool = False,
 ) -> tuple[Config, str]:
-    """Return the config with its open settings chosen for `room` bytes on the device; and on a GPU a sentence on
-    settings that save memory, "" for none. `here`: on this machine. The other arguments are as in `memory`.
+    """Return the config with its unset settings chosen for `room` bytes on the device; and, on a GPU, a sentence on
+    settings that save memory, else "". `here`: the config is for this machine. The other arguments are as in `memory`.
 
-    A train step gets the first settings of `_choices` with which it fits, else the last ones. A sleeping server that
-    the run starts and, with CUDA graphs, a KV cache (the config's, else 4 GiB) stay in memory. The KV cache has 4 GiB
-    on a CPU. On a GPU it has what the run can use, and shrinks until sampling (with graphs the train step, too) fits.
+    A train step gets the first settings of `_choices` that fit, else the last. A sleeping server that the run starts
+    and, with CUDA graphs, a KV cache (the config's, else at most 4 GiB) stay in memory. An unset KV cache gets 4 GiB on
+    a CPU. On a GPU it gets all that the run can use, and shrinks until sampling (with graphs also the train step) fits.
     """
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.samples_here else None
@@ -192,10 +192,10 @@ def fitted(
 def _choices(
     config: Config, model: DecoderConfig, device: str, longest: int, ranks: int, here: bool
 ) -> Iterator[Config]:
-    """Yield the config with its open settings chosen, from the fastest to the leanest.
+    """Yield the config with its unset settings chosen, from the fastest choice to the leanest.
 
-    A GPU gets smaller micro-batches, more checkpointing, no CUDA graphs; then moments of 8 bits, or an optimiser on the
-    host. The head's cache holds the softmax of a micro-batch, or, of the smallest one, `HEAD_CACHE_BYTES`.
+    On a GPU: smaller micro-batches, more checkpointing, no CUDA graphs; then 8-bit moments, or an optimiser on the
+    host. The head's cache holds a micro-batch's softmax, or, with the smallest ones, `HEAD_CACHE_BYTES`.
     """
     rl, settings = isinstance(config, RLConfig), trainer_of(config)
     section, tokens_key = ("trainer.", "trainer.micro_batch_tokens") if rl else ("", "data.micro_batch_tokens")
@@ -222,7 +222,7 @@ def _choices(
 def _optimisers(
     config: RLConfig | SFTConfig, model: DecoderConfig, section: str, device: str, ranks: int, here: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield settings of the optimiser: the config's, then leaner ones, where they are open and possible."""
+    """Yield changes of the optimiser's settings: none, then leaner values of unset keys, where possible."""
     yield {}
     optim = trainer_of(config).optim
     if device == "cpu" or ranks > 1 or optim.type != "adamw" or config.model.lora is not None:

@@ -1,4 +1,4 @@
-"""Several tasks in one run: each one's share of a step's groups, its draws and its metrics.
+"""Several tasks in one run: each task's share of a step's groups, its draws and its metrics.
 
 Tasks are identified by name. A run with one task uses "" and leaves the name out of metrics and ledger. A step's groups
 are ordered by task; each task has its own curriculum, advantages and `refill` rounds.
@@ -21,7 +21,7 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def shares(config: RLConfig, step: int) -> dict[str, int]:
-    """Return the number of groups of each task in the batch of a step: by its weight, up to rounding.
+    """Return the number of groups per task in a step's batch: proportional to the weight, up to rounding.
 
     Systematic sampling: the groups are evenly spaced points in [0, 1), and each task has a part of the range. The
     points move by the golden ratio each step, so that rounding evens out.
@@ -46,7 +46,7 @@ def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Seq
 
 
 def mix_metrics(groups: Sequence[Group], config: RLConfig, step: int) -> dict[str, float]:
-    """Compute the metrics of a step's groups; of several tasks also each one's, as `env/NAME/…`."""
+    """Compute the metrics of a step's groups; of several tasks also each task's, as `env/NAME/…`."""
     more = config.orchestrator.lag, config.orchestrator.refill is not None
     metrics = step_metrics(groups, step, *more)
     for name in dict.fromkeys(group.env for group in groups if group.env):

@@ -1,7 +1,7 @@
 """The user's losses and advantages: `MODULE:FUNCTION` in a config, or a program's function.
 
 A program's function is written into the run with its dependencies, as `algorithm.py`, so that the run can be resumed
-and verified without the program. If that is impossible, only the program can resume it.
+and verified without the program. If this fails, only the program can resume the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.f
 
 @dataclass
 class UserFunctions:
-    """The user's functions of a run, digests, and file; `import_problem` is why that can't be imported alone."""
+    """The user's functions of a run, their digests and file; `import_problem`: why the file can't be imported."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class UserFunctions:
     def given(
         cls, config: RLConfig, **functions: Callable[..., Any] | str | None
     ) -> tuple[UserFunctions, dict[str, str]]:
-        """Return these functions, else the config's; and values of keys that name them. UserError if one is invalid."""
+        """Return the given functions, else the config's; and values of keys that name them. UserError if invalid."""
         if not any(functions.values()):
             return cls.of(config), {}
         from hone.environments.functions import checked_function, place_of

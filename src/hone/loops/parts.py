@@ -52,15 +52,15 @@ if TYPE_CHECKING:
     from hone.environments.functions import ProgramTask
 
 GENERATED = 2000
-"""Most training examples of a generated task to compare with held-out ones (the first draws)."""
+"""Compare at most this many training examples of a generated task (the first draws) with held-out ones."""
 HELD_OUT = 20_000
-"""Most held-out examples of a data set to compare with training ones."""
+"""Compare at most this many held-out examples of a data set."""
 
 
 def model_source(config: RunConfig) -> str:
-    """Return where the model is loaded from: its name, or the run's weights if a resume finds no such folder.
+    """Return the model's source: its name, or the run's weights if a resume finds no folder of that name.
 
-    The weights have its architecture and tokenizer. The checkpoint has the parameters; with LoRA not all.
+    The weights give architecture and tokenizer, a checkpoint the parameters; with LoRA only the adapter's.
     """
     name = config.model.name
     if config.resume is None or config.model.lora or name == TINY or Path(name).exists():
@@ -73,7 +73,7 @@ def model_source(config: RunConfig) -> str:
 
 @torch.inference_mode(False)  # else nothing can be learned by it
 def load_policy(config: RunConfig, source: str | None = None, device: str | None = None) -> Decoder:
-    """Load the model to train on its device, in the configured precision; from `source`, by default its name."""
+    """Load the model to train, from `source` or `model.name`, in the configured precision, onto `device`."""
     model = load_model(
         source or config.model.name,
         device=device or device_of(config.model.device),
@@ -97,10 +97,10 @@ def make_trainer(
     record_tokens: bool = True,
     user_loss: TokenLoss | None = None,
 ) -> Trainer:
-    """Make the trainer of RL; with a KL term also the initial policy, loaded a second time from `model.name`; with LoRA
-    it is the model without its adapter.
+    """Make the trainer of RL. A KL term also needs the initial policy: `model.name`, loaded again, or with LoRA the
+    model without its adapter.
 
-    `record_tokens`: a run records token statistics, if the config says so. `user_loss` is a program's `loss.function`.
+    `record_tokens`: record token statistics if configured. `user_loss`: a program's function for `loss.function`.
     """
     reference, loss = None, config.trainer.loss
     if loss.kl_coef > 0 and model.lora is not None:
@@ -141,7 +141,7 @@ def batch_use(trainer: TrainerConfig, orch: OrchestratorConfig) -> BatchUse:
 
 
 def weighed(loss: LossConfig, batch: Batch) -> list[Packed]:
-    """Return a batch's sequences with weights of their tokens, by `loss.aggregation`."""
+    """Return a batch's sequences, each with the weight of its tokens by `loss.aggregation`."""
     tokens = [sequence.num_loss_tokens for sequence in batch.sequences]
     groups = [sequence.group for sequence in batch.sequences]
     filtered = batch.filtered if loss.count_filtered else None
@@ -163,7 +163,7 @@ def make_sft_trainer(config: SFTConfig, model: Decoder, ranks: Ranks = ALONE) ->
 
 
 def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
-    """Return the name of the config's task, or of a program's first function in its place."""
+    """Return the name of a program's first function, if it gives one, else of the config's task."""
     given = [*([reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else reward_funcs), agent]
     first = next((one for one in given if one is not None), None)
     if first is None:
@@ -183,7 +183,7 @@ def task_given(
     from hone.environments.functions import given_task
 
     if config.orchestrator.envs:
-        raise UserError("a program gives the task of this run, and orchestrator.envs names others: leave out one")
+        raise UserError("a program gives the task of this run, but orchestrator.envs names tasks, too: leave out one")
     env = config.orchestrator.env
     # The given task replaces another one that a file names, with its arguments and its template.
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
@@ -233,7 +233,7 @@ def warn_not_importable(file: str, import_problem: str, run: RunWriter) -> None:
 
 
 def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
-    """Digest a model, the initial adapter and the tokenizer, whatever their names."""
+    """Digest the contents of a model, the initial adapter and the tokenizer, not their names."""
     adapter = {} if model.lora is None else {"adapter": fingerprint(model.trained)}
     return {"model": fingerprint(model.base), **adapter, "tokenizer": renderer.digest()}
 
@@ -251,7 +251,7 @@ def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, En
 def task_digests(
     config: RLConfig, envs: Mapping[str, Environment], eval_envs: Mapping[str, Environment]
 ) -> dict[str, str]:
-    """Digest the tasks that the run trains and is evaluated on; several by name."""
+    """Digest the tasks for training and evaluation; with several tasks, keys include a task's name."""
     digests: dict[str, str] = {}
     for name, one in config.tasks().items():
         found = envs[name].digests(("train", "eval") if one.orchestrator.eval else ("train",))
@@ -292,7 +292,7 @@ def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
 def check_lengths(
     config: RLConfig, env: Environment, renderer: ChatRenderer, model: DecoderConfig, curriculum: Curriculum | None
 ) -> None:
-    """Raise UserError if `seq_len` or a prompt of the run is too long. Without `curriculum`: of evaluations only."""
+    """Raise UserError if `seq_len` or a prompt is too long. Without `curriculum`, check only evaluation prompts."""
     limit = model.max_position_embeddings
     if config.seq_len > limit:
         raise UserError(f"seq_len = {config.seq_len} exceeds the model's {model.context}; set --seq-len {limit}")
@@ -312,10 +312,10 @@ def check_lengths(
 
 
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
-    """Return the examples that training and evaluation share; None without evaluation. UserError if that is refused.
+    """Return the examples that training and evaluation share; None without evaluation. `refuse`: UserError if any.
 
     It compares the data set's training examples that the run will draw, at most an epoch; with `drop` all of
-    `max_examples`, because what is dropped must not depend on the number of steps, which a resume may change.
+    `max_examples`, because dropped examples must not depend on the number of steps, which a resume may change.
     """
     settings = config.orchestrator.eval
     if settings is None:
@@ -390,8 +390,7 @@ def card(config: RLConfig, step: int) -> str:
 
 
 def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapping[str, object]) -> str:
-    """Return the model card of `weights/step_N`. It names no folder of this machine, so equal runs write equal
-    cards."""
+    """Return the model card of `weights/step_N`. It names no local folder: equal runs write equal cards."""
     name = config.model.name
     from_hub = is_hub_id(name)
     adapter = config.model.lora

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hone.model.chat import ChatRenderer
 
 PROBE = "One probe: naïve café, 12+34=46, {x}\n"
-"""A text that tokenizers of different models cut differently."""
+"""A text that tokenizers of different models split differently."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,20 @@ class Server:
         return f"{'hone inference' if self.is_hone else sampler_name(self.backend)} at {self.endpoint.url}"
 
     def scoring(self, prompts: Sequence[Sequence[int] | str], temperature: float = 1.0) -> dict[str, Any]:
-        """Return the body of a request for the logprobs of the prompts' tokens. (Servers other than hone's also sample
-        one.)"""
+        """Return the body of a request for the logprobs of prompts. Servers other than hone's also sample a token."""
         body = {"model": self.model, "prompt": [p if isinstance(p, str) else list(p) for p in prompts]}
         body |= {"max_tokens": 0 if self.is_hone else 1, "temperature": temperature}
         return body | {"prompt_logprobs": 0}
 
 
 class NoServer(UserError):
-    """Nothing answers where a server should be."""
+    """No server answers at the URL."""
 
 
 def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
     """Return the logprobs of each prompt's tokens except the first, from an answer to `Server.scoring`.
 
-    Raises KeyError, IndexError, TypeError or ValueError if it has none.
+    Raises KeyError, IndexError, TypeError or ValueError if there are none.
     """
     entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
     return [
@@ -67,14 +66,14 @@ def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
 
 
 def are_logprobs(values: Sequence[float]) -> bool:
-    """Return True if all can be logprobs: finite, and at most 0 up to rounding."""
+    """Return True if all values can be logprobs: finite, and at most 0 up to rounding."""
     return all(-1e6 < value < 0.01 for value in values)
 
 
 def with_remedy(error: RequestRejected, flag: str) -> UserError:
     if error.status != 401:
         return error
-    return UserError(f"{error}; name the environment variable that holds its key by {flag}")
+    return UserError(f"{error}; set {flag} to the environment variable with the server's key")
 
 
 def connect_to_server(
@@ -89,9 +88,9 @@ def connect_to_server(
 ) -> Server:
     """Return the server at `endpoint`. Raises UserError unless it serves the trained model.
 
-    It must have `model` with `parameters`, the tokenizer of `renderer` (None: not known yet), room for `tokens`, and
-    accept weights from below `spool`. Waits `patience` seconds for an answer, and prints a line every 30 s. `named`:
-    the user named it by --orchestrator.client.base-url; else the run has started it.
+    It must have `model` with `parameters`, the tokenizer of `renderer` (None: unchecked), room for `tokens`, and accept
+    weights from folders below `spool`. Waits `patience` seconds for an answer, and prints a line every 30 s. `named`:
+    the user set --orchestrator.client.base-url; else the run started the server.
     """
 
     async def ask() -> Server:
@@ -104,7 +103,7 @@ def connect_to_server(
             if entry.owner not in gathered("SAMPLERS", {HONE: None}):
                 raise UserError(
                     f"{endpoint.url} is a server of {entry.owner or 'an unknown kind'}: rollouts need token ids, their "
-                    f"logprobs and weights that can be updated, as `inference --model.name {model}` has them"
+                    f"logprobs and weights that can be updated, as `inference --model.name {model}` provides"
                 )
             if entry.policy_version is None:
                 raise UserError(
@@ -156,7 +155,7 @@ async def _check_tokenizer(client: ServerClient, server: Server, model: str, ren
     ids = renderer.tokenizer.encode(PROBE, add_special_tokens=hones).ids
     if choice.get("prompt_token_ids") != ids:
         raise UserError(
-            f"{server.endpoint.url} serves {server.model}, whose tokenizer is not that of {model}: serve the model "
+            f"{server.endpoint.url} serves {server.model} with another tokenizer than {model}: serve the model "
             "that is trained"
         )
 

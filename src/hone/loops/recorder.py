@@ -27,11 +27,11 @@ from hone.types import Group, Outcome, Rollout, Score
 WINDOW = 1000
 """Completions over which the share of failures is computed: enough that 5 % rarely look like 10 %."""
 LEAST = 256
-"""The same in a shorter run, at least."""
+"""Minimum of this window in a shorter run."""
 
 
 class RunRecorder:
-    """Records a run of RL, and checks it: sampler and trainer may differ by `band`."""
+    """Records and checks a run of RL; `band` limits the gap of sampler and trainer."""
 
     def __init__(self, config: RLConfig, run: RunWriter, saver: Saver, band: Band, special_texts: SpecialTexts) -> None:
         orch = config.orchestrator
@@ -45,15 +45,15 @@ class RunRecorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block as `time/<name>`. It may be aborted when the process has to end."""
+        """Time the block as `time/<name>`. The block may be aborted if the process must end."""
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
 
     def record(self, step: int, metrics: dict[str, float], groups: list[Group], update: Update) -> None:
         """Write a step with all its metrics and its update.
 
-        Its rollouts come first: a step with metrics on disk has its samples on disk. Raises Halt if too many
-        completions could not be graded (UserError if all of the first step), or sampler and trainer are too far apart.
+        Rollouts are written first: a step with metrics on disk has its samples on disk. Raises Halt if too many
+        completions could not be graded (UserError if all of the first step), or the logprob gap is too large.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if groups:
@@ -125,10 +125,10 @@ def _token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[s
 
 
 class FailureWatch:
-    """Judges every step: Halt if more than the share `max_failed` of the last completions could not be graded.
+    """Raises Halt if more than the share `max_failed` of the last completions could not be graded.
 
-    These are the last `WINDOW` or, in a run of fewer (`planned`), all, so that a few early failures don't end a run. A
-    resumed run counts anew. A step without a graded completion always ends the run.
+    It counts the last `WINDOW` completions, or `planned` in a shorter run (at least `LEAST`), so that a few early
+    failures don't end a run. A resumed run counts anew. A step without a graded completion always ends the run.
     """
 
     def __init__(self, max_failed: float, planned: int, run: RunWriter) -> None:
@@ -143,7 +143,7 @@ class FailureWatch:
     def step(self, step: int, scores: Sequence[Score]) -> None:
         """Count a step's scores, and show the first failure of each kind.
 
-        Raises UserError if all of the first step fail; Halt if all of a later step fail, or too many.
+        Raises UserError if all scores of step 0 are failures; Halt if all of a later step are, or too many.
         """
         failures = [score for score in scores if score.outcome.is_failure]
         self._failed += len(failures)
@@ -172,13 +172,13 @@ class FailureWatch:
         failed, seen = (sum(counts) for counts in zip(*self._steps, strict=True))
         if failed > self._max_failed * max(self._window, seen):
             raise Halt(
-                f"{failed} of the last {seen} completions failed in the grader, and a run goes on with at most "
-                f"{self._max_failed:.0%} of {max(self._window, seen)} (--orchestrator.grading.max-failed); fix the "
-                f"reward function, whose last error was: {last_line(first)}"
+                f"{failed} of the last {seen} completions failed in the grader, and the limit is "
+                f"{self._max_failed:.0%} of {max(self._window, seen)} (--orchestrator.grading.max-failed). Fix the "
+                f"reward function; its last error: {last_line(first)}"
             )
 
     def evaluated(self, step: int, scores: Sequence[Score]) -> None:
-        """Show the first failure in an evaluation. Such failures enter no average, and end no run."""
+        """Show the first failure in an evaluation. Failures there enter no average and end no run."""
         failures = [score for score in scores if score.outcome.is_failure]
         self._mark_inexact(step, failures)
         if failures and not self._evaluation_reported:
@@ -196,7 +196,7 @@ class FailureWatch:
             )
 
     def _mark_inexact(self, step: int, failures: Sequence[Score]) -> None:
-        """Mark the run as inexact from `step` on for failures that don't depend on the completion alone."""
+        """Mark the run as inexact from `step` on if a failure may not repeat itself."""
         if any(score.outcome is Outcome.GRADER_TIMEOUT for score in failures):
             self._run.mark_inexact(step, "a grader was ended at its deadline")
         if any(score.killed for score in failures):

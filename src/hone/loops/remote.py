@@ -1,11 +1,11 @@
-"""A policy behind servers of one kind. It samples over HTTP, and takes the trainer's weights from a folder.
+"""A policy on servers of one kind. It samples over HTTP; the servers load the trainer's weights from a folder.
 
     policy = ServerPolicy([connect_to_server(endpoint, ...)], renderer, eos_ids, spool)
     policy.load(0)
 
-A server gets a request for each group. hone's gets the key of each completion, so its tokens equal an engine's in this
-process, up to the rounding of differently shaped products. Another server gets a seed for the first (the key's upper 31
-bits), and counts on from it for the others of the group.
+A server gets one request per group. hone's server gets the key of each completion, so it samples the tokens of an
+engine in this process, up to rounding of differently shaped products. Another server gets a seed for the first
+completion (the key's upper 31 bits), and adds 1 for each further one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hone.types import Ragged, Segment
 
 
 class ServerPolicy(Policy):
-    """Samples from servers. `load` has them take weights from a folder, by default the weights of `spool`'s model.
+    """Samples from servers. `load` makes the servers load a folder, by default one with the weights of `spool`'s model.
 
-    Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; the
-    caller decides which are too old. If a server does not report it, all tokens of a call count as of the version at
-    its start, the oldest possible. `eos_ids` end a completion, as the stop ids of `renderer` do. Raises Halt when no
-    server is left, or one samples from weights that this run did not send.
+    Another thread may call `load` during `sample`: a token may then be of any loaded version; the caller decides which
+    versions are too old. If a server reports no versions, all tokens of a call get the version at its start, the oldest
+    possible. `eos_ids` and the stop ids of `renderer` end a completion. Raises Halt if no server is left, or if one
+    samples from weights that this run did not send.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ServerPolicy(Policy):
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Segment]:
-        """Sample one turn per request, with the prompt that the server reports."""
+        """Sample one turn per request; prompt ids are those reported by the server."""
         turns = dict[int, Segment]()
         members = list(enumerate(requests))
         groups = [list(group) for _, group in groupby(members, lambda one: (one[1].prompt_ids, one[1].max_tokens))]
@@ -84,7 +84,7 @@ class ServerPolicy(Policy):
         self.fleet.load(version, path)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Return one server's logprobs; NaN if it can't compute them: only hone's can at temperatures other than 1."""
+        """Return a server's logprobs, or NaN: only hone's server scores at a temperature other than 1."""
         if self._scores_nothing(temperature):
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
         (answer,) = self.fleet.ask([self._server.scoring(sequences, temperature)])

@@ -76,7 +76,7 @@ class Processes(Protocol):
 
 
 class OneProcess:
-    """Trainer in this process; the sampler too, or it is one server."""
+    """Trains in this process, and samples here or from one server."""
 
     backend: str | None = None
     make_policy: MakePolicy | None = None
@@ -125,12 +125,12 @@ class OneProcess:
 class RL(Training):
     """A run of RL, in this process or by other `processes`: the task, renderer and steps of a config.
 
-    `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
-    config names the task; or it is `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`, and
-    `given_task` there; or `agent`, a program that calls the model. `loss` and `advantages` are functions that replace
-    the algorithm's, see `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is bad.
-    Used as a context, it opens the run directory, sets threads and deterministic kernels, and on leaving saves the
-    final version and sets them back.
+    `config` is an `RLConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The config
+    names the task; or the task is `reward_funcs` on the examples of `dataset` (see `given_task` in
+    `hone.environments.functions`), or `agent`, a program that calls the model. `loss` and `advantages` replace the
+    algorithm's functions, see `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is
+    bad. As a context manager, it opens the run directory, and sets threads and deterministic kernels; its exit saves
+    the final version and restores those settings.
     """
 
     kind = "rl"
@@ -195,16 +195,16 @@ class RL(Training):
 
     @property
     def env(self) -> Environment:
-        """The task; of several, the first."""
+        """The task, or the first of several."""
         return next(iter(self.envs.values()))
 
     @property
     def all_envs(self) -> list[Environment]:
-        """All tasks, to train on and to evaluate on, each once."""
+        """All tasks for training and evaluation, without repeats."""
         return list({id(env): env for env in (*self.envs.values(), *self.eval_envs.values())}.values())
 
     def sample(self) -> list[Group]:
-        """Draw the next prompts, sample a group of completions of each, and grade them."""
+        """Draw the next prompts, sample a group of completions for each prompt, and grade them."""
         with self._inside():
             groups = self.steps.sample()
         self._drawn = [group.draw for group in groups]
@@ -214,7 +214,7 @@ class RL(Training):
         """Update the weights on all groups from `sample`, in their order; returns the step's metrics."""
         self._check_left(takes_step=True)
         if not self._drawn or [group.draw for group in groups] != self._drawn:
-            raise UserError("update takes all groups that the last sample() has returned, in their order, once")
+            raise UserError("update takes all groups that the last sample() returned, in their order, only once")
         self._drawn = []
         with self._inside():
             return self.steps.update(groups)
@@ -222,7 +222,7 @@ class RL(Training):
     def evaluate(self, num_examples: int | None = None, task: str | None = None) -> EvalResult:
         """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded.
 
-        `task`: the name of one of several, by default the first; UserError for an unknown one.
+        `task`: a task's name, by default the first task's; UserError for an unknown name.
         """
         self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:
@@ -340,5 +340,5 @@ class RL(Training):
         self.run.event("pool_restarted", step, examples=size)
         self.run.display.message(
             f"Step {step} found no prompt left in the pool (all {size:,} are retired or parked): all "
-            "are back, and what was measured of them is forgotten."
+            "are back, and their measurements are forgotten."
         )

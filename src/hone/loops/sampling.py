@@ -1,4 +1,4 @@
-"""The servers that `hone rl` samples from instead of its engine: one that is up, or one that it starts."""
+"""The servers that `hone rl` samples from instead of its engine: a running server, or one that it starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hone.trainer.step import Trainer
 
 
 def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> tuple[str, MakePolicy]:
-    """Return the kind of server that the run samples from, and what makes its policy. UserError if it can't."""
+    """Return the kind of server to sample from, and the function that makes its policy. UserError if it is unfit."""
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
         return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split
@@ -49,7 +49,7 @@ def spool_of(
     adapter_alone: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Spool:
-    """Return the spool that a server loads weights from, `in_memory` if two versions fit there, in `dtype`."""
+    """Return the spool of weights in `dtype` for a server; in memory if `in_memory` is true and two versions fit."""
     assert config.sampled_by is not None
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     say = run.display.message

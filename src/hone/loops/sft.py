@@ -1,8 +1,8 @@
 """SFT: cross-entropy on the assistant's tokens of packed conversations, AdamW, one update a step.
 
-Step N takes the next examples of the order that (seed, epoch) gives, lays them end to end, and minimises the mean
-negative log-likelihood over all assistant tokens of the step. No padding, no attention across examples, no label
-smoothing, no sample weights; what a checkpoint holds besides the trainer is the position in the data and two counters.
+Step N takes the next examples in the order of (seed, epoch), joins them end to end, and minimises the mean negative
+log-likelihood over all assistant tokens of the step. No padding, no attention across examples, no label smoothing, no
+sample weights. A checkpoint holds the trainer, the position in the data and two counters.
 
     hone sft @ examples/reverse_text/tiny_sft.toml
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """The place in the data: position in the stream of epochs, examples and tokens trained on so far."""
+    """Position in the stream of epochs, and the examples and tokens trained on so far."""
 
     position: int = 0
     examples: int = 0
@@ -89,7 +89,7 @@ class Data:
 
 @dataclass(eq=False)
 class SFTSteps(Loop):
-    """The loop: read the next examples, update (`update`); measure the validation loss (`measure`)."""
+    """The loop: read the next examples and train (`update`); measure the validation loss (`measure`)."""
 
     config: SFTConfig
     source: Source
@@ -148,11 +148,11 @@ class SFTSteps(Loop):
 class SFT(Training):
     """A run of SFT: data, renderer, model and trainer of a config.
 
-    `config` is an `SFTConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
-    examples are those of the config, or `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises
-    UserError if a setting, the data or the model is bad. Used as a context, it opens the run directory, sets threads
-    and deterministic kernels, and on leaving saves the final version and sets them back. On several `ranks` every one
-    makes it; rank 0 uses it as a context, and the others call `follow`.
+    `config` is an `SFTConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The config
+    names the examples, or they are `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises
+    UserError if a setting, the data or the model is bad. As a context manager, it opens the run directory, and sets
+    threads and deterministic kernels; its exit saves the final version and restores those settings. With several
+    `ranks`, every rank makes an SFT; rank 0 uses it as a context manager, the others call `follow`.
     """
 
     kind = "sft"
@@ -247,7 +247,7 @@ def follow(sft: SFT) -> int:
 def with_dataset(
     config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any], ranks: Ranks = ALONE
 ) -> tuple[SFTConfig, Rows | None]:
-    """Return the config with the data set that a program gives, and its rows; the config names a run directory."""
+    """Return the config with a program's data set and a run directory; and the rows, if the program gives rows."""
     rows, chosen = given_rows(dataset, "dataset"), dict[str, Any]()
     if rows is not None:
         place = DATA if isinstance(rows, Rows) else rows
@@ -267,7 +267,7 @@ def with_dataset(
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:
     """Load and check the data, or the given rows, before the run directory is touched.
 
-    Every row that the run will use is tokenized; of a task's demonstrations, the first step's are tried.
+    It tokenizes every row that the run will use; of a task's demonstrations, only the first step's.
     """
     limit = Limit(config.data, model.config.max_position_embeddings)
     name = config.data.path or config.data.name or config.data.run

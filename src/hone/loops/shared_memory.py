@@ -1,6 +1,6 @@
-"""A folder in memory for weights on their way to a server of this machine, and scratch folders of the launcher.
+"""Folders in memory for weights that a server of this machine loads, and scratch folders of the launcher.
 
-Only this user can enter one; it is removed with its run. Standard library only, as in the launcher.
+Only this user can open them; they are removed after the run. Needs only the standard library, like the launcher.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hone.hardware import ram
 
 ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"
-"""Variable that names the folder to the roles of a run (the orchestrator tells the trainer)."""
+"""Environment variable with the folder, for the roles of a run (the orchestrator tells the trainer)."""
 PRESERVED = ".kept"
 """Marks a scratch folder to keep, because a message names a log in it."""
 NO_ROOM = "there is no room left in memory"
@@ -27,9 +27,9 @@ NO_ROOM = "there is no room left in memory"
 
 @contextmanager
 def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Path | None]:
-    """Yield a fresh folder in memory that only this user can enter, and remove it afterwards; None if none can be made.
+    """Yield a new folder in memory that only this user can open, and remove it afterwards; None if that fails.
 
-    This process holds a lock on it as long as it lives. Folders of killed processes are removed first.
+    This process locks the folder as long as it lives. Folders of killed processes are removed first.
     """
     prefix = f"hone-{os.geteuid()}-"
     _sweep(root, prefix)
@@ -71,7 +71,7 @@ def _sweep(root: Path, prefix: str) -> None:
 
 
 def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
-    """Return a new locked folder and its lock. It is hidden until then, so that no other run removes it."""
+    """Return a new locked folder and its lock. The folder is hidden until locked, so that no other run removes it."""
     hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))  # mode 0700, at a name that nobody has taken
     folder = hidden.with_name(hidden.name.removeprefix("."))
     with ExitStack() as failed:
@@ -84,7 +84,7 @@ def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
 
 
 def join_folder(folder: Path) -> int | None:
-    """Make and lock the folder of a run on another node; None on the launcher's node, where it has the lock."""
+    """Make a run's folder on this node; return its lock, None on the launcher's node: the launcher has the lock."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     try:
@@ -125,7 +125,7 @@ def _size(count: int) -> str:
 
 
 def _locked(folder: Path, kind: int = fcntl.LOCK_EX) -> int:
-    """Open and lock a folder; OSError if it is not one that only this user can enter, or if it is locked."""
+    """Open and lock a folder; OSError if other users can open it, or if it is locked."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = os.fstat(opened)

@@ -1,9 +1,9 @@
-"""The steps of RL, in one process, in several, or again in `hone verify`; `build` makes their parts from a config.
+"""The steps of RL, in one process, in several, or replayed by `hone verify`; `build` makes them from a config.
 
 Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
-minus its group's mean as the advantage, and makes one update of the token-level clipped loss: version N + 1. Groups
-of equal rewards carry no gradient and are dropped; without any group the weights stay as they are, and the counter and
-the schedule go on. No value network, no KL by default, one update per batch, no replay.
+minus its group's mean as the advantage, and makes one update of the token-level clipped loss: version N + 1. Groups of
+equal rewards carry no gradient and are dropped; if all are dropped, the weights stay the same, but the version and the
+schedule advance. No value network, no KL by default, one update per batch, no replay.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hone.types import Group
 
 @dataclass(eq=False)
 class Tasks:
-    """The tasks of a run by name: to `train` on, with `curricula` that draw the examples, and for `evaluation`.
+    """The tasks of a run by name: for training, with `curricula` that draw the examples, and for evaluation.
 
     `renderer` writes the prompts. `advantages` is a program's function instead of the algorithm's, or None.
     """
@@ -52,7 +52,7 @@ AddColumn = Callable[[Sequence[Group]], list[Group]]
 
 @dataclass
 class PendingStep:
-    """A step that the trainer has; its update was not received yet."""
+    """A step sent to the trainer; its update is not received yet."""
 
     step: int
     groups: list[Group]
@@ -69,9 +69,9 @@ def build(
     state: Mapping[str, Any] | None = None,
     columns: Sequence[tuple[str, AddColumn]] = (),
 ) -> Steps:
-    """Make the steps of a run, from the `state` in a checkpoint on (None: from the beginning).
+    """Make the steps of a run, starting from a checkpoint's `state` (None: from step 0).
 
-    Without a policy it can't sample; `update` then takes recorded groups.
+    Without a policy, `sample` can't be used; `update` then takes recorded groups.
     """
     ledger, samplers = Ledger(state["ledger"] if state else None), dict[str, GroupSampler]()
     for name, one in config.tasks().items():
@@ -99,7 +99,7 @@ class Steps(Loop):
     ledger: Ledger
     recorder: RunRecorder
     columns: Sequence[tuple[str, AddColumn]]
-    """With the phase that each takes."""
+    """(phase, function): the phase times the function."""
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     """Metrics of the last recorded step."""
     _pending: deque[PendingStep] = field(default_factory=deque, init=False)
@@ -129,7 +129,7 @@ class Steps(Loop):
         return groups
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
+        """Update the weights on the groups of a step; returns the metrics of the last finished step."""
         step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
         metrics, batch = mix_metrics(groups, self.config, step), trainable(groups, self.config)
         self.trainer.put(step, batch)
@@ -184,7 +184,7 @@ class Steps(Loop):
         return Snapshot(tensors, self.ledger.state(before=self.version), part)
 
     def _receive_update(self, begin: bool = True) -> None:
-        """Record the next update. Begin its version if another one is pending, or so that `done` sees the target."""
+        """Record the next update. Begin its version if another is pending, or if `done` needs its metrics."""
         update, pending = self.trainer.take(), self._pending.popleft()
         measured, self._measured = dict(self._measured), {}
         self.metrics = measured | pending.metrics | update.metrics | pending.totals

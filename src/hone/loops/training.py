@@ -1,4 +1,4 @@
-"""The common part of RL and SFT: opening a run directory, saving versions, and the ways to end."""
+"""The common part of RL and SFT: opening a run directory, saving versions, ending a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Loop(ABC):
 
     @abstractmethod
     def step(self) -> dict[str, float]:
-        """Begin the current version, then make the next one; returns the metrics of the step."""
+        """Begin the current version, then make the next version; returns the step's metrics."""
 
     @abstractmethod
     def measure(self, version: int, last: bool) -> dict[str, float]:
@@ -50,7 +50,7 @@ class Loop(ABC):
 
     @abstractmethod
     def snapshot(self, checkpoint: bool) -> Snapshot:
-        """Return the state to save; `checkpoint`: for a checkpoint, too."""
+        """Return the state to save; `checkpoint`: it becomes a checkpoint, too."""
 
     @property
     def version(self) -> int:
@@ -66,7 +66,7 @@ class Loop(ABC):
         return self.next_step >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
 
     def begin(self, last: bool = False) -> bool:
-        """Save and measure the current version, once; False if a stop was requested. `last`: measure everything."""
+        """Save and measure the current version, once; return False at a requested stop. `last`: measure everything."""
         version, saver = self.version, self.saver
         if self._begun == version:
             return True
@@ -97,12 +97,12 @@ class Loop(ABC):
 
 
 class Training(ABC):
-    """A run that trains, as a context: inside it takes steps; leaving it saves the final version and closes the run.
+    """A training run as a context manager: its block takes steps; its exit saves the final version and closes the run.
 
-    SIGINT and SIGTERM end it after the current step; `done` is true then. If that step is abandoned, at a Halt, or if
-    the block raises between two steps, the version before it is saved as a checkpoint. `ending` tells how the run
-    ended, and `exit_code` what a command returns: 0, or 130/143 for a signal. `command` is the command line that
-    run.json records; by default this process's.
+    SIGINT and SIGTERM end the run after the current step; `done` is then true. If a step is abandoned, at a Halt, or if
+    the block raises between two steps, the last complete version is saved as a checkpoint. `ending` says how the run
+    ended; `exit_code` is a command's exit code: 0, or 130/143 for a signal. `command` is the command line recorded in
+    run.json; by default this process's.
     """
 
     kind: ClassVar[str]
@@ -116,12 +116,12 @@ class Training(ABC):
     exit_code = 0
     command: list[str] | None = None
     _error: BaseException | None = None
-    """The last error of hone's code, which may leave half a step's state; not an error of the user's block."""
+    """The last error of hone's code (not of the user's block); it may leave the state of half a step."""
     _stack: ExitStack | None = None
 
     @abstractmethod
     def _open(self, stack: ExitStack) -> None:
-        """Check what the run needs, open its directory, and make its steps; `stack` closes all of it."""
+        """Check what the run needs, open its directory, and make its steps; `stack` closes everything."""
 
     @property
     def done(self) -> bool:
@@ -166,7 +166,7 @@ class Training(ABC):
 
     @contextmanager
     def _inside(self, takes_step: bool = True) -> Iterator[None]:
-        """Wrap code that takes steps or saves, to tell its errors from errors of the user's block."""
+        """Wrap code that takes steps or saves, to distinguish its errors from errors of the user's block."""
         self._check_left(takes_step)
         try:
             with called_from(python=True), torch.inference_mode(False):  # whatever the program around it has set
@@ -228,7 +228,7 @@ class Training(ABC):
 
     @contextmanager
     def _saving(self, export: Export, ckpt: CkptConfig | None, planned: bool = False) -> Iterator[None]:
-        """Save versions in the block, also if an error, a stop or a Halt ends it. The arguments are `Saver`'s."""
+        """Save versions in the block, also if an error, a stop or a Halt ends the block. Arguments: see `Saver`."""
         snapshot = lambda checkpoint: self.steps.snapshot(checkpoint)  # noqa: E731
         run, halted = self.run, None
         with StopRequest(run.display.notice, self.config.grace_seconds) as stop:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Update:
-    """A train step: metrics, fingerprint of the version before it, timings in seconds, and statistics of its tokens."""
+    """A train step: metrics, fingerprint of the weights before the step, timings in seconds, token statistics."""
 
     metrics: dict[str, float]
     weights: str
@@ -32,8 +32,8 @@ class Update:
 class Updates(ABC):
     """The trainer, in this process or in others.
 
-    `version` and `fingerprint()` describe the last update taken; `ready`: `take` would not wait. With `plans` it must
-    know before an update if it becomes a checkpoint (see `Saver.planned`).
+    `version` and `fingerprint()` describe the last update taken; `ready`: `take` would not wait. If `plans` is true,
+    the trainer must know before an update if its version becomes a checkpoint (see `Saver.planned`).
     """
 
     plans = False
@@ -49,14 +49,14 @@ class Updates(ABC):
 
     @abstractmethod
     def take(self) -> Update:
-        """Return the update on the oldest batch; `version` is then its result."""
+        """Return the update on the oldest batch; `version` then includes this update."""
 
     @abstractmethod
     def publish(self, version: int) -> Gap | None:
-        """Load the current version into the sampler; return the gap to it, None if it isn't measured."""
+        """Load the current version into the sampler; return the logprob gap, None if it isn't measured."""
 
     def release(self, version: int) -> None:
-        """Let the sampler load later versions than `version`, which was measured."""
+        """Let the sampler load versions after `version`, which is now measured."""
         return
 
     def give_up(self) -> None:

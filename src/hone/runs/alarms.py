@@ -1,4 +1,4 @@
-"""Alarms of a run: a problem is reported once until it is over, and may ask the run for an action."""
+"""Alarms of a run: a problem is reported once until it is over, and may request an action of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hone.runs.view import OVER
 ORDER = ("off", "warn", "checkpoint", "pause", "stop")
 """Actions, from none to the strongest."""
 _DONE = {"checkpoint": " A checkpoint is saved.", "pause": " The run is saved and paused."}
-"""An action's effect, in words; the end of a run gives its own reason."""
+"""Sentences on an action's effect; a stopped run prints its own reason."""
 
 Event = dict[str, Any]
 
@@ -26,23 +26,23 @@ def in_words(event: Event) -> str:
 
 
 class Alarms:
-    """The alarms of a run: the active ones, and the actions that they ask for."""
+    """The alarms of a run: the active alarms, and the requested actions."""
 
     def __init__(self) -> None:
         self.actions: dict[str, str] = {}
-        """Name of an alarm → one of `ORDER`; all others warn."""
+        """Alarm's name → one of `ORDER`; other alarms warn."""
         self.remedy = ""
-        """The flag with which a stopped run goes on; `{}` is the alarm's name with dashes."""
+        """The flag that lets a stopped run go on; `{}` is the alarm's name with dashes."""
         self.asked = "off"
         """The strongest requested action that is not done yet: checkpoint, pause or stop; else off."""
         self.cause = ""
-        """The alarm or observer that asked for it."""
+        """The alarm or observer that requested `asked`."""
         self.active: dict[str, int] = {}
-        """The active alarms, with the last step at which each was found."""
+        """Active alarm → last step at which its problem was found."""
         self.times: Counter[str] = Counter()
 
     def restore(self, name: str, events: Iterable[Mapping[str, Any]], step: int) -> None:
-        """Read an alarm's event from before a resume at `step`, so that it isn't reported again."""
+        """Read an alarm's earlier events at a resume from `step`: an active alarm isn't reported again."""
         kinds = [one["kind"] for one in events if one["kind"] in ("alarm", OVER) and one.get("name") == name]
         self.times[name] = kinds.count("alarm")
         if kinds[-1:] == ["alarm"] and step > 0:
@@ -53,7 +53,7 @@ class Alarms:
         return self.asked in ("checkpoint", "pause")
 
     def raised(self, step: int, name: str, finding: Finding) -> Event | None:
-        """Return the fields of a finding's event; None if its alarm is raised already, or off."""
+        """Return the fields of a finding's event; None if the alarm is active already, or off."""
         action = self.actions.get(name, "warn")
         if action == "off":
             return None

@@ -1,4 +1,4 @@
-"""The cost of a run, and stopping before time, money or tokens run out, with enough left to save."""
+"""The cost of a run; stops it before time, money or tokens run out, with enough left to save."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hone.config.shared import BudgetConfig
 from hone.runs.view import RunView
 
 CLOSING, OF_START = 2.0, 0.4
-"""Seconds to end a process and its workers after its last line; or this share of its start time if that is more, since
-both depend on the machine's load (the quickstart's RL: 0.9 s after 5 s, 2.2 s after 7 s)."""
+"""Seconds to end a process and its workers after its last line; or this share of the start's seconds if that is more:
+both depend on the machine's load (the quickstart's RL: 0.9 s after a start of 5 s, 2.2 s after 7 s)."""
 RECENT = 10
-"""Number of last steps that predict the next one's time."""
+"""Number of last steps that predict the next step."""
 ENDING = ("checkpoint", "publish", "evaluate", "validate")
 """Phases that the end of a run needs time for."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Wall seconds, dollars (None: no price) and tokens of all processes, and of recent steps, to predict the next."""
+    """Wall seconds, dollars (None: no price) and tokens of all processes; recent steps, to predict the next step."""
 
     seconds: float = 0.0
     usd: float | None = None
@@ -40,7 +40,7 @@ class Spent:
 
 
 def process_seconds() -> float:
-    """Return the wall seconds since this process began; where the system doesn't tell, 0."""
+    """Return the wall seconds since this process began; 0 if the system doesn't tell."""
     try:
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
@@ -52,8 +52,8 @@ def process_seconds() -> float:
 class Budget:
     """Tracks the cost of a run over all its processes, and checks if another step fits into its limits.
 
-    `before` is the cost of its earlier processes. A step is expected to take as much as the largest of the last ten,
-    and the phases after it their longest so far.
+    `before`: cost of the run's earlier processes. The next step is expected to cost as much as the largest of the last
+    ten, and the phases after it to take their longest time so far.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Budget:
 
     @property
     def usd(self) -> float | None:
-        """US dollars of all processes so far, each at its own price; None without a price."""
+        """US dollars of all processes so far, each process at its own price; None without a price."""
         price = self.limits.usd_per_hour if self.limits else None
         if price is None:
             return self._before.usd
@@ -90,7 +90,7 @@ class Budget:
             self._phases[phase] = max(seconds, self._phases.get(phase, 0.0))
 
     def expect(self, phase: str, seconds: float) -> None:
-        """Set the expected seconds of a phase until one is timed."""
+        """Set the expected seconds of a phase that is not timed yet."""
         self._expected[phase] = seconds
 
     def step(self, seconds: float, tokens: int | None) -> None:
@@ -104,7 +104,7 @@ class Budget:
 
     @property
     def used_up(self) -> str:
-        """Return the usage of a limit that another step would cross, in words; "" if none. Never reset."""
+        """Return the usage of the limit that another step would cross, in words, or "". Never reset."""
         limits = self.limits
         if limits is None:
             return ""

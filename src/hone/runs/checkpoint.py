@@ -1,8 +1,8 @@
 """Checkpoints: everything an exact resume needs, in `checkpoints/step_N`, where N updates have been made.
 
-step_N/<group>.safetensors   one per group of tensors; of a trainer on several ranks step_N/trainer/ (runs/shards.py)
+step_N/<group>.safetensors   one per group of tensors; several ranks write step_N/trainer/ instead (runs/shards.py)
 step_N/state.json            counters, ledger, cursors: plain JSON
-step_N/COMPLETE              size and SHA-256 of each, written last
+step_N/COMPLETE              size and SHA-256 of each file, written last
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensors = dict[str, dict[str, "torch.Tensor"]]
 
 
 class Checkpoints:
-    """The checkpoints of a run: the newest `keep_last`, and those at multiples of `keep_interval`."""
+    """The checkpoints of a run; keeps the newest `keep_last`, and steps at multiples of `keep_interval`."""
 
     def __init__(self, folder: Path, keep_last: int | None = None, keep_interval: int | None = None):
         self.folder = folder
@@ -34,7 +34,7 @@ class Checkpoints:
         return self.folder / f"step_{step}"
 
     def save(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Write step `step` atomically, with the content of the folder `part`. Equal content gives equal bytes."""
+        """Write checkpoint `step` atomically, with the files of folder `part`. Equal content gives equal bytes."""
         with new_dir(self.path(step)) as folder:
             for entry in sorted(part.iterdir()) if part else ():
                 entry.rename(folder / entry.name)
@@ -45,7 +45,7 @@ class Checkpoints:
         return self.path(step)
 
     def part(self, step: int) -> Path:
-        """Return an empty folder for another process's part of the checkpoint of step `step`; see `save`."""
+        """Return an empty folder for other processes' files of checkpoint `step`; see `save`."""
         folder = self.folder / f"{NEW_PREFIX}part_{step}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -57,11 +57,11 @@ class Checkpoints:
         return load_groups(folder) if with_tensors else {}, json.loads((folder / "state.json").read_bytes())
 
     def steps(self) -> list[int]:
-        """Return steps with a complete checkpoint (by names and sizes), ascending."""
+        """Return steps with a complete checkpoint (files have the right names and sizes), ascending."""
         return [step for step in self._all() if is_complete(self.path(step))]
 
     def problems(self, step: int) -> list[str]:
-        """Return why step `step` can't be loaded, after reading every byte of it; empty if it can."""
+        """Return why checkpoint `step` can't be loaded, after reading all its bytes; empty if it can."""
         if not self.path(step).is_dir():
             return ["there is no such checkpoint"]
         if problems := verify(self.path(step)):
@@ -70,7 +70,7 @@ class Checkpoints:
         return [f"it holds version {state['step']}"] if state.get("step", step) != step else []
 
     def newest(self) -> tuple[int | None, list[str]]:
-        """Return the newest step that is intact to the last byte, and a sentence on each newer one."""
+        """Return the newest step with an intact checkpoint, and a sentence on each newer, damaged one."""
         warnings = []
         for step in reversed(self._all()):
             if not (problems := self.problems(step)):
@@ -123,7 +123,7 @@ def shapes(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def misfit(saved: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return why a checkpoint's model has other parameters (names, shapes, dtypes); "" if they are equal."""
+    """Return a difference between the saved and the model's parameters (name, shape, dtype), or ""."""
     for name, parameter in parameters.items():
         if name not in saved:
             return f"{name} is missing"

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
 
 _INTERVAL = 2.0
-"""Least seconds between two plain lines; evaluations, messages, the first and the last step are always shown."""
+"""Minimum seconds between two plain lines; evaluations, messages, the first and the last step are always shown."""
 
 
 def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print at once, on standard output by default. If its reader has gone, the run continues."""
+    """Print at once, on standard output by default. If the stream's reader has gone, the run continues."""
     with suppress(OSError):
         print(text, end=end, flush=True, file=stream)
 
 
 class Display(Observer):
-    """Keeps the state to show in `progress`; this one shows nothing."""
+    """Keeps the run's state in `progress`; this base class shows nothing."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.progress = progress or Progress("rl", 0)
@@ -49,7 +49,7 @@ class Display(Observer):
         self.progress.enter(name)
 
     def doing(self, words: str) -> None:
-        """Show progress within the current phase; without words, the phase."""
+        """Show `words` on progress within the current phase; if empty, the phase."""
         self.progress.doing = words or self.progress.phase
 
     def message(self, text: str) -> None:
@@ -73,7 +73,7 @@ def make_display(mode: str, progress: Progress, out: TextIO | None = None) -> Di
 class PlainDisplay(Display):
     """ASCII lines for logs and pipes; a thread shows the phase of a step that takes longer than two seconds.
 
-    `step 3/8` is the third step, done or current: people count from 1.
+    `step 3/8` is the third step, done or current: the display counts from 1.
     """
 
     def __init__(self, progress: Progress, out: TextIO):

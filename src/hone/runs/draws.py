@@ -1,6 +1,6 @@
-"""Read how every draw of an RL run ended, from its checkpoints and rollouts.
+"""Reads the outcome of every draw of an RL run from its checkpoints and rollouts.
 
-The checkpoints have the ledger. Draws after the newest one come from the rollouts; a resume would repeat them.
+The checkpoints have the ledger. Draws after the newest checkpoint come from the rollouts; a resume would repeat them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 CHECKPOINT, ROLLOUTS = "checkpoint", "rollouts"
 MEASURED = ("solved", "graded")
-"""Further keys of a ledger entry if the curriculum uses it."""
+"""Further keys of a ledger entry if the curriculum measures."""
 
 
 def read_draws(run: Run) -> list[dict[str, Any]]:
-    """Return one record per draw, in their order: draw, step, example_id, state, tokens, and `source`.
+    """Return one record per draw, in order: draw, step, example_id, state, tokens, and `source`.
 
-    If the curriculum measures, also how many of the `graded` rollouts were `solved`. `source` is `checkpoint` up to the
-    newest intact one, `rollouts` for later steps, which lack skipped draws (`retired`).
+    If the curriculum measures, also the numbers of `graded` and `solved` rollouts. `source` is `checkpoint` up to the
+    newest intact checkpoint, `rollouts` for later steps, which lack skipped (`retired`) draws.
     """
     step, draws = 0, []
     for saved in reversed(run.checkpoints.steps()):
@@ -47,9 +47,9 @@ def measures(run: Run) -> bool:
 
 
 def drawn(run: Run, step: int) -> list[dict[str, Any]]:
-    """Return the ledger's entries of a step, from its rollouts, by draw; with `solved` and `graded`.
+    """Return a step's ledger entries, made from its rollouts, in the order of draws; with `solved` and `graded`.
 
-    A group's state comes from a sample that its grader graded, if there is one.
+    A group's state comes from a graded sample, if it has one.
     """
     from hone.types import Outcome  # loads numpy, which a list of runs does without
 

@@ -1,6 +1,6 @@
 """Files that survive a crash: files and directories appear complete or not at all, logs grow by whole lines.
 
-Readers don't trust files: they must be regular, JSON finite and not deep.
+Readers check that files are regular, and that JSON is finite and not deeply nested.
 
 Temporary names start with `.tmp-hone-`, so `sweep` recognises what a killed process left, and cleans up.
 """
@@ -42,12 +42,12 @@ def dumps(value: Any) -> str:
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content`: written beside it, flushed to the disk, then renamed over it."""
+    """Replace `path` by `content`: write a file beside it, flush it to the disk, rename it to `path`."""
     write_files(path.parent, {path.name: content})
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
-    """Replace these files of `folder`, by name, in order; all of them, or none if the disk does not take all."""
+    """Replace files of `folder`, by name, in order: all, or none if they don't fit on the disk."""
     temporary = {name: folder / f"{NEW_PREFIX}{name}" for name in contents}
     try:
         for name, content in contents.items():
@@ -85,7 +85,7 @@ def _fsync(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add this file name to a system error without one, as from a failed `write` or `fsync`."""
+    """Add `path` to a system error that lacks a file name, such as one of `write` or `fsync`."""
     try:
         yield
     except Exception as error:
@@ -96,7 +96,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def error_number(error: BaseException) -> int | None:
-    """Return the system's number of an error, if any. Libraries written in Rust have it in the text."""
+    """Return the system's error number, if there is one. Rust libraries have it in the error's text."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
@@ -105,10 +105,10 @@ def error_number(error: BaseException) -> int | None:
 
 @contextmanager
 def new_dir(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory to fill, which becomes `path` in one step when the block ends, replacing one there.
+    """Yield a temporary directory to fill; when the block ends, it replaces `path` in one step.
 
     At the end it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises,
-    `path` stays as it was. OSError if `path` exists without such a file.
+    `path` stays as it was. OSError if `path` exists without a file `COMPLETE`.
     """
     if path.exists() and not (path / MARKER).is_file():
         raise FileExistsError(errno.EEXIST, "hone did not write it, so it is not replaced", str(path))
@@ -132,7 +132,7 @@ def new_dir(path: Path) -> Iterator[Path]:
 
 
 def save_tensors(tensors: dict[str, Any], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors, in a file of the usual mode: the library lets only the owner read its files."""
+    """Write a safetensors file with the usual mode: the library's own mode lets only the owner read."""
     from safetensors.torch import save_file
 
     save_file(tensors, file, metadata=metadata)
@@ -150,7 +150,7 @@ def _seal(temporary: Path) -> None:
 
 
 def remove_dir(path: Path) -> None:
-    """Delete a directory; a crash midway leaves a temporary one, never one with files missing."""
+    """Delete a directory; a crash midway leaves a temporary directory, never an incomplete `path`."""
     old = path.with_name(f"{_OLD}{path.name}")
     shutil.rmtree(old, ignore_errors=True)
     os.rename(path, old)
@@ -175,7 +175,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def verify(folder: Path, content: bool = True) -> list[str]:
-    """Return the damage to a directory made by `new_dir`. Without `content` only names and sizes are checked."""
+    """Return the problems of a directory made by `new_dir`. Without `content` only names and sizes are checked."""
     try:
         listed = read_json(folder / MARKER)["files"]
         facts = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in listed.items()}
@@ -201,13 +201,13 @@ def _files(folder: Path) -> list[str]:
 
 
 def sha256(path: Path) -> str:
-    """Return the hex SHA-256 of a file. Raises UserError if it can't be read; FileNotFoundError if there is none."""
+    """Return the hex SHA-256 of a file. Raises UserError if it can't be read; FileNotFoundError if it is missing."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
-    """Open a run's file. FileNotFoundError if missing; UserError with the remedy unless readable and regular."""
+    """Open a run's file. FileNotFoundError if missing; UserError with `remedy` if unreadable or not regular."""
     if os.path.lexists(path) and not path.is_file():
         raise UserError(f"{path} cannot be read (it is no regular file): {remedy}")
     try:
@@ -219,7 +219,7 @@ def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
 
 
 def read_file(path: Path, remedy: str = RESTORE) -> bytes:
-    """Return the bytes of a file of a run, of at most 2 GiB; errors as `open_file`."""
+    """Return the bytes of a run's file; UserError above 2 GiB, other errors as `open_file`."""
     with open_file(path, remedy) as file:
         if (size := os.fstat(file.fileno()).st_size) > 2**31:
             raise UserError(f"{path} cannot be read (it has {size:,} bytes): {remedy}")
@@ -227,7 +227,7 @@ def read_file(path: Path, remedy: str = RESTORE) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return a JSON value. ValueError if it isn't one that hone writes; see `check_plain`."""
+    """Parse a JSON value. ValueError if it is invalid or fails `check_plain`."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -237,7 +237,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def check_plain(value: Any, depth: int = 64, finite: bool = True) -> None:
-    """Raise ValueError for nesting beyond `depth`, a number too large for a float, or with `finite` NaN, infinity."""
+    """Raise ValueError for nesting beyond `depth`, numbers too large for a float and, if `finite`, NaN or infinity."""
     if isinstance(value, dict | list):
         if depth == 0:
             raise ValueError("nested too deeply")
@@ -248,7 +248,7 @@ def check_plain(value: Any, depth: int = 64, finite: bool = True) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return True if a metric may have this value: a finite number, a truth value, or None if it was not finite."""
+    """Return True for a valid value of a metric: a finite number, a bool, or None (it was not finite)."""
     return value is None or (isinstance(value, int | float) and -1e300 < value < 1e300)
 
 
@@ -273,7 +273,7 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file with their ends, without a torn last one; `[]` if there is no file."""
+    """Return the lines of a file with line ends, without a torn last line; `[]` if there is no file."""
     return split_lines(read_file(path)) if os.path.lexists(path) else []
 
 
@@ -303,7 +303,7 @@ class JsonlLog:
         return self._hash.hexdigest()
 
     def append(self, record: dict[str, Any]) -> bytes:
-        """Write one line, and return it. Raises OSError, leaving the file as it was, if the disk doesn't take all."""
+        """Write one line, and return it. Raises OSError, leaving the file as it was, if the line doesn't fit."""
         line = (dumps(record) + "\n").encode()
         with self._lock, _naming(self.path):
             try:

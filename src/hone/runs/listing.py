@@ -13,12 +13,12 @@ from hone.runs.view import INFO, NAMES, PREVIOUS, run_info
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Yield every directory under `root`, itself included, with a run.json; runs within runs and in `.previous/` too.
+    """Yield `root` and every directory below, if it has a run.json; also directories in runs and in `.previous/`.
 
-    A run's own folders are not searched; links are not followed. Raises UserError if there is no such folder.
+    Folders that a run writes are not searched; links are not followed. Raises UserError if `root` is no folder.
     """
     if not root.is_dir():
-        raise UserError(f"there is no folder {root}: name the one that holds your runs, as in `hone runs list FOLDER`")
+        raise UserError(f"there is no folder {root}: name the folder of your runs, as in `hone runs list FOLDER`")
     for folder, names, files in os.walk(root):
         is_run = INFO in files
         if is_run:
@@ -39,7 +39,7 @@ def count_text(runs: int, evaluations: int, previous: int) -> str:
 
 
 def find_run(name: str) -> Path:
-    """Return the directory of a run, by that or by its id in `outputs` or a unique start of it; else UserError."""
+    """Return a run's directory, by its path, its id in `outputs` or a unique prefix of the id; else UserError."""
     path = Path(name)
     if os.path.lexists(path / INFO):
         return path
@@ -55,7 +55,7 @@ def find_run(name: str) -> Path:
         raise UserError(f"{name} could be any of {len(matches)} runs: name its directory ({places})")
     if not matches:
         raise UserError(
-            f"there is no run {name}: name its directory, or an id that `hone runs list --ids` shows for those under "
+            f"there is no run {name}: name its directory, or an id that `hone runs list --ids` shows for runs in "
             f"{OUTPUTS}"
         )
     return matches[0]

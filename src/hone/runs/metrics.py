@@ -1,7 +1,7 @@
 """METRICS: a table of all metrics of runs. A new metric needs one row here, and code that computes it.
 
-Predictions read which metrics a run writes, and when; the viewer labels, units and default curves; `hone replay` the
-tolerance if sums round differently.
+Predictions read from it which metrics a run writes, and when; the viewer labels, units and default curves;
+`hone replay` the tolerance if sums round differently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Better = Literal["higher", "lower", ""]
 
 @dataclass(frozen=True)
 class Metric:
-    """A row of `METRICS`. `*` in a `name` matches anything: `reward/*/mean` is any component's."""
+    """A row of `METRICS`. `*` in `name` matches anything: `reward/*/mean` stands for all components."""
 
     name: str
     where: str
@@ -34,12 +34,12 @@ class Metric:
     after each publication of weights, `time` from a clock, in timings.jsonl."""
     unit: str = ""
     label: str = ""
-    """Its meaning, if its name does not say it; `{}` is what the `*` matches."""
+    """Its meaning, if the name does not say it; `{}` stands for the match of `*`."""
     better: Better = ""
     curve: bool = False
     """True if it is drawn by default."""
     tolerance: float | None = 0
-    """Largest difference on other ranks, in rounding limits; 0: equal; None: not compared."""
+    """Allowed difference if ranks round differently, in multiples of a replay's limit; 0: none; None: not compared."""
 
 
 _OF_ENV = "(?:eval|env)/[^/]+/"
@@ -129,9 +129,9 @@ def label(metric: str) -> str:
 
 
 def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[int] | str:
-    """Return the steps at which a run of `config` writes `metric`; if none, the reason, to end a sentence.
+    """Return the steps at which a run of `config` writes `metric`, or the end of a sentence on why it doesn't.
 
-    `env_id` is the id of a single task, if known: its metrics carry that name.
+    `env_id` is the id of a single task, if known: its metrics have this name.
     """
     found, last = row(metric), config.max_steps
     where = found.where.split() if found else []
@@ -149,7 +149,7 @@ def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[i
         if isinstance(config, RLConfig) and task in config.tasks() and kind in where:
             return [*range(last)]
     elif "time" in where:
-        return "comes from a clock (timings.jsonl), so no run has it twice: predict what is in metrics.jsonl"
+        return "comes from a clock (timings.jsonl) and never repeats: predict a metric in metrics.jsonl"
     elif "val" in where and isinstance(config, SFTConfig):
         return [*range(0, last, config.val.interval), last] if config.val else "needs validation: add --val.interval"
     elif kind in where:
@@ -164,7 +164,7 @@ def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[i
 
 
 def check(config: RunConfig, env_id: str | None = None) -> None:
-    """Raise UserError if the run doesn't write `stop.metric` or `ckpt.best`, or never the latter at a checkpoint."""
+    """Raise UserError if the run doesn't write `stop.metric` or `ckpt.best`, or no checkpoint has `ckpt.best`."""
     interval = config.ckpt and config.ckpt.interval
     named = {"stop.metric": config.stop and config.stop.metric, "ckpt.best": config.ckpt and config.ckpt.best}
     for name, metric in named.items():
@@ -173,13 +173,13 @@ def check(config: RunConfig, env_id: str | None = None) -> None:
             raise UserError(f"{name} = {metric} {steps}")
         if name == "ckpt.best" and metric and not any(interval and step % interval == 0 for step in steps[1:]):
             raise UserError(
-                f"ckpt.best = {metric} is measured at no step at which a checkpoint is saved: set ckpt.interval to a "
+                f"ckpt.best = {metric} is never measured when a checkpoint is saved: set ckpt.interval to a "
                 "multiple of the steps between its measurements"
             )
 
 
 def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> tuple[int, float] | None:
-    """Return the step of `steps` with the best value of a metric (earliest of equals, lowest loss), and the value."""
+    """Return the step of `steps` with the best value of a metric (a loss: lowest; ties: earliest), and the value."""
     found, sign = row(metric), 1
     if metric.endswith("loss") or (found is not None and found.better == "lower"):
         sign = -1
@@ -188,7 +188,7 @@ def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection
 
 
 def known(config: RunConfig, env_id: str | None = None) -> list[str]:
-    """Return the names that a run of `config` may write, but for the components of its reward."""
+    """Return the metrics that a run of `config` may write, without components of the reward."""
     kinds = {"rl", "canary"} if isinstance(config, RLConfig) else {"sft", "val"}
     rows = [one for one in METRICS if "*" not in one.name]
     names = [one.name for one in rows if kinds & set(one.where.split())]
@@ -210,5 +210,5 @@ def component_means(components: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def outcome_shares(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Compute `outcome/<name>`: the share of the samples, for each of the six outcomes; they add up to 1."""
+    """Compute `outcome/<name>`, the share of samples, for each of the six outcomes; the sum is 1."""
     return {f"outcome/{outcome}": sum(o == outcome for o in outcomes) / len(outcomes) for outcome in Outcome}

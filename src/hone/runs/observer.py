@@ -1,4 +1,4 @@
-"""Observers of a run: display, alarms, monitors, card, audit, plan. A run trains without any.
+"""Observers of a run: display, alarms, monitors, card, audit, plan. A run trains without observers, too.
 
 class Rewards(Observer):
     def after_step(self, step, metrics, timings):
@@ -36,13 +36,13 @@ class Observer:
     """Watches a run and changes none of its numbers. Override what you need; any exception ends the run."""
 
     def check_config(self, config: Any, env: Any = None) -> None:
-        """Called first; in RL with the (first) task, an Environment. UserError refuses the config."""
+        """Called first; `env` is RL's (first) task, an Environment. UserError refuses the config."""
 
     def check(self, training: Any) -> None:
         """Called before anything is written, with the `RL` or `SFT`. UserError refuses the run."""
 
     def before_start(self, run: RunWriter) -> None:
-        """Called when the run directory is open, before the first step (of this process: `run.start_step`)."""
+        """Called when the run directory is open, before this process's first step, `run.start_step`."""
 
     def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> Action | None:
         """Called with the lines of metrics.jsonl and timings.jsonl, after they were written. May return an action:
@@ -50,17 +50,17 @@ class Observer:
         """
 
     def at_end(self, status: str) -> None:
-        """Called when run.json has the run's last status, in reverse order: the first observer comes last."""
+        """Called when run.json has the run's last status; the first observer is called last."""
 
     def report(self) -> str:
-        """Return what a command prints before its last lines, each with a line break."""
+        """Return lines that a command prints before its last lines, each with a line break."""
         return ""
 
 
 def checked_observers(observers: Sequence[Observer], config: Any) -> list[Observer]:
-    """Return the observers, and those of every run. Raises UserError if they are not a list of Observer."""
+    """Return the observers, plus extensions' observers of every run. UserError if one is no Observer."""
     if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in observers):
-        raise UserError("observers must be a list of hone.runs.observer.Observer: make a class of it, with after_step")
+        raise UserError("observers must be a list of hone.runs.observer.Observer: subclass it, and define after_step")
     watches = [one for one in gathered("OBSERVERS", {}).values() if one.always]
     more = [load(one.module, one.function)(config, True) for one in watches]
     return [*observers, *(one for one in more if one is not None and type(one) not in map(type, observers))]

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     import torch
 
 _COPYING = "copying"
-"""Status of a run that is being made from another one's checkpoint."""
+"""Status of a run that is being copied from another run's checkpoint."""
 _NEEDED = ("status", "inexact", "versions", "hardware", "threads", "resumes")
 """Keys of run.json that a resume needs."""
 _INHERITED = ("versions", "hardware", "threads", "variables", "sources", "drift")
 _INHERITED += ("inexact", "reward_weights", "reward_ranges", "correctness")
-"""Keys that a branch's run.json takes from its parent run: they say how the steps up to there were made."""
+"""Keys that a branch's run.json takes from its parent run: they describe how the copied steps were made."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Opening:
         self.folder = self.config.output_dir
         self.resume = self.config.resume or ResumeConfig()
         self.source = self.resume.dir or self.folder
-        """The run to go on from."""
+        """Folder of the run to continue."""
         self.branches = self.resume.dir is not None
         if self.branches and self.source.resolve() == self.folder.resolve():
             raise UserError(
@@ -76,9 +76,9 @@ class Opening:
             )
 
     def check(self, protect: Sequence[Path], keep: Iterable[str]) -> bool:
-        """Return True if the config resumes a run. UserError, with nothing touched, if another process writes to its
-        directory, or if that holds foreign files, one of `protect` (paths that the run reads), or a file named in
-        `keep`.
+        """Return True if the config resumes or branches a run. UserError, with nothing touched, if another process
+        writes to the output directory, or if it holds foreign files, a path of `protect` (read by the run), or a file
+        named in `keep`.
         """
         check_free_names(self.folder, keep)
         if (self.folder / view.LOCK).exists():
@@ -97,7 +97,7 @@ class Opening:
     def open(self) -> None:
         """Start a new run, resume one, or branch from another run's checkpoint, as the config says.
 
-        UserError, with nothing moved, if that is impossible: another kind of run, a damaged file, other settings or
+        UserError, with nothing moved, if this is impossible: another kind of run, a damaged file, other settings or
         sources, or a checkpoint that is missing, damaged, past `max_steps` or of another model.
         """
         if self.branches:
@@ -158,7 +158,7 @@ class Opening:
         resuming = f"Resuming {folder} at step {step}."
         self.say(resuming if self.restored else f"No checkpoint to resume in {folder}: starting at step 0.")
         if place is not None:
-            self.say(f"What it wrote after that is now in {place}.")
+            self.say(f"Later files of this run are now in {place}.")
         self._note_resume(changes)
 
     def _branch(self) -> None:
@@ -188,7 +188,7 @@ class Opening:
         self._note_resume(changes)
 
     def _resumable_info(self) -> dict[str, Any]:
-        """Return the run.json of a run. Raises UserError if this command can't resume it, or read its logs."""
+        """Return run.json of the run to continue. Raises UserError if this command can't resume it or read its logs."""
         source, info = self.source, view.run_info(self.source)
         if info is None:
             raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
@@ -241,8 +241,8 @@ class Opening:
             )
 
     def _last_step(self) -> int | None:
-        """Return the last version of a finished run if its weights are saved, even if its checkpoint is older. None:
-        continue, also if a newer checkpoint is damaged, or the user asked for an older one.
+        """Return the last version if the run is finished and its weights are saved, even if its checkpoint is older.
+        None: continue, also if a newer checkpoint is damaged, or the user chose an older one.
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
@@ -287,8 +287,8 @@ class Opening:
     def _checked_changes(self, info: Mapping[str, Any]) -> list[Change]:
         """Return the changes since the run was at `start_step`; none without a restored checkpoint.
 
-        Raises UserError if they break exactness without permission. A run that was resumed with other settings may be
-        so again, or return to its settings at that step.
+        Raises UserError if they break exactness without `allow_drift`. A run that was resumed with other settings may
+        keep them, or return to its settings at `start_step`.
         """
         if self.restored is None:
             return []
@@ -297,7 +297,7 @@ class Opening:
         if edited and not self.config.allow_drift:
             raise UserError(
                 f"{source}: {', '.join(edited)} changed or went missing after checkpoint step_{step} was written, so "
-                "the run would not be what its records tell: restore it, resume from an earlier step, or add "
+                "the records of the run would be wrong: restore them, resume from an earlier step, or add "
                 "--allow-drift"
             )
         now = settings.settings_of(source, self.config), info.get("sources", {})
@@ -310,8 +310,8 @@ class Opening:
         breaking = [change for change in self._changes(*now) if not change.harmless]
         if breaking and any(not change.harmless for change in found) and not self.config.allow_drift:
             raise UserError(
-                f"resuming {source} with another {', '.join(map(str, breaking))} would give numbers that no unbroken "
-                "run has: set it back (the run's own settings are in its config.toml: @ "
+                f"resuming {source} with another {', '.join(map(str, breaking))} would make the run "
+                "inexact: set it back (the run's own settings are in its config.toml: @ "
                 f"{source / view.CONFIG}), or add --allow-drift"
             )
         return [Change(name, "recorded", "edited", kind="records") for name in edited] + found
@@ -324,7 +324,7 @@ class Opening:
         ]
 
     def _edited_history(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the logs that don't begin as they were when the checkpoint was written, and the missing files."""
+        """Return the logs that no longer begin as the checkpoint recorded them, and the missing files."""
         edited = []
         for name, was in state.get("logs", {}).items():
             lines = b"".join(whole_lines(self.source / name))[: was["bytes"]]
@@ -337,7 +337,7 @@ class Opening:
 
 
 def parent_of(info: Mapping[str, Any] | None, source: Mapping[str, Any], step: int | None) -> dict[str, Any]:
-    """Return `parent` of a run.json if the run is a branch of `source` at `step` (None: at any), whole; else {}."""
+    """Return `parent` of run.json if the run is a complete branch of `source` at `step` (None: any step), else {}."""
     parent = (info or {}).get("parent", {})
     whole = info is not None and info["status"] != _COPYING
     return parent if whole and parent.get("id") == source["id"] and step in (None, parent["step"]) else {}
@@ -350,7 +350,7 @@ def target_in_words(info: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, before, now) of facts in two run.json that can make equal runs differ, if both have them."""
+    """Return (name, before, now) of differing facts in two run.json that can make equal runs differ."""
     pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
     pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]
     pairs += [

@@ -1,4 +1,4 @@
-"""Ownership of output directories: hone recognises its files by run.json, and never touches others."""
+"""Ownership of output directories: hone recognises its files by run.json, and never touches other files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
-    """Return the run that contains `path`, and the first name below it on the way there, or ""."""
+    """Return the run that contains `path`, and the top name in it on the way to `path`, or ""."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]
@@ -57,10 +57,10 @@ def check_target(path: Path, flag: str) -> None:
 
 
 def with_own_folder(config: Config, name: str) -> Config:
-    """Return the config with an `output_dir`; if it names none, a new `outputs/NAME-1`, or the first free number.
+    """Return the config with an `output_dir`: its own, or a new `outputs/NAME-N` with the first free number.
 
-    The folder is created to reserve it; `delete_unused` deletes an empty one. With `resume` it is the folder of the
-    last run of that name.
+    The folder is created to reserve it; `delete_unused` deletes it if empty. With `resume`, it is the folder of the
+    last run of this name.
     """
     if "output_dir" in config.model_fields_set:
         return config
@@ -125,18 +125,18 @@ def check_output(folder: Path, protect: list[Path]) -> None:
 
 
 def check_free_names(folder: Path, names: Iterable[str]) -> None:
-    """Raise UserError if a file with one of these names exists that no run of hone put there."""
+    """Raise UserError if a file with one of these names exists, but no run of hone wrote it."""
     known = (view.run_info(folder) or {}).get("kept", [])
     for name in names:
         if name not in known and os.path.lexists(folder / name):
             raise UserError(
-                f"{folder / name} is not a file of a run, and this program's run would keep its own there: move it, or "
+                f"{folder / name} is not a file of a run, and this run would write a file there: move it, or "
                 "choose another output_dir"
             )
 
 
 def clear(folder: Path) -> Path | None:
-    """Move the earlier run in `folder` to `.previous/<its id>`, run.json last: a call after a crash continues."""
+    """Move the earlier run in `folder` to `.previous/<its id>`, run.json last: after a crash, call it again."""
     sweep_run(folder)
     info = view.run_info(folder)
     if info is None:
@@ -158,8 +158,7 @@ def size_of_run(folder: Path) -> int:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete the files of the run in `folder`, run.json last; links aren't followed. UserError if it is being
-    written."""
+    """Delete the files of the run in `folder`, run.json last, without following links. UserError if it is active."""
     with writable(folder):
         lock = Lock(folder)
         try:
@@ -191,7 +190,7 @@ def sweep_run(folder: Path) -> None:
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Turn an OSError while `folder` is open for writing into a UserError."""
+    """Turn an OSError of the block, which writes to `folder`, into a UserError."""
     try:
         yield
     except OSError as error:
@@ -204,7 +203,7 @@ _held: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
 
 
 class Lock:
-    """Held by the process that writes a run (as LAUNCHER, by its launcher) until it ends, however it ends.
+    """Lock of the process that writes a run (LAUNCHER: of its launcher), held until that process ends in any way.
 
     A record lock (`lockf`) is not inherited: a worker that outlives its parent doesn't hold it.
     """
@@ -235,9 +234,9 @@ ELSEWHERE = 0
 
 
 def holder(folder: Path) -> int | None:
-    """Return the id of the process that writes the run in `folder`: `ELSEWHERE` if it has no id here; None for none.
+    """Return the id of the process that writes the run in `folder`; `ELSEWHERE` if it has no id here; None if idle.
 
-    A launcher comes first: it handles signals. The holder must not call this: closing the file releases its lock.
+    A launcher's id goes first: it handles signals. The holder must not call this: closing the file releases its lock.
     """
     launcher = _holder(folder / view.LAUNCHER)
     return _holder(folder / view.LOCK) if launcher is None else launcher

@@ -63,7 +63,7 @@ class Progress:
         self.doing = self.phase
 
     def update(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """Read the lines of one step. Without an update, the training numbers stay."""
+        """Read the lines of one step. If it made no update, the training numbers stay."""
         evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}
         if evals:
             self.first_evals, self.evals, self.eval_step = self.first_evals or evals, evals, step
@@ -77,7 +77,7 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Steps taken, those before a resume included."""
+        """Steps taken, including steps before a resume."""
         return self.first_step if self.step is None else self.step + 1
 
     @property
@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end, by the mean step without the slow first one; None before any."""
+        """Estimated seconds to the end: mean step time without the slow first step, times steps left; None at first."""
         if not self.seconds or self.step is None:
             return None
         return fmean(self.seconds[1:] or self.seconds) * (self.max_steps - self.done)
@@ -135,13 +135,13 @@ class Progress:
 
 
 def reward_interval(metrics: Mapping[str, float | None], env: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of an evaluation's mean reward; None for equal rewards: they show no uncertainty."""
+    """Return the 95 % interval of an evaluation's mean reward; None if all rewards are equal."""
     low, high = (metrics.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
     return None if low is None or high is None or high - low < 1e-9 else (low, high)
 
 
 def percent(share: float) -> str:
-    """Return "12 %" for 0.123; shares below 1 % keep a decimal, so that rare isn't shown as 0."""
+    """Return "12 %" for 0.123; shares below 10 % have a decimal, so that few don't look like 0."""
     return f"{share:.1%}".replace("%", " %") if 0 < share < 0.0995 else f"{share:.0%}".replace("%", " %")
 
 

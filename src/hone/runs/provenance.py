@@ -22,19 +22,18 @@ from hone.runs.budget import Spent
 from hone.runs.view import CONFIG
 
 NUMERICS = 6
-"""Incremented with every change of hone that may change a run's bytes or results from them; run.json records it.
+"""Incremented when a change of hone may change a run's bytes, or results computed from them; run.json records it.
 
-1  hone 0.1
-2  hone 0.2: top_p goes by what top_k left; where a math answer is found; intervals of evaluations; a sample whose
-   grader was killed is graded again; bf16 products of a CPU without AVX-512; `eval/ENV/exact` is `eval/ENV/correct`
-3  the vocabulary head is one function, whose gradient products are in the step's precision; gradients of bf16 weights
-   are summed in fp32; several ranks reduce gradients once a step
-4  a standard deviation of rewards is that of n - 1, plus 1e-4; tokens are weighed before their losses are summed
-5  a function of `completions` gets its group; numbers of mathematics are compared exactly; special tokens in texts of
-   data are text; thoughts and weights of SFT messages; a KL or entropy term trains groups of equal rewards; a KL in the
-   reward comes before baseline and scale; reinforce++ normalises over tokens; intervals of shares; the end of schedules
-6  on a CPU: the head from packed weights in training, queries of a shared prompt once; the default precision
-   without products in bf16 is fp32; on a GPU: the head's cache, fused kernels, sampling with an adapter
+1 hone 0.1 2 hone 0.2: top_p is applied after top_k; how a math answer is found; intervals of evaluations; a sample
+whose grader was killed is graded again; bf16 products of a CPU without AVX-512; `eval/ENV/exact` is `eval/ENV/correct`
+3 the vocabulary head is one function, whose gradient products are in the step's precision; gradients of bf16 weights
+are summed in fp32; several ranks reduce gradients once a step 4 standard deviations of rewards divide by n - 1, plus
+1e-4; tokens are weighed before their losses are summed 5 a function of `completions` gets its group; numbers of
+mathematics are compared exactly; special tokens in texts of data are text; thoughts and weights of SFT messages; a KL
+or entropy term trains groups of equal rewards; a KL in the reward comes before baseline and scale; reinforce++
+normalises over tokens; intervals of shares; the end of schedules 6 on a CPU: the head from packed weights in training,
+queries of a shared prompt once; the default precision without products in bf16 is fp32; on a GPU: the head's cache,
+fused kernels, sampling with an adapter
 """
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 
@@ -45,12 +44,12 @@ def now(ago: float = 0.0) -> str:
 
 
 def new_id() -> str:
-    """Return a name for a run: readable, sorts by time, unique. Equal runs are still two runs."""
+    """Return a unique id for a run: readable, sorts by time. Equal runs have different ids."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def git() -> dict[str, Any] | None:
-    """Return the revision of the repository around the current directory, and whether tracked files differ, or None."""
+    """Return the git `revision` of the current directory, and `dirty` if tracked files differ; None without git."""
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]  # REVISION or REVISION-dirty
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
@@ -61,12 +60,12 @@ def git() -> dict[str, Any] | None:
 
 
 def numerics(info: Mapping[str, Any]) -> Any:
-    """Return the numerics under which the run with this run.json was made; runs that do not record them have 1."""
+    """Return the numerics of the run with this run.json; older runs that do not record them have 1."""
     return info.get("numerics", 1)
 
 
 def other_numerics(info: Mapping[str, Any]) -> str | None:
-    """Return why repeating this run's steps proves nothing, if it has other numerics; else None."""
+    """Return why the run's steps can't be repeated, if it has other numerics than this hone; else None."""
     made = numerics(info)
     return None if made == NUMERICS else f"made under numerics {made}, this is {NUMERICS}"
 
@@ -79,13 +78,13 @@ def refuse_other_numerics(info: Mapping[str, Any], folder: Path) -> None:
     git = info.get("git")
     source = f", git revision {git['revision']}" if git else ""
     raise UserError(
-        f"{folder} was {problem}: a resume would give numbers that no unbroken run has. Go on with hone {version}"
+        f"{folder} was {problem}: a resume would make the run inexact. Go on with hone {version}"
         f"{source} (check it out and run make install), or leave out --resume to begin anew"
     )
 
 
 def versions() -> dict[str, str | None]:
-    """Return versions of packages that can change a run's numbers; None for one that isn't installed."""
+    """Return versions of packages that can change a run's numbers; None if a package isn't installed."""
     found: dict[str, str | None] = {"python": platform.python_version(), "hone-rl": hone.__version__}
     for name in _PACKAGES:
         try:
@@ -97,7 +96,7 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache
 def code() -> str:
-    """Return the SHA-256 over hone's own source files: a version number doesn't change with an edit."""
+    """Return the SHA-256 over hone's source files: an edit doesn't change the version number."""
     return digests.of_source(Path(hone.__file__).parent)
 
 
@@ -127,7 +126,7 @@ def threads() -> int | None:
 
 
 def most_ranks(info: Mapping[str, Any]) -> int:
-    """Return the most processes that trained a step of the run, steps that were rolled back aside."""
+    """Return the largest number of ranks that trained a step of the run, without rolled-back steps."""
     parts = [(0, info.get("ranks", 1))]
     for resume in info.get("resumes", []):
         parts = [part for part in parts if part[0] < resume["step"]] + [(resume["step"], resume.get("ranks", 1))]
@@ -135,7 +134,7 @@ def most_ranks(info: Mapping[str, Any]) -> int:
 
 
 def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
-    """Return `hone rl @ outputs/config.toml --resume`, to paste; for several ranks of SFT torchrun's."""
+    """Return `hone rl @ outputs/config.toml --resume`, to paste; for SFT on several ranks a torchrun command."""
     ranks = ranks_of(info)
     program = ["hone", info["kind"]]
     if ranks > 1 and info["kind"] == "sft":

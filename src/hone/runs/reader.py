@@ -1,4 +1,4 @@
-"""A run in Python: tables, curves, and how a notebook shows it. Writes nothing."""
+"""A run in Python: tables, curves, and its form in a notebook. Writes nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Run(RunView):
         return moved(table, table.get("output_dir", ""), self.path)
 
     def locate(self, name: str) -> str:
-        """Return a path of the config: a relative one starts at the run's working directory."""
+        """Resolve a path of the config; a relative path starts at the run's working directory."""
         here, written = self.path.resolve(), Path(self.config.get("output_dir", ""))
         if written.is_absolute() or Path(name).exists() or here.parts[-len(written.parts) :] != written.parts:
             return name
@@ -80,10 +80,10 @@ class Run(RunView):
         return read_rollouts(path, columns)
 
     def samples(self, step: int | None = None) -> Samples:
-        """Return a readable table (Arrow) of the completions of a step, by default of the last, which a notebook shows.
+        """Return a readable table (Arrow) of the completions of a step (default: the last step) to show in a notebook.
 
-        Columns: sample_id, prompt and text (of messages their contents), answer, reward (null if grading failed),
-        outcome, detail (the reason), advantage, stop_reason, and each component of the reward, unweighted.
+        Columns: sample_id, prompt (contents of its messages), text, answer, reward (null if grading failed), outcome,
+        detail (the reason), advantage, stop_reason, and each component of the reward, unweighted.
         """
         import pyarrow as pa
 
@@ -100,7 +100,7 @@ class Run(RunView):
         return Samples(shown)
 
     def evaluations(self) -> pyarrow.Table:
-        """Return the held-out evaluations of an RL run, a row each: int64 `step` (the version), and `eval/…`."""
+        """Return the held-out evaluations of an RL run, one per row: int64 `step` (the version), and `eval/…`."""
         lines = [
             {name: value for name, value in line.items() if name == "step" or name.startswith("eval/")}
             for line in self.metric_lines()
@@ -143,15 +143,15 @@ class Run(RunView):
         return drawn
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
-        """Return the train step's `entropies` and `trainer_logprobs`, a value for each sampled token, a row for each of
-        `rollouts(step)` (null if it was untrained); None if they were not recorded.
+        """Return the train step's `entropies` and `trainer_logprobs`: one row per row of `rollouts(step)`, one value
+        per sampled token (null if not trained on); None if they were not recorded.
         """
         return read_tokens(self.path, step)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Return how every draw of an RL run ended: draw, step, example_id, state, tokens.
+        """Return a record for every draw of an RL run: draw, step, example_id, state, tokens.
 
-        `source` is `checkpoint`, or `rollouts` for steps since the newest one, which a resume would repeat.
+        `source` is `checkpoint`, or `rollouts` for steps since the newest checkpoint, which a resume would repeat.
         """
         from hone.runs.draws import read_draws
 
@@ -167,7 +167,7 @@ def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
-    """Return records of numbers as an Arrow table, columns in order of appearance: integers, else floats."""
+    """Return records of numbers as an Arrow table, columns in order of appearance: all integers, or floats."""
     import pyarrow as pa
 
     columns = {}

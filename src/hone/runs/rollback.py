@@ -1,8 +1,8 @@
 """Rolling a run back to a checkpoint: later files move to `superseded/<n>/`.
 
 Checkpoint N restores the state before step N. So metrics, timings, rollouts, evaluations and alarms of step N and later
-are moved, and weights and checkpoints of versions after N. After a crash the next resume finishes: the plan is on disk
-first, every move is a rename, and can be repeated.
+are moved, and weights and checkpoints of versions after N. After a crash the next resume finishes the roll-back: the
+plan is written first, and every move is a rename, which can be repeated.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hone.runs.files import MARKER, dumps, new_dir, read_file, read_json, sweep,
 from hone.runs.outputs import sweep_run
 
 _RECORDED = frozenset(record.event for record in gathered("RECORDS", {}).values())
-"""Events of extensions' tables in run.json."""
+"""Kinds of events for extensions' tables in run.json."""
 _HISTORY = _RECORDED | {"start", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
-"""Events about the process or about the state before step N: those at N itself stay."""
+"""Events about the process or about the state before step N: events at step N stay."""
 _PLAN = "rollback.json"
 
 
@@ -43,8 +43,8 @@ def interrupted(folder: Path) -> bool:
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
-    """Move what the run in `folder` wrote from step `step` on; return the new place, None if there was nothing. The
-    fingerprint of version `step`, the last line of a stopped run, stays.
+    """Move what the run in `folder` wrote from step `step` on. Return the new place; None if there was nothing, or only
+    the fingerprint of version `step`, a stopped run's last line.
     """
     late = [line for name in view.LOGS for line in view.read_lines(folder / name) if _goes(name, line, step)]
     files = _later(folder, step)
@@ -58,9 +58,9 @@ def roll_back(folder: Path, step: int) -> Path | None:
 
 
 def copy_history(source: Path, target: Path, step: int) -> None:
-    """Copy to `target` the history of the run in `source` before its step `step`, with that checkpoint and weights.
+    """Copy the history of the run in `source` before step `step` to `target`, with checkpoint and weights of `step`.
 
-    Records of extensions in run.json and damaged weights are not copied. The checkpoint comes last: then all is there.
+    Records of extensions in run.json and damaged weights are not copied. The checkpoint is copied last.
     """
     for name in view.LOGS:
         pairs = zip(view.read_lines(source / name), whole_lines(source / name), strict=True)
@@ -79,7 +79,7 @@ def copy_history(source: Path, target: Path, step: int) -> None:
 
 
 def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
-    """Move lines with true `goes(record)` to the file `moved_to`; a crash loses none, and it can be repeated."""
+    """Move lines to the file `moved_to` if `goes(record)` is true. A crash loses no line; the call can be repeated."""
     staying, removed = [], []
     for number, line in enumerate(whole_lines(path), 1):
         (removed if goes(view.read_record(path, number, line)) else staying).append(line)
@@ -101,7 +101,7 @@ def _goes(log: str, record: dict[str, Any], step: int) -> bool:
 
 
 def _later(folder: Path, step: int) -> list[Path]:
-    """Return what is rolled back besides lines of logs; checkpoints first, so that none outlives its history."""
+    """Return the files to roll back, besides lines of logs. Checkpoints first: no checkpoint outlives its history."""
     gone = [path for name in view.OF_VERSIONS for at, path in view.steps_in(folder / name).items() if at > step]
     gone += [path for name in view.OF_STEPS for at, path in view.steps_in(folder / name).items() if at >= step]
     weights = folder / view.WEIGHTS / f"step_{step}"

@@ -1,9 +1,9 @@
 """The completions of a run on disk.
 
-rollouts/step_N.parquet   one row per completion, with all it takes to retrain, regrade or read it
-tokens/step_N.parquet     what the train step computed of each token, a row for each of them. It follows from rollouts
-                          and weights, so no hash covers it; a run goes on without it
-evals/step_N.jsonl        the samples of the evaluation of version N, a completion a line; results.jsonl of `hone eval`
+rollouts/step_N.parquet   one row per completion, with all data to retrain, regrade or read it
+tokens/step_N.parquet     the train step's values for each token, one row per completion. They follow from rollouts
+                          and weights, so no hash covers the file; a run goes on without it
+evals/step_N.jsonl        the samples of version N's evaluation, one line per completion; `hone eval`: results.jsonl
 
 SELECT text, reward, components['correctness'] FROM 'outputs/rollouts/*.parquet' WHERE outcome = 'wrong'  -- DuckDB
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hone.types import Column, Columns, Group, Segment
 
 COLUMNS = {"candidates": ("kept_ids", "kept_counts")} | {name: (name,) for name in gathered("COLUMNS", {})}
-"""A segment's columns (`hone.types.Columns`) by the names of their values and counts in the file; extensions' columns
-have one name.
+"""Column of a segment (`hone.types.Columns`) → names of its values and counts in the file; extensions' columns have one
+name.
 """
 OPTIONS: dict[str, Any] = {
     "compression": "zstd",
@@ -51,10 +51,10 @@ def schema(
     by_call: bool = False,
     columns: Sequence[str] = (),
 ) -> pyarrow.Schema:
-    """Return columns and types. Every step's file has all, so that files can be read as one table.
+    """Return columns and types. All steps' files share them, so they can be read as one table.
 
-    Further columns: `truncated` if sampling cuts the distribution, `mixed` for several tasks, `branched` for an agent,
-    `by_call` for rewards of each call, and `columns` of extensions.
+    Columns by argument: `truncated` if sampling cuts the distribution, `mixed` for several tasks, `branched` for an
+    agent, `by_call` for rewards of each call, and `columns` of extensions.
     """
     import pyarrow as pa
 
@@ -102,7 +102,7 @@ def schema(
 
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
-    """Return the rows of a group, `index` within its step, with its `state`; a sample without a grade is `failed`."""
+    """Return the rows of a group, number `index` in its step, with `state`; samples without a grade are `failed`."""
     import numpy as np
 
     shared = {
@@ -188,7 +188,7 @@ def columns_of(row: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
-    """Write rows (keys of `schema`, else null) as Parquet, 2 to 7 bytes a token. Return its SHA-256, in hex.
+    """Write rows (missing keys of `schema` are null) as Parquet, 2 to 7 bytes a token. Return the file's SHA-256.
 
     Equal rows give equal bytes.
     """
@@ -217,7 +217,7 @@ def _write_table(path: Path, table: pyarrow.Table, options: dict[str, Any]) -> s
 
 
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """Return the rollouts of a step, or some columns; null where an older run lacks one. UserError if damaged."""
+    """Return the rollouts of a step, or some columns; an older run's `completion` is null. UserError if damaged."""
     import pyarrow as pa
 
     columns = (
@@ -246,8 +246,8 @@ def _read_table(path: Path, columns: list[str] | None, remedy: str) -> pyarrow.T
 def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
     """Write the token statistics of a step of the run in `folder`. Equal rows give equal bytes; about 5 bytes a token.
 
-    Rows have `sample_id`, `entropies` (float16) and `trainer_logprobs` (float32), a value for each sampled token; None
-    where the completion was not trained on.
+    Rows have `sample_id`, `entropies` (float16) and `trainer_logprobs` (float32), a value per sampled token, or None if
+    the completion was not trained on.
     """
     import numpy as np
     import pyarrow as pa
@@ -262,7 +262,7 @@ def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> Non
 
 
 def read_tokens(folder: Path, step: int) -> pyarrow.Table | None:
-    """Return the tokens of a step; None if they were not recorded. Raises UserError if the file is damaged."""
+    """Return a step's token statistics; None if not recorded. Raises UserError if the file is damaged."""
     path = folder / tokens_file(step)
     return _read_table(path, None, "delete it, nothing needs it") if path.exists() else None
 
@@ -272,7 +272,7 @@ def to_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def as_read(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows as reading them back would give them."""
+    """Return the rows as they are after writing and reading."""
     return [json.loads(line) for line in to_lines(rows)]
 
 

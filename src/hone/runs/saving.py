@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import torch
 
 Ending = Literal["done", "stopped", "budget"]
-"""The end of a loop: all steps taken or its target reached, stopped by a signal, or its budget used up."""
+"""Reason for a loop's end: all steps taken or target reached; stopped by a signal; budget used up."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """The state that an exact resume needs: the live tensors (group `model` is the policy), and the loop's state.
 
-    `state()` returns this moment's state, even if another thread calls it later. `part` is a folder of files that other
-    processes wrote; they are moved into the checkpoint.
+    `state()` returns the state at this snapshot, even if another thread calls it later. `part` is a folder of other
+    processes' files, which are moved into the checkpoint.
     """
 
     tensors: Tensors
@@ -39,11 +39,11 @@ class Snapshot:
 
 
 class Saver:
-    """Saves versions of the policy: weights to use, checkpoints to resume from, each with its weights.
+    """Saves versions of the policy: weights to use, and checkpoints to resume from, always with weights.
 
-    `export(folder, step, parameters)` writes weights; `snapshot` gets True if they become a checkpoint. Unless
-    `ckpt.background` is off, the loop waits only while the tensors are copied. An alarm may ask for a checkpoint, and
-    for a pause after it. With `planned`, only a version with a true `wants_checkpoint` becomes one.
+    `export(folder, step, parameters)` writes weights; `snapshot` gets True for a checkpoint. Unless `ckpt.background`
+    is off, the loop waits only while the tensors are copied. An alarm may request a checkpoint, and a pause after it.
+    If `planned`, versions become checkpoints only if `wants_checkpoint` returned True for them.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Saver:
         return bool(self.stop) or bool(self.run.budget.used_up)
 
     def at_target(self, version: int = 0, metrics: Mapping[str, float] = MappingProxyType({})) -> bool:
-        """Return True once a metric, or one of these of `version`, has reached the target of `config.stop`."""
+        """Return True if a metric, now (`metrics` of `version`) or earlier, has reached the target of `config.stop`."""
         self.run.look_for_target(version, metrics)
         return self.run.target is not None
 
@@ -85,8 +85,8 @@ class Saver:
     def save(self, step: int, last: bool = False) -> None:
         """Save version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
 
-        Without `--ckpt` the end writes weights only, unless the run is stopped early. With `last` all files are written
-        when this returns. Raises OSError for files that could not be written, also of an earlier version.
+        Without `--ckpt` the end saves only weights, unless the run is stopped early. With `last`, all files are written
+        on return. Raises OSError for files that could not be written, also of an earlier version.
         """
         if self._writing is not None and self._writing.done():
             self._wait()
@@ -136,7 +136,7 @@ class Saver:
         return True
 
     def _is_resumed(self, step: int) -> bool:
-        """Return True if the run resumed from this version: it has a checkpoint, but its weights may be damaged."""
+        """Return True if the run resumed from this version, which has a checkpoint; its weights may be damaged."""
         return step == self.run.start_step and self.run.restored is not None
 
     def _start(self, step: int, with_checkpoint: bool, in_background: bool) -> None:
@@ -170,7 +170,7 @@ class Saver:
 
 
 def pause(run: RunWriter, step: int, cause: str, ended: Callable[[], bool]) -> None:
-    """Wait while a file lies in the run's directory: `hone runs continue` removes it. Version `step` is saved."""
+    """Wait while paused.json exists; `hone runs continue` removes it. Version `step` is saved."""
     mark = run.folder / PAUSED
     write_json(mark, {"step": step, "alarm": cause})
     run.note(status="paused")

@@ -1,4 +1,4 @@
-"""config.toml: the resolved config of a run, and how another one differs from it."""
+"""config.toml: the resolved config of a run, and its differences from another config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SOURCES = {"environment": "task file", "model": "initial model"}
 
 @dataclass(frozen=True)
 class Change:
-    """A changed setting (None: not set) or source (its digest) of a run.
+    """A changed setting of a run (None: unset), or a changed source (as digests).
 
     `harmless`: the numbers don't depend on it.
     """
@@ -50,20 +50,20 @@ class Change:
 
 
 def run_toml(config: RunConfig, kind: str) -> str:
-    """Return the whole config without keys about a process's start; its first line names its command."""
+    """Return the whole config, without keys about a process's start; the first line names the command."""
     fields = type(config).model_fields.items()
     usual = {name: field.default for name, field in fields if meta_of(field).decides == "start"}
     return f"{CONFIG_OF}{kind}\n" + to_toml(changed(config, usual))
 
 
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the config.toml of a run, empty without one, and sentences about settings of a wrong type."""
+    """Return a run's config.toml ({} if missing), and sentences about settings of a wrong type."""
     path = folder / CONFIG
     if not os.path.lexists(path):
         return {}, []
     table = read_toml(path)
     wrong = mistyped(config_class(kind), table)
-    return table, [f"{path} is damaged ({name} is not what it can be, and left out): {RESTORE}" for name in wrong]
+    return table, [f"{path} is damaged ({name} has an invalid value, and is left out): {RESTORE}" for name in wrong]
 
 
 def config_class(kind: str) -> type[BaseConfig]:
@@ -72,13 +72,13 @@ def config_class(kind: str) -> type[BaseConfig]:
 
 
 def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Return the flat settings of the run in `folder`, or of `config` if it was killed before it wrote any."""
+    """Return the flat settings of the run in `folder`, or of `config` if the run has no config.toml yet."""
     file = folder / CONFIG
     return flat(read_toml(file) if file.exists() else tomllib.loads(run_toml(config, "")))
 
 
 def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
-    """Return the changed settings of `config` against flat ones, if they change the numbers.
+    """Return the settings that differ between `old` (flat) and `config`, and change the numbers.
 
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
@@ -97,7 +97,7 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool = False) -> list[str]:
-    """Return the settings that differ in two `flat` configs and change the numbers; `names_matter`: a model's too."""
+    """Return settings that differ in two `flat` configs and change the numbers; `names_matter`: a model's name too."""
     before, now = _with_own_paths(old), _with_own_paths(new)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     names = [name for name in names if before.get(name) != now.get(name)]
@@ -120,14 +120,14 @@ def digest(table: Mapping[str, Any]) -> str:
 
 @cache
 def about(name: str) -> Meta:
-    """Return the properties of a setting of a run that trains, by its dotted name."""
+    """Return the `Meta` of a training run's setting, by its dotted name."""
     found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
     is_gone = retired("", tuple(name.split("."))) is not None  # of an older run, or of an extension
     return next((key.meta for key in found if key), Meta(decides="nothing") if is_gone else PLAIN)
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat settings with paths of the run's files made independent of its directory."""
+    """Return flat settings with paths of the run's files made independent of the run's directory."""
     return moved(settings, settings.get("output_dir", ""), "RUN")
 
 
@@ -146,7 +146,7 @@ def moved(settings: Mapping[str, Any], before: str | Path, now: str | Path) -> d
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested dict as one of dotted names."""
+    """Flatten a nested dict to dotted names."""
     result: dict[str, Any] = {}
     for key, value in table.items():
         result.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})

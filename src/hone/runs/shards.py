@@ -1,6 +1,6 @@
-"""Tensors that several ranks wrote, each its rows: `FOLDER/trainer/`, by `torch.distributed.checkpoint`.
+"""Tensors written by several ranks, each its own rows: `FOLDER/trainer/`, by `torch.distributed.checkpoint`.
 
-Its index is a pickle, which could run code of the checkpoint's author. Here it can only make the records of an index.
+The index file is a pickle, which could run code of the checkpoint's author. Here it can only make an index.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES = {
     "pathlib": ("Path", "PosixPath", "PurePosixPath"),
     "pathlib._local": ("Path", "PosixPath", "PurePosixPath"),
 }
-"""Names allowed in an index: module → names; torch's dtypes as well. None of them runs code of the index."""
+"""Names allowed in an index: module → names; torch's dtypes as well. These names run no code of the index."""
 
 
 def is_sharded(folder: Path) -> bool:
@@ -45,7 +45,7 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if name not in _NAMES.get(module, ()):
-            raise UserError(f"the checkpoint's index names {module}.{name}, which no such index does: do not use it")
+            raise UserError(f"the checkpoint's index names {module}.{name}, which is not allowed: do not use it")
         return super().find_class(module, name)
 
 
@@ -72,7 +72,7 @@ def _read_index(folder: Path) -> Metadata:
 
 
 def shapes(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors by group and name, without their content: on torch's device `meta`."""
+    """Return the tensors by group and name, without content: on torch's device `meta`."""
     import torch
 
     groups: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}  # an optimiser may have no state yet
@@ -89,9 +89,9 @@ def load(
     process_group: Any = None,
     only: str = "",
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors by group and name; with `only`, of that group. By default whole, on the CPU, in one process.
+    """Return the tensors by group and name (`only`: one group's). By default whole, on the CPU, in one process.
 
-    They are loaded into what `make(group/name, its shape)` returns, which may be in shards: then all ranks of
+    They are loaded into the tensors that `make("group/name", meta tensor)` returns. If these are sharded, all ranks of
     `process_group` load together, each its rows.
     """
     import torch
@@ -111,7 +111,7 @@ def load(
 
 
 def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group: Any) -> None:
-    """Write the tensors, each rank of `process_group` its rows. An error of one rank is raised on all."""
+    """Write the tensors: each rank of `process_group` writes its rows. An error of one rank is raised on all ranks."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_together
@@ -124,6 +124,6 @@ def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group
 
 
 def _flat(groups: dict[str, dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """Sort them by name, so that equal tensors make equal files, whatever an optimiser's order."""
+    """Return the tensors sorted by `group/name`, so that equal tensors make equal files."""
     flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
     return dict(sorted(flat.items()))

@@ -1,4 +1,4 @@
-"""Tables that a notebook or a Python prompt shows of a run and of its samples."""
+"""Tables of a run and its samples, for a notebook or a Python prompt."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     import pyarrow
 
 ROWS, WIDTH = 10, 40
-"""Most rows that are shown, and most characters of a cell."""
+"""Most rows to show, and most characters of a cell."""
 COLUMNS = ("prompt", "text", "reward", "outcome", "detail")
-"""Columns of samples that are shown, if the table has them."""
+"""Columns of samples to show, if the table has them."""
 
 
 class Samples:
-    """Completions of a step, shown as rows: has all methods and attributes of `table`, an Arrow table."""
+    """Completions of a step, printed as rows; has all methods and attributes of `table`, an Arrow table."""
 
     def __init__(self, table: pyarrow.Table) -> None:
         self.table = table
@@ -63,19 +63,19 @@ class Samples:
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as lines, under the keys."""
+    """Format rows with equal keys as lines, below a line of the keys."""
     return "\n".join(aligned([{name: _cell(value) for name, value in row.items()} for row in rows]))
 
 
 def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return rows with the same keys as lines under the keys, in columns; no lines for no rows."""
+    """Format rows with equal keys as aligned lines, below a line of the keys; [] without rows."""
     cells = [[*rows[0]], *([*row.values()] for row in rows)] if rows else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as an HTML table, under the keys."""
+    """Format rows with equal keys as an HTML table, with the keys as its head."""
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
     lines = ("".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) for row in rows)
     return f"<table><tr>{heads}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -1,8 +1,8 @@
 """Reasons for an early end: signals, and failures of the machine (a full disk, an I/O error, no memory).
 
 After the first signal the step is finished and saved; a second Ctrl-C stops at once. Schedulers and spot machines send
-SIGTERM a moment before they kill the process: a step that would take longer than the grace period is given up. The
-state before it is complete, and is saved.
+SIGTERM a moment before they kill the process: a step that would exceed the grace period is abandoned, and the state
+before this step is saved.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class StepAbandoned(KeyboardInterrupt):
 
 
 class StopRequest:
-    """While entered, SIGINT, SIGTERM and SIGHUP only set `signum`, for the loop to see at the end of its step.
+    """A context in which SIGINT, SIGTERM and SIGHUP only set `signum`; the loop reads it after its step.
 
-    SIGHUP, unless ignored before (`nohup`), counts as SIGTERM. `say` gets a line about what will happen, inside the
-    signal handler. A SIGINT after either raises KeyboardInterrupt. `grace_seconds` after the first SIGTERM, less the
-    `save_seconds` that saving takes, StepAbandoned is raised inside `abandonable`, or by `check`. Outside the main
-    thread it does nothing: signals can't be caught there.
+    SIGHUP, unless ignored before (`nohup`), counts as SIGTERM. The signal handler passes `say` a line about what will
+    happen. A SIGINT after the first signal raises KeyboardInterrupt. `grace_seconds` minus `save_seconds` after the
+    first SIGTERM, StepAbandoned is raised inside `abandonable`, or by `check`. Outside the main thread the context does
+    nothing: signals can't be caught there.
     """
 
     def __init__(self, say: Callable[[str], None], grace_seconds: float = 25.0):
@@ -61,7 +61,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """A shell's exit code for a process ended by that signal: 130 or 143; 0 if none came."""
+        """A shell's exit code for a process ended by `signum`, such as 130 or 143; 0 without a signal."""
         return 0 if self.signum is None else 128 + self.signum
 
     @property
@@ -79,7 +79,7 @@ class StopRequest:
             self._abandonable = False
 
     def release(self) -> None:
-        """Let Ctrl-C end the remaining waits at once, as all is saved."""
+        """Let Ctrl-C end the remaining waits at once: everything is saved."""
         if self._before:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -125,7 +125,7 @@ class StopRequest:
 def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
     """Return (cause, remedy) if the machine caused `error`; None for a possible bug, or an error about a user's file.
 
-    An error about a file counts only if that is below `folder`, or not named.
+    An error about a file counts only if the file is below `folder`, or has no name.
     """
     if is_out_of_memory(error):
         return "out of memory", _NO_MEMORY
@@ -141,7 +141,7 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
 
 
 def disk_sentence(error: OSError) -> str | None:
-    """Return a problem of the disk or of permissions, and the remedy; None if it may be a bug."""
+    """Return a sentence on a problem of disk or permissions, with the remedy; None if it may be a bug."""
     if error.errno not in _DISK or error.errno == errno.ENOENT:
         return None
     cause, remedy = _DISK[error.errno]
@@ -155,7 +155,7 @@ def _final_name(file: Any) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for Python's, the system's and PyTorch's error, which on a CPU is a plain RuntimeError."""
+    """Return True for out-of-memory errors of Python, the system and PyTorch (on a CPU a plain RuntimeError)."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     named = type(error).__name__ == "OutOfMemoryError"  # torch.OutOfMemoryError, without importing torch

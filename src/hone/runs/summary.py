@@ -32,10 +32,10 @@ from hone.runs.settings import about, config_class, flat, read_config
 from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, OVER, WEIGHTS, RunView
 
 KILLED = "killed"
-"""Status of a run that ended without recording it: the process in run.json is gone."""
+"""Status of a run that ended without recording its end: the process in run.json is gone."""
 _NEEDED = ("command", "hardware", "seed", "status", "threads", "versions")
 _NEEDED_OF_TRAINING = ("exact", "inexact", "resumes", "started")
-"""Keys of run.json that the words about a run need, and further keys of a run that trains."""
+"""Keys of run.json that a summary needs, and further keys of a training run."""
 _ENDED = {
     "done": "done, {}",
     "stopped": "stopped by {by} after {}, and saved",
@@ -48,7 +48,7 @@ _ENDED = {
 
 @dataclass(frozen=True)
 class Summary:
-    """The facts about a run. `config` is empty while it has none; `pid` as `hone.runs.outputs.holder` gives it."""
+    """The facts about a run. `config` is {} without a config.toml; `pid` comes from `hone.runs.outputs.holder`."""
 
     files: RunView
     info: dict[str, Any]
@@ -58,7 +58,7 @@ class Summary:
     progress: Progress
     spent: Spent
     damage: list[str] = field(default_factory=list)
-    """Sentences about lost or unreadable parts of the run; all else can be shown."""
+    """Sentences about lost or unreadable parts of the run; the rest can be shown."""
 
     @property
     def path(self) -> Path:
@@ -92,7 +92,7 @@ class Summary:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to its end; None if it isn't running, or has taken no step."""
+        """Estimated seconds to the run's end; None if it isn't running, or has taken no step."""
         return self.progress.left if self.status == "running" else None
 
     @property
@@ -107,7 +107,7 @@ class Summary:
 def summarize(path: Path, ours: bool = False) -> Summary:
     """Return the summary of the run in `path`. Raises UserError if it isn't a run, or one of its files is damaged.
 
-    `ours`: this process holds the run's lock, which a look for the holder would release.
+    `ours`: this process holds the run's lock, which a call of `holder` would release.
     """
     run, pid = RunView(path), os.getpid() if ours else holder(path)
     info = run.info  # after the lock was looked at: a run writes its last status before it lets go of it
@@ -130,12 +130,12 @@ def summarize(path: Path, ours: bool = False) -> Summary:
 
 
 def status_of(info: dict[str, Any], pid: int | None) -> str:
-    """Return the status in run.json; `killed` if that is running, but no process (`pid` None) is."""
+    """Return the status in run.json, or `killed` if it says that the run goes on, but `pid` is None."""
     return KILLED if info["status"] in ("running", "paused", "copying") and pid is None else info["status"]
 
 
 def status_text(run: Summary) -> str:
-    """Return `outputs/rl: killed after 4 of 6 steps`; a path of dots only is shown by its name."""
+    """Return `outputs/rl: killed after 4 of 6 steps`; a path of dots only is resolved."""
     path = run.path.resolve() if run.path.name in ("", "..") else run.path
     steps = f"{run.progress.done} of {run.progress.max_steps or '?'} steps"
     if run.status in ("running", "paused"):
@@ -197,7 +197,7 @@ def _resuming(run: Summary) -> str:
 
 
 def typed(command: list[str], ranks: int = 1) -> str:
-    """Return a recorded command as typed, without the program's folder; for several ranks of SFT with torchrun."""
+    """Return a recorded command as typed, without the program's folder; for SFT on several ranks with torchrun."""
     if not command:
         return ""
     program = Path(command[0]).name
@@ -208,7 +208,7 @@ def typed(command: list[str], ranks: int = 1) -> str:
 
 
 def evaluating(run: Summary, weights: Path) -> str:
-    """Return the command that evaluates weights on the run's task; after SFT on the task of the sampled run."""
+    """Return the command that evaluates weights on the run's task; for SFT, on the task of any `data.run`."""
     of = run
     if run.kind == "sft" and (sampled := run.config.get("data", {}).get("run")):
         with suppress(UserError):  # it may be gone
@@ -278,7 +278,7 @@ def local_time(stamp: str | None) -> str:
 
 
 def describe_event(event: dict[str, Any]) -> str:
-    """Return an event in one line: time, what, at which step, and its other fields."""
+    """Return an event as one line: its time, kind, step and other fields."""
     more = {name: value for name, value in event.items() if name not in ("kind", "step", "time")}
     at = f" at step {event['step']}" if event.get("step") is not None else ""
     text = f"{local_time(event.get('time'))}  {str(event.get('kind')).replace('_', ' ')}{at}"
@@ -309,7 +309,7 @@ def missed_target(run: Summary) -> str:
 
 @dataclass(frozen=True)
 class Raised:
-    """An alarm that was raised, and the step at which it ended; None before."""
+    """An alarm that was raised; `over` is the step at which it ended, None before."""
 
     name: str
     since: int
@@ -386,13 +386,13 @@ def regraded_in_words(info: Mapping[str, Any]) -> list[str]:
 
 
 def certificate_path(run: Path) -> Path:
-    """Return the path of the certificate of the run in this directory: beside it, not in it."""
+    """Return the path of the certificate of the run in this directory: beside the directory, not in it."""
     folder = run.resolve()
     return folder.with_name(folder.name + CERTIFICATE)
 
 
 def pinned(run: Path) -> dict[str, str]:
-    """Return the SHA-256 of the files with the hashes of all others that a verification covers."""
+    """Return the SHA-256 of a run's main files, which contain the hashes of all other verified files."""
     markers = [path for kind in (WEIGHTS, CHECKPOINTS) for path in sorted(run.glob(f"{kind}/step_*/{MARKER}"))]
     files = [run / name for name in (INFO, CONFIG, HASHES, METRICS)] + markers
     return {file.relative_to(run).as_posix(): sha256(file) for file in files if file.is_file()}

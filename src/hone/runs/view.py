@@ -39,7 +39,7 @@ METRICS, TIMINGS, EVENTS, HASHES = LOGS = ("metrics.jsonl", "timings.jsonl", "ev
 ROLLOUTS, TOKENS, EVALS = OF_STEPS = ("rollouts", "tokens", "evals")
 """Folders with a file for each or some steps; `evals` may also have folders of `hone eval`."""
 CHECKPOINTS, WEIGHTS = OF_VERSIONS = ("checkpoints", "weights")
-"""Folders with a folder for each version that was saved."""
+"""Folders with a folder for each saved version."""
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 """Samples and numbers of `hone eval`."""
 AUDIT, JUDGEMENTS, PAUSED = "audit.json", "judgements.jsonl", "paused.json"
@@ -56,10 +56,10 @@ NAMES = (
     *(CONFIG, *LOGS, AUDIT, PAUSED, JUDGEMENTS, ROLLOUTS, TOKENS, CHECKPOINTS, WEIGHTS, SPOOL, PROCESS_LOGS),
     *(SUPERSEDED, "wandb", "trackio", *CARD, "curve.svg", RESULTS, METADATA, INFO),
 )
-"""Files of a run or an evaluation; run.json, the last, is also moved last. `evals/step_N.jsonl` are not here, because
+"""Files of a run or an evaluation; run.json, the last, is also moved last. `evals/step_N.jsonl` are not listed, because
 evaluations have folders beside them."""
 PREVIOUS, LOCK, LAUNCHER = ".previous", ".hone.lock", ".hone.launcher.lock"
-"""Earlier runs of the same directory; locked by the process that writes the run, and by its launcher in mode split."""
+"""Folder of the directory's earlier runs; lock files of the process that writes the run, and of its launcher."""
 CERTIFICATE = ".verify.json"
 """Suffix of the certificate that `hone verify` writes beside a run, after the directory's name."""
 FORMAT = "hone-run-1"
@@ -80,11 +80,11 @@ class RunView:
         return info
 
     def metric_lines(self) -> list[dict[str, Any]]:
-        """Return a record per step: its metrics by name, null where one is not finite."""
+        """Return a record per step: its metrics by name, null if not finite."""
         return read_lines(self.path / METRICS)
 
     def timing_lines(self) -> list[dict[str, Any]]:
-        """Return a record per step: its numbers from a clock."""
+        """Return a record per step: the numbers that come from a clock."""
         return read_lines(self.path / TIMINGS)
 
     def superseded_timings(self) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ class RunView:
         return read_lines(self.path / EVENTS)
 
     def hashes(self) -> list[dict[str, Any]]:
-        """Return by step, and for the last version, the fingerprint of `weights` and the SHA-256 of other files."""
+        """Return a record per step and for the last version: the fingerprint `weights`, and SHA-256 of other files."""
         return read_lines(self.path / HASHES)
 
     def rollout_steps(self) -> list[int]:
@@ -108,7 +108,7 @@ class RunView:
     def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
         """Return the samples of the evaluation of a version; keys as in `hone.evaluation.result.EvalSample.row`.
 
-        Without a version, the directory must be one of `hone eval`. Raises UserError if there are none.
+        Without a version, the directory must be one of `hone eval`. Raises UserError if it has no samples.
         """
         path = self.path / (RESULTS if version is None else evals_file(version))
         if not path.exists():
@@ -176,7 +176,7 @@ class Tail:
 
 
 class RunTail:
-    """New lines in the logs of a run, from their beginning; `steps` and `events.new` raise the errors of `Tail.new`."""
+    """Reads new lines of a run's logs, from the beginning; `steps` and `events.new` raise the errors of `Tail.new`."""
 
     def __init__(self, folder: Path):
         self._metrics, self._timings, self.events = (Tail(folder / name) for name in (METRICS, TIMINGS, EVENTS))
@@ -184,7 +184,7 @@ class RunTail:
         self._seconds: dict[int, dict[str, Any]] = {}
 
     def steps(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Return (metrics, timings) of the new steps. A step counts when both its lines are there."""
+        """Return (metrics, timings) of the new steps. A step counts once both logs have its line."""
         self._waiting += self._metrics.new()
         self._seconds |= {record["step"]: record for record in self._timings.new()}
         found = []
@@ -195,7 +195,7 @@ class RunTail:
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """Return when a file was last changed, in ns, and its bytes; None if there is no such file."""
+    """Return a file's time of change, in ns, and its size in bytes; None if there is no such file."""
     try:
         status = path.stat()
     except OSError:
@@ -228,8 +228,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Return the record in a line of a log. UserError unless it is a JSON object, and its step a number. A log of
-    numbers needs a step, and only numbers or null; events.jsonl may lack steps, and texts must be texts.
+    """Return the record in a line of a log. UserError unless it is a JSON object with an integer step. Lines of
+    metrics.jsonl and timings.jsonl have only numbers or null; other lines may lack the step.
     """
     numbers = path.name in (METRICS, TIMINGS)
     try:
@@ -251,7 +251,7 @@ def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def current_name(metric: str) -> str:
-    """Return today's name of a metric of hone 0.1: `eval/ENV/exact` was the share of right answers."""
+    """Return the current name of a metric of hone 0.1: its `eval/ENV/exact` is now `eval/ENV/correct`."""
     return re.sub(r"^(eval/[^/]+)/exact(?=$|/ci95/)", r"\1/correct", metric)
 
 
@@ -267,7 +267,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _record(optional: dict[str, Any], **needed: Any) -> Any:
-    """Return a model of a table with values of these types; it may have other keys as well."""
+    """Return a pydantic model of a table with keys of these types; other keys are ignored."""
     fields: dict[str, Any] = {name: (kind, ...) for name, kind in needed.items()}
     fields |= {name: (kind, None) for name, kind in optional.items()}
     return create_model("Record", __config__=ConfigDict(strict=True, extra="ignore"), **fields)

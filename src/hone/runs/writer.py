@@ -46,7 +46,7 @@ from hone.runs.view import CARD, CHECKPOINTS, CONFIG, INFO, LOGS, PAUSED, PROCES
 class RunWriter:
     """Writes one run directory; made by `RunWriter.start`.
 
-    `start_step` is the first step to take; `restored` the (tensors, state) of its checkpoint, None at the beginning.
+    `start_step` is the first step to take; `restored` the (tensors, state) of its checkpoint, None without one.
     `nothing_left`: a finished run was resumed, and is unchanged.
     """
 
@@ -68,7 +68,7 @@ class RunWriter:
         self._stop, self._best = config.stop, config.ckpt and config.ckpt.best
         self.alarms = Alarms()
         self._started: list[Observer] = []
-        """Observers after `before_start`: their `at_end` is due."""
+        """Observers with `before_start` called: `at_end` must follow."""
         self._lock = lock
         (folder / PROCESS_LOGS).mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
@@ -94,8 +94,8 @@ class RunWriter:
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
-        A new run moves an earlier one to `.previous/<its id>`. `observers` default to a display. `keep` are the texts
-        of files that belong to the run, by name. `brought` are an `Opening`'s other arguments. Raises UserError, with
+        A new run moves an earlier one to `.previous/<its id>`. `observers` default to a display. `keep` has the texts
+        of files that belong to the run, by name. `brought` are further arguments of `Opening`. Raises UserError, with
         nothing touched, as `Opening.check` and `Opening.open` do, or if the directory can't be written.
         """
         if observers is None:
@@ -159,18 +159,18 @@ class RunWriter:
 
     @property
     def seconds_so_far(self) -> float:
-        """Wall seconds since the last `log_step`: what `time/step` would be now."""
+        """Wall seconds since the last `log_step`: the current `time/step`."""
         return time.perf_counter() - self._step_began
 
     def log_step(
         self, step: int, metrics: dict[str, Any], timings: dict[str, Any] | None = None, weights: str | None = None
     ) -> None:
-        """Write the step's lines. `metrics` must not hold times; they go into `timings`, with the seconds of each
-        `phase`, of the step and of the run. Without metrics neither line is written.
+        """Write the step's lines. `metrics` must have no times: these go into `timings`, with the seconds of each
+        `phase`, the step and the run. Without metrics, neither metrics nor timings are written.
 
-        A metric that isn't finite becomes null, with an event. `weights` is the fingerprint of version `step`: it
-        becomes the line of hashes.jsonl, with the SHA-256 of the metrics, of the rollouts, and of that version's
-        evaluation. AlarmStop if an alarm stops the run.
+        A metric that isn't finite becomes null, with an event. hashes.jsonl gets a line with `weights`, the fingerprint
+        of version `step`, and the SHA-256 of metrics, rollouts and this version's evaluation. Raises AlarmStop if an
+        alarm stops the run.
         """
         hashes: dict[str, Any] = {"step": step, "weights": weights, "metrics": None, "rollouts": self._rollouts_digest}
         lines = ()
@@ -218,7 +218,7 @@ class RunWriter:
         self._step_began += seconds
 
     def log_positions(self) -> dict[str, dict[str, Any]]:
-        """Return size in bytes and SHA-256 of the logs that equal runs write equally."""
+        """Return size in bytes and SHA-256 of metrics.jsonl and hashes.jsonl."""
         logs = (self._metrics, self._hashes)
         return {log.path.name: {"bytes": log.bytes, "sha256": log.sha256} for log in logs}
 
@@ -258,7 +258,7 @@ class RunWriter:
         return self.folder / WEIGHTS / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Flush the logs, save version `step` with the files in the folder `part`, and prune; from any thread."""
+        """Flush the logs, save version `step` with the files of folder `part`, and prune; any thread may call it."""
         for log in self._logs:
             log.sync()
         path = self.checkpoints.save(step, tensors, state, part)
@@ -291,7 +291,7 @@ class RunWriter:
         self.display.message(f"Another run of this config may differ from step {step} on: {cause}.")
 
     def finish(self, status: str, alarm: str = "") -> None:
-        """Close the run with its last status. `alarm`: what stopped it."""
+        """Close the run with its last status. `alarm`: the alarm that stopped it."""
         assert status in ("done", "stopped", "budget", "failed", "interrupted"), status
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
@@ -302,7 +302,7 @@ class RunWriter:
             self._save_info()  # before the rest, which may take a while
 
     def _files(self) -> ExitStack:
-        """Return a stack that closes all files, then the lock, each even if others raise."""
+        """Return a stack that closes all files, then releases the lock, even if a call raises."""
         ends = ExitStack()
         ends.callback(self._lock.release)
         for log in self._logs:

@@ -193,9 +193,7 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
         parameters += 1
         assert f"serves a model of {parameters - 1:,} parameters, the run's has {parameters:,}: start" in error(url)
         parameters -= 1
-        assert "whose tokenizer is not that of m: serve the model that is trained" in error(
-            url, model="m", renderer=other
-        )
+        assert "with another tokenizer than m: serve the model that is trained" in error(url, model="m", renderer=other)
         words = (
             f"takes no weights: start it with --weights-root FOLDER; here it has to be --weights-root {spool.parent}"
         )
