@@ -61,7 +61,7 @@ def test_what_can_not_be_used_is_refused_in_a_sentence(here: Path, tiny_model_di
     profile = ["--orchestrator.env.profile", "p.parquet", "--orchestrator.env.pass-rate"]
     capsys.readouterr()
     fails(capsys, train(tiny_model_dir, *profile, "[0, 1]"), "p.parquet has no training example of by-chance")
-    fails(capsys, train(tiny_model_dir, *profile, "[0.9, 0.1]"), "pass_rate = [0.9, 0.1] are not two rates")
+    fails(capsys, train(tiny_model_dir, *profile, "[0.9, 0.1]"), "pass_rate = [0.9, 0.1] is not two rates")
     fails(capsys, train(tiny_model_dir, *profile[:2]), "set both")
     flag = ["--orchestrator.env.args", '{"word": "other"}', *profile]
     fails(capsys, train(tiny_model_dir, *flag, "[0.01, 0.02]"), "no training example has a pass rate from 0.01 to 0.02")
