@@ -63,7 +63,7 @@ CASES = {
     "inference --api-key-var NOT_SET": "NOT_SET (--api-key-var) is not set",
     "plan --on h1000": "did you mean h100?",
     "plan --calibrate --on h100": "--calibrate measures this machine, and --on names another",
-    "init-env json": "has that name",
+    "init-env json": "uses this name",
     "init-env 3sum": "starts with a letter",
     "init-env ../up": "English letters",
     f"init-env {'a' * 61}": "at most 60",

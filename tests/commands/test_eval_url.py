@@ -110,7 +110,7 @@ def test_failed_rollouts_are_counted_said_saved_and_the_exit_code_is_1(here: Pat
     assert metadata["metrics"]["eval/reverse-text/reward/mean"] == 1.0
     assert "4 of 8 rollouts failed and are in no average:" in captured.out
     assert "  2 x status 400: too long" in captured.out
-    assert captured.err == "error: 4 of 8 rollouts failed: the averages are over the other 4\n"
+    assert captured.err == "error: 4 of 8 rollouts failed: the averages are over the remaining 4\n"
 
 
 def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):

@@ -32,7 +32,7 @@ GREEDY_BELOW = 1e-5
 
 
 class TrainerConfig(MemoryConfig):
-    """The trainer."""
+    """Keys of the trainer."""
 
     is_role = True
 
@@ -65,7 +65,7 @@ class PoolConfig(BaseConfig):
     """Leaves out prompts with nearly all completions correct, or none."""
 
     retire_at: float = Field(default=0.9, ge=0, le=1)
-    """Retire prompts with this pass rate or more; 0 retires none."""
+    """Stop drawing (retire) prompts with this pass rate or more; 0 retires none."""
     park_after: int = Field(default=2, ge=0)
     """Set a prompt aside (park it) after this many draws in a row without a correct completion; 0 parks none."""
     retry_parked: int = Field(default=4, ge=0)
@@ -241,7 +241,7 @@ class OrchestratorConfig(BaseConfig):
 
 
 class InferenceConfig(EngineConfig):
-    """The sampler."""
+    """Keys of the sampler."""
 
     is_role = True
 
@@ -304,11 +304,11 @@ class RLConfig(RunConfig):
     mode: Annotated[Literal["colocated", "split"] | None, Meta("run", 1, decides="rounding")] = None
     """`colocated`: one process; `split`: one per role (default with `--SECTION @ FILE`, several ranks or servers)."""
     trainer: TrainerConfig = TrainerConfig()
-    """The trainer."""
+    """Loss, optimiser and updates."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
-    """The orchestrator."""
+    """Tasks, rollouts and advantages."""
     inference: InferenceConfig = InferenceConfig()
-    """The sampler."""
+    """The sampling engine."""
     gap: GapConfig = GapConfig()
     """Limits of the gap between sampler and trainer."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()

@@ -26,7 +26,7 @@ class AskedConfig(BaseConfig):
 
 
 class ClientConfig(AskedConfig):
-    """A running inference server (see `hone inference`)."""
+    """A running inference server, such as `inference` starts."""
 
     place = "orchestrator.client"
 
