@@ -74,7 +74,7 @@ class WeightsFolder:
 def swap_weights(source: Decoder, target: Decoder) -> None:
     """Give `target` the parameters of `source`, a model on the host that must not be used afterwards.
 
-    On a CPU, the models exchange tensors, and the old ones are freed with `source`. On a GPU, parameters are overwritten
+    On a CPU, the models exchange tensors; the old ones are freed with `source`. On a GPU, parameters are overwritten
     in place, one by one: CUDA graphs hold their addresses, and a second model may not fit.
     """
     if target.device.type == "cpu":
