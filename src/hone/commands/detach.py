@@ -1,8 +1,8 @@
 """Processes that outlive the process that started them, or must end with it. Imports nothing heavy.
 
-`--detach`: the command starts itself again in another session, which survives closing the terminal. The first process
-shows the second's output until the run directory is open; then output goes to `logs/<kind>.out` in the run directory.
-If the second process fails before, the first ends with its exit code.
+`--detach`: the command starts itself again in a session that survives closing the terminal, and shows the output of the
+second process until the run directory is open; then output goes to `logs/<kind>.out` there. If the second process fails
+before, the first ends with its exit code.
 
 The roles of a run in mode split end with their launcher, and know the typed command.
 """
@@ -95,7 +95,7 @@ def hand_over(folder: Path, kind: str) -> None:
     """Move this process's output, with earlier lines, to a file in the run directory; tell the foreground to end."""
     if not in_background():
         return
-    from hone.runs.view import PROCESS_LOGS  # not at the top: `hone doctor` must run without packages
+    from hone.runs.view import PROCESS_LOGS  # `hone doctor` runs without packages
 
     report = json.loads(os.environ.pop(DETACHED))["report"]
     log = folder / PROCESS_LOGS / f"{kind}.out"

@@ -32,7 +32,7 @@ from hone.runs.view import OVER
 HINTS = 5
 """Most runs for which the list ends with resume commands."""
 INDENT = 13
-"""Width of the labels of `hone runs show`."""
+"""Width of labels of `hone runs show`."""
 POLL = 0.1
 """Seconds between checks that the run has ended."""
 SLACK = 10.0

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hone.loops.sft import SFT
 
 PACE = "as fast as hone's own from 100M parameters on, in up to twice the time below"
-"""Time relative to hone's decoder, on one Zen 3 core with Qwen3's shape. Training: 1.1 to 1.2 with 0.4M parameters, 1.0
-with 100M. Sampling: 1.5 to 1.9 with 0.4M, 1.0 to 1.1 with 100M."""
+"""Time relative to hone's decoder on one Zen 3 core, Qwen3's shape. Training: 1.1 to 1.2 with 0.4M parameters, 1.0 with
+100M. Sampling: 1.5 to 1.9 with 0.4M, 1.0 to 1.1 with 100M."""
 
 
 def sft(config: SFTConfig) -> int:
@@ -100,7 +100,7 @@ class HandOver(Observer):
 
 
 def introduction(training: Any) -> Iterator[str]:
-    """Yield the run's plan. In mode split, the trainer's `hello` describes the model."""
+    """Yield the run's plan. In mode split, the trainer sends `hello`."""
     config, sft, others = training.config, training.kind == "sft", getattr(training, "processes", training)
     hello = getattr(others, "hello", None)
     ranks = hello.ranks if hello else training.ranks.world if sft else 1

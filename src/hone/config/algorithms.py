@@ -136,7 +136,7 @@ class AdvantageConfig(BaseConfig):
 
     @property
     def divides_by_mean(self) -> bool:
-        """True if advantages are divided by a mean reward, so rewards must be at least 0."""
+        """True if advantages divide by a mean reward (rewards must be 0 or more)."""
         return self.scale == "group_mean" and self.components == "sum" and self.function is None
 
     @property

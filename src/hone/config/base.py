@@ -45,7 +45,7 @@ class Meta:
     """
 
     common: str | None = ""
-    """Kinds of common keys that it belongs to (`BaseConfig.headings`). None: no key of this section is common."""
+    """Kinds of common keys (`BaseConfig.headings`) of this key. None: no key of this section is common."""
     place: int = 0
     """Place under the heading: -1 is first, 1 is last. A section's place is its keys' default."""
     decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
@@ -61,7 +61,7 @@ class Meta:
     agreed: Literal["", "always", "tiny"] = ""
     """Orchestrator and trainer need the same value: `always`, or only for `hone/tiny`, which is made from the seed."""
     listed: bool = True
-    """True if lists of a run's settings name the key when it differs from the default."""
+    """True if lists of a run's changed settings name this key."""
 
     @property
     def is_free(self) -> bool:
@@ -69,7 +69,7 @@ class Meta:
         return self.decides not in ("bytes", "digest")
 
     def within(self, section: Meta) -> Meta:
-        """Return this field's properties inside a section with the properties `section`."""
+        """Return this field's properties in a section with the Meta `section`."""
         common = None if section.common is None else self.common
         decides = section.decides if section.decides != "bytes" else self.decides
         return replace(self, common=common, place=self.place or section.place, decides=decides)
@@ -246,7 +246,7 @@ class Settings(dict[Path, Setting]):
         return result
 
     def origin(self, path: Path) -> str:
-        """Return ` (SOURCE)` for a message, the source of the key or else of its section; "" if there is no source."""
+        """Return ` (SOURCE)` for a message: the source of the key or its section; "" if unknown."""
         at = [known for known in self if path[: len(known)] == known or known[: len(path)] == path]
         source = self[max(at, key=len)].source if at else ""
         return f" ({source})" if source else ""
@@ -321,7 +321,7 @@ def meta_of(field: FieldInfo) -> Meta:
 
 @cache
 def shared_keys(cls: type[BaseModel]) -> list[str]:
-    """Return the top-level keys that every role's section also takes, ordered by `Meta.shared`."""
+    """Return the top-level keys that every role's section also takes, in order."""
     places = {name: meta_of(field).shared for name, field in cls.model_fields.items()}
     return sorted(filter(places.get, places), key=places.__getitem__)
 

@@ -31,7 +31,7 @@ TASK_KEYS = {
 }
 """Top-level keys that describe a task without a file, and the task's argument for each key."""
 NEEDED = ("reward", "agent", "agent_command", "data")
-"""A task without a file needs one of these keys; the other keys are options."""
+"""A task without a file needs one of these keys."""
 FUNCTIONS = "functions"
 """Id of a task made from reward functions and a data set (hone.environments.functions)."""
 ENV = ("orchestrator", "env")
@@ -52,7 +52,7 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
 def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, Any]:
     """Return the task in the config.toml of a run of `hone KIND`, or the whole table if it has no task.
 
-    `template`: the caller's name of the key `template`. Raises UserError if there are several tasks.
+    `template`: the caller's name for this key. Raises UserError if there are several tasks.
     """
     section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
     if len(section.get("envs", [])) > 1:

@@ -34,7 +34,7 @@ from hone.errors import KEYWORDS, UserError
 Config = TypeVar("Config", bound=BaseConfig)
 
 CONFIG_OF = "# The resolved config of a run of hone "
-"""Start of a run's config.toml; the command follows."""
+"""Start of a run's config.toml."""
 ROOT_FILE, SECTION_FILE, FLAG = range(3)
 """Kinds of sources; later ones win."""
 

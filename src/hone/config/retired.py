@@ -61,7 +61,7 @@ def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
 
 
 def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bool:
-    """Return True if a key of a file is retired and `value` harmless. UserError if it is retired and not harmless."""
+    """Return True if a key of a file is retired and its value harmless; UserError if the value is not."""
     old = retired(command, path)
     if old is not None and value not in old.harmless and digest(value) not in old.harmless:
         raise UserError(f"{'.'.join(path)} is {value!r} in {file}: {old.instead}")

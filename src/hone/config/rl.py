@@ -92,7 +92,7 @@ class RefillConfig(BaseConfig):
     """Draws more prompts in a step until its batch is full of groups with unequal rewards (DAPO's dynamic
     sampling).
 
-    Such groups enter the batch in the order of their draws; groups of equal rewards are ignored.
+    These groups enter the batch in the order of draws; groups of equal rewards are ignored.
     """
 
     max_rounds: int = Field(default=10, ge=1)
@@ -166,7 +166,7 @@ class OrchestratorConfig(BaseConfig):
     client: ClientConfig = ClientConfig()
     """A running server to sample from."""
     max_async_level: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=0)
-    """Most updates that the sampler's weights may lag behind the trainer; 0: sampling waits for each update. By default
+    """Most updates that the sampler may lag behind the trainer; 0: sampling waits for each update. By default
     1 in mode split on GPUs, without `deterministic` and `inference.batch_invariant`, else 0."""
 
     @property
@@ -258,14 +258,14 @@ class InferenceConfig(EngineConfig):
 SAMPLED_BY = "completions are sampled by "
 SCORED_BY = "tokens are scored by "
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
-"""First words of causes that make a run inexact, but still reproducible from its recorded rollouts or logprobs."""
+"""First words of causes that make a run inexact, but let hone retrain it from its records."""
 
 
 class GapConfig(BaseConfig):
     """Limits of the gap between sampler and trainer, in nats per token; by default they suit backend and precision."""
 
     action: Annotated[Literal["stop", "warn"], Meta(decides="nothing")] = "stop"
-    """If the mean gap is above `gap.stop`: save and `stop` the run, or `warn`."""
+    """If the mean is above `gap.stop`: save and `stop`, or `warn`."""
     mean: float | None = Field(default=None, gt=0)
     """Warn if the mean of |sampler's logprob - trainer's| is above this."""
     max: float | None = Field(default=None, gt=0)

@@ -15,7 +15,7 @@ class AskedConfig(BaseConfig):
     """Requests to a running server."""
 
     place: ClassVar[str]
-    """Dotted path of the section, for messages."""
+    """Dotted path of the section."""
 
     api_key_var: Annotated[KeyVariable, Meta(decides="nothing")] = None
     """Environment variable that holds the server's API key."""

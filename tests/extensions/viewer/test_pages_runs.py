@@ -177,7 +177,7 @@ def test_the_overview_tells_before_and_after_with_intervals(tmp_path: Path) -> N
     assert ["training reward", "0.000", "0.200", "", "steps 0 and 2"] in rows
     assert ["length, tokens", "20.0", "22.0", "", "steps 0 and 2"] in rows
     assert ">last</th>" in text and ">now</th>" not in text, "it is done"
-    assert "Student&#39;s t of a reward" in text
+    assert "Rewards: Student&#39;s t" in text
     assert "some/model by RL on reverse-text, seed 3" in text
     assert cards(text) == [
         ["held-out reward, t", "0.750", "before: 0.250, 95 %: 0.700 to 0.800"],
@@ -283,7 +283,7 @@ def test_an_evaluation_has_its_own_columns_and_page(tmp_path: Path) -> None:
     make_run(tmp_path / "s", kind="sft")
     for slug in ("a", "s"):
         answer = client(tmp_path).get(f"/run/{slug}/change/0/1/")
-        assert answer.status_code == 404 and f"{slug} has no samples of versions" in answer.text
+        assert answer.status_code == 404 and f"{slug} has no samples of evaluations" in answer.text
 
 
 # Curves.

@@ -84,16 +84,16 @@ def test_a_large_step_has_pages_that_keep_the_filters(root: Path, monkeypatch: p
 def test_steps_and_completions_that_are_not_there(root: Path) -> None:
     ask = client(root)
     for path, sentence in {
-        "step/1/": "no completions of step 1: the run has those of 0 to 9",
-        "step/x/": "step is 'x', which is no number: the run has steps 0 to 9",
+        "step/1/": "no completions of step 1: the run has steps 0 to 9",
+        "step/x/": "step is 'x', which is not a number: the run has steps 0 to 9",
         "sample/5/0/": "no completions of step 5",
-        f"sample/0/{'9' * 30}/": f"row is '{'9' * 20}…', which is no number",
+        f"sample/0/{'9' * 30}/": f"row is '{'9' * 20}…', which is not a number",
     }.items():
         answer = ask.get(f"{RUN}/{path}")
         assert answer.status_code == 404 and sentence in html.unescape(answer.text), path
         assert f"{RUN}/" in links_of(f"{RUN}/{path}", answer.text), "the way back to the run"
     answer = ask.get(f"{RUN}/sample/0/77/")
-    assert answer.status_code in (400, 404) and "no completion 77: they are numbered from 0 to 3" in answer.text
+    assert answer.status_code in (400, 404) and "no completion 77: completions are 0 to 3" in answer.text
 
 
 def test_a_completion_with_all_that_is_known_of_it(root: Path) -> None:
@@ -140,7 +140,7 @@ def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
     assert re.findall(r'<span(?: class="([^"]*)")? title="id', page) == ["", "m2", "m4", "sp"]
     assert "logprob -0.1\nentropy 2.5 nats, gap -0.2 nats, advantage 1.25" in page
     assert '<a class="chip on" href="?color=gap">' in page and '<a class="chip" href="?color=entropy">' in page
-    assert "Not here: it was not trained on (filtered)" in ask.get(f"{RUN}/sample/0/2/?color=gap").text
+    assert "Not here: the completion was not trained on (filtered)" in ask.get(f"{RUN}/sample/0/2/?color=gap").text
     wrong = ask.get(f"{RUN}/sample/0/0/?color=%3Cb%3E")
     assert wrong.status_code == 400 and "<b>" not in wrong.text
 
@@ -213,7 +213,7 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
     )
     assert "TOOL" not in output and "3 (14 tokens)" in output
     write_run(tmp_path / "runs" / "a", {1: [row("let me see", completion=json.dumps(messages[:2] * 2))]})
-    assert "the turns differ from those sampled" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
+    assert "the turns differ from the sampled turns" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
 
 
 def test_search_shows_what_it_found_where(root: Path) -> None:
@@ -226,7 +226,7 @@ def test_search_shows_what_it_found_where(root: Path) -> None:
     )
     assert 'value="&#34;&lt;answer&gt;4&#34;"' in page, "the words stay in their field"
     wrong = ask.get(f"{RUN}/search/?q=/(/&outcome=wrong")
-    assert wrong.status_code == 200 and "is no regular expression" in wrong.text and 'value="/(/"' in wrong.text
+    assert wrong.status_code == 200 and "is not a regular expression" in wrong.text and 'value="/(/"' in wrong.text
     assert "reward_min is 'x'" in html.unescape(ask.get(f"{RUN}/search/?reward_min=x").text)
     assert 'data-hits="0"' in ask.get(f"{RUN}/search/?q=%ED%A0%80").text
 

@@ -29,7 +29,7 @@ from hone.model.tool_calls import Tool
 LOWEST = -9999.0
 """Written for minus infinity, which JSON lacks; as OpenAI does."""
 OPENING = "<tool_call>"
-"""Start of a tool call. Text that may become it is withheld until this is decided."""
+"""Start of a tool call. Text that may become it is withheld."""
 
 
 class Answer:
@@ -50,7 +50,7 @@ class Answer:
         return []
 
     def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
-        """Return a sample (`whole`) or its new part, as JSON."""
+        """Return a whole sample, or its new part."""
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:

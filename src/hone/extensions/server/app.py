@@ -1,4 +1,4 @@
-"""The routes of the server. If it has an API key, all routes but `/health` need the key.
+"""The routes. If the server has an API key, all but `/health` need it.
 
 A request is cancelled if its client disconnects.
 """

@@ -117,7 +117,7 @@ class Sampling(Strict):
     def jobs(
         self, prompts: list[list[int]], max_tokens: int, seed: int, top: int, stop_ids: tuple[int, ...] = ()
     ) -> list[Job]:
-        """Return the jobs of the request: `n` for the first prompt, `n` for the next, … `seed`: used if it has none."""
+        """Return the request's jobs: `n` for the first prompt, then `n` for the next, … `seed`: the default."""
         samples, keys = len(prompts) * self.n, self.key
         if samples > MAX_SAMPLES:
             words = f"{len(prompts)} prompts with n = {self.n} are over {MAX_SAMPLES} samples: send fewer"
@@ -126,7 +126,7 @@ class Sampling(Strict):
             words = "key needs one number for each sample, in the order of choices, and excludes seed"
             raise ApiError(400, f"{words}: {len(keys)} were sent for {samples} samples", "key")
         params = SamplingParams(
-            max_tokens=max(1, max_tokens),  # the job's max_tokens counts; jobs with 0 are not run
+            max_tokens=max(1, max_tokens),  # unused: jobs have max_tokens; 0 is not run
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
@@ -210,7 +210,7 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message. Unknown fields must be null or empty, since clients send replies back."""
+    """One message. Clients send replies back, so other fields may be null or empty."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

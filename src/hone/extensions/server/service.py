@@ -1,7 +1,7 @@
 """The engine's thread, and the requests that it serves.
 
-Only the thread of `Service` uses the engine: it runs calls between two steps, and delivers sampled tokens. A
-`Generation` is one request on the event loop, with the texts of its samples so far.
+Only `Service`'s thread uses the engine: it runs calls between two steps, and delivers sampled tokens. A `Generation` is
+one request on the event loop, with the texts of its samples so far.
 """
 
 from __future__ import annotations

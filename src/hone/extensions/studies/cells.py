@@ -96,7 +96,7 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
 
 
 def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLConfig | None:
-    """Return the config of a cell's stage; None if the cell leaves out the stage."""
+    """Return a stage's config; None if the cell leaves out the stage."""
     stage, overrides = getattr(study, kind), dict(leaves(getattr(cell, kind)))
     settings = dict(leaves(stage.settings)) | overrides
     if settings.get("max_steps") == 0:

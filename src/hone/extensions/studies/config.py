@@ -47,9 +47,9 @@ class GridConfig(BaseConfig):
     """Lists of values; every combination of values is a cell."""
 
     sft: dict[str, Any] = {}
-    """Settings of SFT: a list of values for each key."""
+    """Settings of SFT, with a list as value."""
     rl: dict[str, Any] = {}
-    """Settings of RL: a list of values for each key."""
+    """Settings of RL, with a list as value."""
 
 
 class StudyEvalConfig(BaseConfig):

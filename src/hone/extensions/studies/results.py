@@ -25,7 +25,7 @@ from hone.runs.view import read_lines
 COSTS: tuple[str, ...] = ("examples", "tokens", "seconds")
 """Costs of stages: demonstrations plus prompts, trained or sampled tokens, CPU seconds."""
 LENIENT_SECONDS = 600.0
-"""Time limit for lenient reading of one evaluation, in seconds."""
+"""Time limit for lenient reading of one evaluation."""
 NOT_RUN = "not run yet"
 
 
@@ -50,7 +50,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Row:
-    """A cell: results of its finished seeds, their mean, and the cell's difference from the baseline."""
+    """A cell: its finished seeds, their mean, and the cell's difference from the baseline."""
 
     cell: Cell
     seeds: list[SeedResult]
@@ -111,7 +111,7 @@ def compared(
 def _seed_result(
     study: StudyConfig, tasks: Tasks, cell: Cell, stage: Stage, seconds: Mapping[str, float], reads: bool
 ) -> SeedResult | None:
-    """Return the results of one seed; None if it is not done, or no completion could be graded."""
+    """Return a seed's results; None if it is not done, or no completion could be graded."""
     task = tasks.evaluation(cell, stage)
     if not task.done or not (values := values_of(task.folder, study.eval.metric)):
         return None
@@ -166,7 +166,7 @@ def _costs(folder: Path, stage: Stage) -> dict[str, float]:
 
 
 def _paired(one: list[SeedResult], other: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays [seeds, examples]: the values of `one` and `other` for their common seeds and examples."""
+    """Return the values of `one` and of `other`, [seeds, examples], for common seeds and examples."""
     mine, theirs = ({result.seed: result.values for result in results} for results in (one, other))
     seeds = [seed for seed in mine if seed in theirs]
     examples = (

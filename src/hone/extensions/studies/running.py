@@ -118,7 +118,7 @@ class _Active:
     log: Log
     began: float
     place: int
-    """Number of the task's slot among simultaneous tasks."""
+    """Slot of the task among running tasks."""
 
 
 class Runner:
@@ -225,7 +225,7 @@ class Runner:
 
 
 def beside(config: Any, place: int) -> Any:
-    """Return the config for slot `place` of several simultaneous runs: each slot has separate server ports."""
+    """Return the config of a run in slot `place`: each slot has separate server ports."""
     if not isinstance(config, RLConfig) or config.orchestrator.client.base_url:
         return config
     if config.mode not in ("split", "cluster") and config.trainer.ranks == config.inference.replicas == 1:

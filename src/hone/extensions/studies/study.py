@@ -64,7 +64,7 @@ class Study:
         return self
 
     def _shortages(self) -> list[str]:
-        """Return a sentence for each task with too few held-out examples. Raises UserError if a task can't load."""
+        """Return a sentence per task with too few held-out examples. UserError if a task can't load."""
         from hone.environments.loading import configured
         from hone.evaluation.loop import shortage
 
