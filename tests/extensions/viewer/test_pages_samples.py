@@ -64,7 +64,7 @@ def test_filters_narrow_a_step(root: Path) -> None:
     assert "1 of 4 shown" in text_of(page) and "no idea" not in page and 'id="r0"' in page
     assert "solved 1 of 2" in text_of(page), "of the whole group"
     assert 'id="r1"' in ask.get(f"{RUN}/step/0/?advantage=negative").text
-    assert "No completion of this step is of that kind" in ask.get(f"{RUN}/step/0/?outcome=wrong&stop=length").text
+    assert "No completion of this step is of this kind" in ask.get(f"{RUN}/step/0/?outcome=wrong&stop=length").text
     wrong = ask.get(f"{RUN}/step/0/?outcome=good")
     assert wrong.status_code == 400 and "outcome cannot be" in html.unescape(wrong.text)
 
@@ -186,7 +186,7 @@ def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
     one = row("4", token_ids=flat, sampled_mask=mask, logprobs=[0.0] * len(flat), versions=[0] * len(flat))
     write_run(tmp_path / "runs" / "a", {0: [one]})
     output = text_of(client(tmp_path / "runs").get("/run/a/sample/0/0/").text)
-    assert f"as the policy read it, with template and tools: {len(ids[0])} tokens" in output
+    assert f"the policy's input, with template and tools: {len(ids[0])} tokens" in output
     assert "system Tools: <b>multiply(a, b) user" in output
 
 
@@ -264,7 +264,7 @@ def test_the_conversations_of_a_programs_rollout_are_shown_one_at_a_time(tmp_pat
     assert "the program had 2 conversations" in text_of(page.text) and "first words" in text_of(page.text)
     other = text_of(viewer.get("/run/agent/sample/0/0/?trajectory=1").text)
     assert "Other?" in other and "Yes!" in other and "first words" not in other
-    assert f"{len(ids)} tokens, ended by itself" in other
+    assert f"{len(ids)} tokens, ended at a stop" in other
     assert "which share the advantage" not in text_of(viewer.get("/run/agent/sample/0/1/").text)
     assert "Reward of each call" not in other
     branch |= {"call_rewards": [1.25], "call_advantages": [1.75]}
