@@ -28,7 +28,7 @@ class LossConfig(BaseConfig):
     function: str | None = None
     """A custom loss, `MODULE:FUNCTION`, instead of `type`."""
     old_policy: Literal["sampler", "trainer"] = "sampler"
-    """Old policy of the importance ratio: `sampler`, which corrects for older weights and other kernels; or `trainer`
+    """Old policy of the importance ratio. `sampler`: corrects for older weights and other kernels; `trainer`: weights
     before the step's first update (always with a `correction`)."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
     """Clip the ratio below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: largest fall in probability."""

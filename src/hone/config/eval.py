@@ -58,7 +58,7 @@ class EvalConfig(BaseConfig):
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Sampling temperature; 0 is greedy (in this process also below 1e-5)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling."""
+    """Sample among the likeliest tokens with this total probability (nucleus sampling); 1 is off."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
     """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them as given; null omits one. In
     this process `seq_len` limits prompt plus completion, unless `max_tokens` is more."""

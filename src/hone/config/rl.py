@@ -49,7 +49,7 @@ class TrainerConfig(MemoryConfig):
     minibatches: int = Field(default=1, ge=1)
     """Parts of a batch, split by prompt; each pass makes one update per part."""
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
-    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); passes accumulate gradients."""
+    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); gradients are accumulated."""
     ranks: Annotated[int, Meta("ranks", -2, decides="rounding")] = Field(default=1, ge=1)
     """Trainer processes that `rl` starts; they split model and batch (FSDP2). Under torchrun: its process count."""
     record_tokens: Annotated[bool, Meta(decides="nothing")] = True

@@ -30,13 +30,13 @@ class SFTDataConfig(BaseConfig):
     min_reward: Annotated[float, Meta("data")] = 1.0
     """With `run`: leave out an example if its best reward is lower."""
     seq_len: Annotated[int, Meta("data")] = Field(default=4096, ge=2)
-    """Tokens of a row; without packing, the longest example."""
+    """Tokens of a row; without packing, most tokens of an example."""
     batch_size: Annotated[int, Meta("data")] = Field(default=16, ge=1)
     """Per step: rows of `seq_len` tokens if packed, examples with `pack = false`."""
     pack: Annotated[bool, Meta("data")] = True
     """Lay examples end to end in rows; attention never crosses to another example."""
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
-    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); passes accumulate gradients."""
+    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); gradients are accumulated."""
     too_long: Annotated[Literal["error", "drop", "truncate"], Meta("data")] = "error"
     """An example longer than `seq_len`: `error`, `drop` or `truncate`."""
 
@@ -47,7 +47,7 @@ class ValConfig(BaseConfig):
     interval: Annotated[int, Meta("training")] = Field(default=50, ge=1)
     """Steps between validations; the last step is always validated."""
     fraction: Annotated[float, Meta("training")] = Field(default=0.05, gt=0, lt=1)
-    """Share of the data set to hold out; a task has its eval split instead."""
+    """Share of the data set to hold out; for a task, its eval split is used."""
     max_examples: int = Field(default=256, ge=1)
     """Most examples in one validation."""
 

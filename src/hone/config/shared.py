@@ -166,8 +166,8 @@ class OptimConfig(BaseConfig):
     max_norm: float = Field(default=1.0, gt=0)
     """Clip the gradient's global L2 norm to this."""
     state: Literal["fp32", "8bit"] = "fp32"
-    """AdamW's two moments: fp32, or blockwise 8 bits (pip install 'torchao>=0.18'), a quarter of the memory. If full
-    training doesn't fit a GPU otherwise, it gets 8 bits or `offload`, unless you set both."""
+    """AdamW's two moments: fp32, or blockwise 8 bits (pip install 'torchao>=0.18'), a quarter of the memory. Full
+    training that doesn't fit a GPU otherwise gets 8 bits or `offload`, whichever you leave unset."""
     offload: bool = False
     """Keep moments and master weights in host memory, and update there; a GPU then holds 8 to 12 bytes a weight."""
 
@@ -198,8 +198,8 @@ class MemoryConfig(BaseConfig):
     """Saved activations: all (`none`), each layer's input (`layer`), or outputs of products and attention
     (`selective`); the rest is computed again. By default the fastest that fits the device's memory at the start."""
     head_cache_bytes: Annotated[int | None, Meta(from_machine=True, listed=False)] = Field(default=None, ge=0)
-    """Keep the softmax over the vocabulary for the backward pass if it takes at most this; else recompute it.
-    Default: 512 MiB; on a GPU enough for a micro-batch, if there is room at the start."""
+    """Keep the softmax over the vocabulary for the backward pass if it takes at most this many bytes, else recompute.
+    Default: 512 MiB; on a GPU, enough for a micro-batch if there is room at the start."""
 
 
 class SchedulerConfig(BaseConfig):
@@ -273,7 +273,7 @@ class BudgetConfig(BaseConfig):
     usd: Annotated[float | None, Meta("run")] = Field(default=None, gt=0)
     """Limit in US dollars; needs `usd_per_hour`."""
     usd_per_hour: float | None = Field(default=None, gt=0)
-    """Price of the machine in US dollars per hour, to record the run's cost. It is no limit."""
+    """Price of the machine in US dollars per hour, to record the run's cost. Sets no limit."""
     tokens: int | None = Field(default=None, ge=1)
     """Tokens trained on or sampled, including prompts: metric `tokens/total`."""
 
@@ -340,7 +340,7 @@ class GradingConfig(BaseConfig):
     workers: int | None = Field(default=None, ge=0)
     """Processes; by default one per core. 0: run functions in hone's process, without limits, to debug them."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds per completion; in deterministic runs, seconds of CPU time (of wall-clock time 6 times as many). For a
+    """Seconds per completion; in deterministic runs CPU seconds, limited to 6 times as many wall-clock seconds. For a
     function of `completions`: per completion of the group.
     """
     memory_gib: float = Field(default=4.0, gt=0)
@@ -360,7 +360,7 @@ class EngineConfig(BaseConfig):
     backend: Annotated[Literal["hone"], Meta("server")] = "hone"
     """`hone`: hone's engine."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory of the KV cache, in GiB; by default 4; on a GPU by free memory. Completions wait if it is full."""
+    """Memory of the KV cache, in GiB; by default 4, on a GPU chosen by free memory. Completions wait if it is full."""
     batch_invariant: bool = False
     """hone's engine: a sample's bits don't depend on the rest of the batch; slower."""
     cuda_graphs: Annotated[bool | None, Meta(from_machine=True)] = None
@@ -417,7 +417,7 @@ class RunConfig(BaseConfig):
     budget: Annotated[BudgetConfig | None, Meta(place=1, decides="nothing")] = None
     """Save and stop when time, money or tokens run out; off unless given."""
     grace_seconds: Annotated[float, Meta(decides="nothing")] = Field(default=25.0, gt=0)
-    """Seconds after SIGTERM to finish and save the step; if it takes longer, the state before it is saved."""
+    """Seconds after SIGTERM to finish and save the step; if it takes longer, the state before the step is saved."""
     detach: Annotated[bool, Meta("run", decides="start", listed=False)] = False
     """Run in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
     precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = "bf16_linear"
