@@ -92,7 +92,7 @@ def enter() -> None:
 
 
 def hand_over(folder: Path, kind: str) -> None:
-    """Move this process's output, with earlier lines, to a file in the run directory; tell the foreground to end."""
+    """Move this process's output, with earlier lines, to a file in the run directory; the foreground then ends."""
     if not in_background():
         return
     from hone.runs.view import PROCESS_LOGS  # `hone doctor` runs without packages

@@ -47,7 +47,7 @@ def run(config: RLConfig) -> int:
 def with_mode(config: RLConfig, here: bool = True) -> RLConfig:
     """Set the mode: one process, unless the config has a mode, several ranks or several servers.
 
-    `here`: by default, mode split starts a rank on every local GPU without a server, if the run can have several ranks.
+    `here`: count this machine's GPUs; in mode split, a GPU without a server gets a rank by default, if several can run.
     """
     several, ranks = config.trainer.ranks > 1 or len(config.server_urls) > 1, config.trainer.ranks
     mode = config.mode or ("split" if several else "colocated")

@@ -100,7 +100,7 @@ class HandOver(Observer):
 
 
 def introduction(training: Any) -> Iterator[str]:
-    """Yield the run's plan. In mode split, the trainer sends `hello`."""
+    """Yield the run's plan. In mode split, model facts come from the trainer's `hello`."""
     config, sft, others = training.config, training.kind == "sft", getattr(training, "processes", training)
     hello = getattr(others, "hello", None)
     ranks = hello.ranks if hello else training.ranks.world if sft else 1

@@ -49,7 +49,7 @@ class Meta:
     place: int = 0
     """Place under the heading: -1 is first, 1 is last. A section's place is its keys' default."""
     decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
-    """The part of a run that it decides; a section decides for its keys. A resume may change all but the first two.
+    """Part of a run that the key decides; a section's holds for its keys. A resume may change all but the first two.
 
     `bytes`: the results. `digest`: the results, compared by the digest of the named file. `rounding`: only the rounding
     of numbers. `nothing`: no number. `start`: the start of a process; config.toml omits it.

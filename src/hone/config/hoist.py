@@ -52,7 +52,7 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
 def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, Any]:
     """Return the task in the config.toml of a run of `hone KIND`, or the whole table if it has no task.
 
-    `template`: the caller's name for this key. Raises UserError if there are several tasks.
+    `template`: the result's name for the template. Raises UserError if there are several tasks.
     """
     section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
     if len(section.get("envs", [])) > 1:

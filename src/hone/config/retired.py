@@ -1,4 +1,4 @@
-"""Keys of older versions or missing extensions: a run's config.toml has all keys of its time."""
+"""Keys of older versions or missing extensions: a run's config.toml has all keys of its version."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def retired(command: str, path: tuple[str, ...]) -> Retired | None:
 
 
 def without_retired(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the table of a config.toml without retired keys of harmless value."""
+    """Return the table of a config.toml without retired keys that have harmless values."""
     return {
         name: without_retired(value, (*path, name)) if isinstance(value, dict) else value
         for name, value in table.items()

@@ -330,7 +330,7 @@ class RLConfig(RunConfig):
         return found
 
     def eval_tasks(self) -> dict[str, RLConfig]:
-        """Return for each evaluated task, by name, the config with it alone; empty without evaluation."""
+        """Return for each evaluated task, by name, the config with this task alone; empty without evaluation."""
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}

@@ -121,7 +121,7 @@ class LoraConfig(BaseConfig):
 
 
 class ModelConfig(BaseConfig):
-    """Which model."""
+    """The model."""
 
     bare = "name"
 
@@ -144,7 +144,7 @@ class ModelConfig(BaseConfig):
 
 
 class PolicyConfig(ModelConfig):
-    """Which model, and its trained part."""
+    """The model, and its adapter."""
 
     lora: Annotated[LoraConfig | None, Meta(agreed="always")] = None
     """LoRA; off unless given."""
@@ -318,7 +318,7 @@ class SamplingConfig(BaseConfig):
 
 
 class EnvConfig(BaseConfig):
-    """Which task."""
+    """The task."""
 
     bare = "id"
 
@@ -344,7 +344,7 @@ class GradingConfig(BaseConfig):
     function of `completions`: per completion of the group.
     """
     memory_gib: float = Field(default=4.0, gt=0)
-    """GiB that a process may use in addition to the memory after loading the task."""
+    """GiB of memory that a process may use beyond its size after loading the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
     """If more than this share of the last 1,000 completions can't be graded, a run ends; `eval` returns 1."""
 
@@ -377,7 +377,7 @@ class EngineConfig(BaseConfig):
         return False
 
     def server_settings(self, run: Any, on_gpu: bool, shares: bool = True) -> dict[str, Any]:
-        """Return further settings for a run's `hone inference`. `shares`: it shares its GPU with a trainer."""
+        """Return further settings for a run's `hone inference`. `shares`: the server shares its GPU with a trainer."""
         return {}
 
     def decodes_with_graphs(self, device: str) -> bool:
@@ -399,7 +399,7 @@ class RunConfig(BaseConfig):
     """Keys of every training command."""
 
     model: Annotated[PolicyConfig, Meta(shared=1)] = PolicyConfig()
-    """Which model."""
+    """Model to train."""
     max_steps: Annotated[int, Meta("run", shared=2, agreed="always")] = Field(default=100, ge=1)
     """Optimiser steps to take."""
     seed: Annotated[int, Meta("run role", shared=5, agreed="tiny", listed=False)] = Field(default=0, ge=0)

@@ -78,7 +78,7 @@ def test_the_page_of_two_versions(root: Path) -> None:
         and "1 turned right, 1 turned wrong" in shown
         and "McNemar's exact test: p = 1" in shown
     )
-    assert "2 completions are in only one of both" in shown and "reward 0.100 → 1.000" in shown
+    assert "2 completions are in only one of the two" in shown and "reward 0.100 → 1.000" in shown
     assert shown.index("question 0?") < shown.index("question 2?") < shown.index("question 3?")
     assert "<script>alert(1)</script>" in shown and "<script>alert" not in page.text
     assert "/run/a/eval/0/?one=0" in links_of("/run/a/change/0/25/", page.text)

@@ -60,7 +60,7 @@ def too_large() -> ApiError:
 
 
 async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[], ApiError] = too_large) -> bytes:
-    """Return the body of a request. Raises `refusal()` if it is over `limit` bytes, ApiError 408 if it is slow.
+    """Return the body of a request. Raises `refusal()` if it is over `limit` bytes, ApiError 408 if it is too slow.
 
     A body over `limit` is not stored, but read up to MAX_BODY, so that the client gets the error.
     """

@@ -118,7 +118,7 @@ def one_line(text: str) -> str:
 
 
 def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
-    """Return the task for the evaluation of all cells. Raises UserError if `eval.env` must say it."""
+    """Return the task for the evaluation of all cells. Raises UserError if `eval.env` must be set."""
     if study.eval.env is not None:
         return study.eval.env
     configs = [one.config for cell in cells for stage in cell.stages for one in runs_of(stage)]

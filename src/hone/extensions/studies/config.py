@@ -47,9 +47,9 @@ class GridConfig(BaseConfig):
     """Lists of values; every combination of values is a cell."""
 
     sft: dict[str, Any] = {}
-    """Settings of SFT, with a list as value."""
+    """Settings of SFT; each value is a list."""
     rl: dict[str, Any] = {}
-    """Settings of RL, with a list as value."""
+    """Settings of RL; each value is a list."""
 
 
 class StudyEvalConfig(BaseConfig):

@@ -192,9 +192,9 @@ _MATH = re.compile(r"\$([^$\n]+)\$|\\\(((?:(?!\\[()]).)+)\\\)")
 
 
 def candidates(text: str, kind: Kind, like: str = "") -> dict[str, str]:
-    """Return different answers by the kind of place, the most reliable place first.
+    """Return distinct answers by kind of place, the most reliable place first.
 
-    `kind`: of the task's answers. `like`: one of them, to tell words, letters of a choice and dates apart. If few
+    `kind`: kind of the task's answers. `like`: an example, to tell words, letters of a choice and dates apart. If few
     answers are possible (a letter, yes or no), only the most reliable place counts.
     """
     text, pattern = visible_text(text)[-END:], _pattern(kind, like)

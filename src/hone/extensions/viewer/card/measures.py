@@ -227,7 +227,7 @@ def is_correct(row: Row) -> bool:
 
 
 def usable(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows. Raises UserError if one lacks a field that a card needs."""
+    """Return the rows. Raises UserError if a row lacks a field that a card needs."""
     for number, row in enumerate(rows, 1):
         wrong = [name for name, kind in _NEEDED.items() if not isinstance(row.get(name, ...), kind)]
         if not wrong and row["outcome"] not in FAILED:
