@@ -30,7 +30,7 @@ from hone.runs.reader import Run
 from hone.runs.view import OVER
 
 HINTS = 5
-"""Most runs for which the list ends with resume commands."""
+"""Most runs with resume commands below the list."""
 INDENT = 13
 """Width of labels of `hone runs show`."""
 POLL = 0.1

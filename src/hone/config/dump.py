@@ -1,4 +1,4 @@
-"""Writes a resolved config as TOML, from which `@ file` makes an equal config; compares such tables."""
+"""Writes a resolved config as TOML that `@ file` reads back to an equal config; compares such tables."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class CurriculumConfig(BaseConfig):
     order: Literal["shuffled", "sequential", "difficulty"] = "shuffled"
     """`shuffled` in each epoch; `sequential`: as in the data; `difficulty`: pass rates nearest to 50 % first."""
     window: int = Field(default=1, ge=1)
-    """Number of a prompt's last draws from which its pass rate is computed."""
+    """Number of last draws that count in a prompt's pass rate."""
     pool: PoolConfig | None = None
     """Leaves out prompts that are too easy or too hard."""
 
@@ -355,7 +355,7 @@ class RLConfig(RunConfig):
         if advantage.function is not None:
             key, why = "function", "does not get the reference's logprobs"
         elif advantage.components == "normalize":
-            key, why = "components", "does not use the sum of the components, from which the KL is subtracted"
+            key, why = "components", "does not use the sum of the components minus the KL"
         elif advantage.scale == "group_mean":
             key, why = "scale", "divides by a group's mean reward, which the KL can make negative"
         else:

@@ -27,7 +27,7 @@ TRANSPORT = ".transport"
 
 
 def transport_weights(path: Path) -> Path:
-    """Return the folder in a transport from which servers load weights."""
+    """Return the transport's folder of weights for servers."""
     return path / "weights"
 
 
@@ -213,7 +213,7 @@ class SchedulerConfig(BaseConfig):
     """Learning rate of the last step as a share of the peak (linear, cosine and wsd). With 0, the rate would reach 0
     one step after the last, so the last step still trains."""
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
-    """Share of `max_steps` in which `wsd` decays."""
+    """Share of `max_steps` for the decay of `wsd`."""
 
 
 class CkptConfig(BaseConfig):
@@ -424,7 +424,7 @@ class RunConfig(BaseConfig):
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well. By
     default `bf16_linear`, but `fp32` on a CPU without bf16 products."""
     deterministic: Annotated[bool | None, Meta("machine", -1, from_machine=True, listed=False)] = None
-    """Use kernels with which the same config, seed and machine give the same bytes; by default true on a CPU only."""
+    """Use kernels that give the same bytes for the same config, seed and machine; by default true on a CPU only."""
     threads: Annotated[int | None, Meta("machine", -1, from_machine=True)] = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters (more would slow them), else one per core."""
     display: Annotated[Literal["auto", "plain", "none"], Meta("watching", decides="nothing", listed=False)] = "auto"

@@ -32,7 +32,7 @@ class ServeConfig(EngineConfig):
     api_key_var: KeyVariable = None
     """Environment variable that holds the key."""
     weights_root: Path | None = None
-    """Folder from which `POST /update_weights` may load weights; by default it loads none."""
+    """Folder of weights that `POST /update_weights` may load; by default it loads none."""
     transport: TransportConfig = TransportConfig()
     """Transport of the run to serve; its weights are loaded, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)

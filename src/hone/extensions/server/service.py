@@ -32,7 +32,7 @@ News = list[tuple[int, "list[Token] | Exception"]]
 Sink = Callable[[News], None]
 """Called on the engine's thread with the news of a request after a step."""
 FAILING_AFTER = 3
-"""Failed steps in a row, without a sampled token, after which the server reports failure."""
+"""Failed steps in a row, without a sampled token, that make the server report failure."""
 
 
 @dataclass

@@ -115,7 +115,7 @@ class Scatter:
         return np.maximum(of_seeds, stdtrit(self.freedom, 1 - alpha / 2) * np.sqrt(self.variance))
 
     def p(self, mean: float) -> float:
-        """Return the two-sided p: the alpha for which `reach` is |mean|."""
+        """Return the two-sided p: the alpha that makes `reach` equal |mean|."""
         from scipy.special import stdtr
 
         if self.variance < 1e-24:  # all differences are equal

@@ -66,7 +66,7 @@ class StudyEvalConfig(BaseConfig):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     metric: Annotated[Literal["reward", "correct"], Meta("evaluation")] = "reward"
-    """Measure by which cells are compared."""
+    """Measure to compare in cells."""
     lenient: bool = False
     """Also grade incorrect completions leniently, as `hone report` does: shows which part of a difference is format."""
     precision: Precision = DEFAULT_PRECISION
@@ -103,7 +103,7 @@ class StudyConfig(BaseConfig):
     cells: Annotated[list[CellConfig], Meta("study")] = []
     """List of cells, instead of a grid."""
     baseline: Annotated[str | None, Meta("study")] = None
-    """Name of the cell with which others are compared; by default the first cell."""
+    """Name of the cell to compare others with; by default the first cell."""
     seeds: Annotated[int, Meta("study")] = Field(default=3, ge=1)
     """Number of seeds (0, 1, …); each cell is trained once per seed."""
     eval: StudyEvalConfig = StudyEvalConfig()

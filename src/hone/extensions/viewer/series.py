@@ -75,7 +75,7 @@ def axes(series: Series) -> dict[str, np.ndarray]:
 
 
 def extremes(values: np.ndarray, points: int) -> np.ndarray:
-    """Return ascending indices of at most `points` values whose curve looks like the whole one: extremes of each part,
+    """Return ascending indices of at most `points` values that look like all when drawn: extremes of each part,
     the first and the last value. NaN are left out.
     """
     known = np.flatnonzero(~np.isnan(values))

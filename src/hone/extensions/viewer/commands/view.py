@@ -14,7 +14,7 @@ from hone.serving import listen, serve
 
 HOST = "127.0.0.1"
 GRACE = 1
-"""Seconds to finish pages after the server is told to stop."""
+"""Seconds to finish pages when the server stops."""
 
 
 def run(config: ViewConfig) -> int:
