@@ -89,5 +89,5 @@ class SFTConfig(RunConfig, MemoryConfig):
             raise UserError("data.template is for data.name and data.path: set data.env.template for an environment")
         if template is not None and set(template) - {"tools"} not in ({"messages"}, {"prompt", "completion"}):
             made = " and ".join(template) or "nothing"
-            raise UserError(f"data.template makes {made}; SFT learns from messages, or from prompt and completion")
+            raise UserError(f"data.template makes {made}, but SFT needs messages, or prompt and completion")
         return self
