@@ -287,7 +287,7 @@ def test_ctrl_c_saves_what_of_an_evaluation_has_ended_and_pressed_again_nothing(
             hone.evaluate(dataset=ROWS, reward_funcs=[digits], output_dir="out/own", **counts)
         assert Run("out/own").info["status"] == "done" and "are saved in /" in capsys.readouterr().err
     else:
-        assert capsys.readouterr().err == "Stopped by Ctrl-C before there were results: nothing is saved.\n"
+        assert capsys.readouterr().err == "Stopped by Ctrl-C before any result: nothing is saved.\n"
         assert not Path("out").exists()
 
 

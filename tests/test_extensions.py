@@ -105,13 +105,13 @@ def test_two_packages_that_add_the_same_name_are_both_named(hone: Hone, site: Pa
 def test_a_run_with_a_key_of_an_extension_that_is_not_installed_says_so(tmp_path: Path):
     config = tmp_path / "config.toml"
     config.write_text(f"{CONFIG_OF}rl\ncount_words = true\n")
-    with pytest.raises(UserError, match=r"unknown key count_words in .*: an extension that is not installed may bring"):
+    with pytest.raises(UserError, match=r"unknown key count_words in .*: it may belong to an extension"):
         parse(RLConfig, ["@", str(config)], "rl")
     config.write_text(f"{CONFIG_OF}rl\nmax_stepz = 3\n")
     with pytest.raises(UserError, match=r"unknown key max_stepz in .*: did you mean max_steps\?$"):
         parse(RLConfig, ["@", str(config)], "rl")
     config.write_text("count_words = true\n")
-    with pytest.raises(UserError, match=r"unknown key count_words in .*no key is like it"):
+    with pytest.raises(UserError, match=r"unknown key count_words in .*no key is similar"):
         parse(RLConfig, ["@", str(config)], "rl")
 
 
@@ -149,13 +149,13 @@ def test_a_run_from_before_an_extension_was_installed_goes_on_with_the_keys_defa
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"KEYS": {"run.seed": key("int", 7)}}, "adds the key run.seed, which is there already"),
-        ({"KEYS": {"sft.depth": key("int", 7)}}, "adds the key sft.depth: write it below one of run, rl, eval, engine"),
+        ({"KEYS": {"run.seed": key("int", 7)}}, "adds the key run.seed, which exists already"),
+        ({"KEYS": {"sft.depth": key("int", 7)}}, "adds the key sft.depth: begin it with one of run, rl, eval, engine"),
         ({"CHOICES": {"run.sead.two": "2"}}, "adds run.sead.two to CHOICES: write PLACE.KEY.VALUE"),
         ({"CHOICES": {"run.display": "loud"}}, "adds run.display to CHOICES: write PLACE.KEY.VALUE"),
         (
             {"KEYS": {"run.x": Fields("AlarmsConfig", "hone.extensions.alarms.extension")}},
-            "_check_thresholds is there already",
+            "_check_thresholds exists already",
         ),
     ],
 )
@@ -212,6 +212,6 @@ def test_the_package_of_the_page_is_built_installed_and_used(tmp_path: Path):
         assert run(python, *pip, "uninstall", "--yes", "hone-words", cwd=tmp_path).returncode == 0
     for words in (["verify", "o"], ["rl", "@", "o/config.toml", "--resume"]):
         gone = run(python.with_name("hone"), *words, cwd=tmp_path)
-        assert gone.returncode == 2 and "an extension that is not installed may bring it" in gone.stderr
+        assert gone.returncode == 2 and "it may belong to an extension that is not installed" in gone.stderr
     gone = run(python.with_name("hone"), "eval", "words:cat", "-m", "hone/tiny", cwd=tmp_path)
     assert gone.returncode == 2 and "install the extension that brings it" in gone.stderr

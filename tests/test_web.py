@@ -236,5 +236,5 @@ def test_a_url_with_a_password_is_refused_and_not_shown(url: str) -> None:
 
 
 def test_the_url_of_a_server_has_no_query() -> None:
-    with pytest.raises(UserError, match=r"http://host/v1\?… is no URL of a server"):
+    with pytest.raises(UserError, match=r"http://host/v1\?… has a query, which a server's URL can't have"):
         server_url("http://host/v1?api_key=hidden", "-k")

@@ -131,7 +131,7 @@ def test_a_detached_run_outlives_its_terminal_and_is_watched_and_stopped_from_el
     run = folder / "out"
     with no_survivor(run):
         with terminal([HONE, *flags(tiny_model_dir)], folder) as first:
-            shown = first.read_until("End it, saved: hone runs stop out")
+            shown = first.read_until("Save and end it: hone runs stop out")
             assert first.process.wait(DEADLINE) == 0
             assert (
                 "RL: " in shown and "Its output: out/logs/rl.out" in shown and "Watch it: hone runs attach out" in shown

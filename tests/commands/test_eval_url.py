@@ -110,7 +110,7 @@ def test_failed_rollouts_are_counted_said_saved_and_the_exit_code_is_1(here: Pat
     assert metadata["metrics"]["eval/reverse-text/reward/mean"] == 1.0
     assert "4 of 8 rollouts failed and are in no average:" in captured.out
     assert "  2 x status 400: too long" in captured.out
-    assert captured.err == "error: 4 of 8 rollouts failed: the averages are over the other 4\n"
+    assert captured.err == "error: 4 of 8 rollouts failed: the averages are over the remaining 4\n"
 
 
 def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
@@ -143,7 +143,7 @@ def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
         (("a",), ("-k", "sk-123"), "-k takes the name of the environment variable that holds the API key, not the key"),
         (("a",), ("--threads", "2"), "--threads is for a model in this process"),
         (("a",), ("-S", '{"n": 4}'), "'n' is no sampling argument: set it with -r"),
-        (("a",), ("-S", '{"temperature": 0}', "-T", "0.5"), "temperature is given twice, by a flag or a file"),
+        (("a",), ("-S", '{"temperature": 0}', "-T", "0.5"), "temperature is given twice, in -S and by a flag"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(here: Path, models, words, why: str, capsys):

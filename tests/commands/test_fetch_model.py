@@ -16,9 +16,9 @@ from hone.model import fetch, files
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["smollm3", "out"], "'smollm3' can't be fetched by name: take one of smollm2-135m"),
-        (["smollm2-135m"], "say `hone fetch-model NAME OUT`"),
-        (["smollm2-135m", "out", "--from", "bad.gguf"], "say `hone fetch-model NAME OUT`"),
+        (["smollm3", "out"], "'smollm3' can't be fetched by name: use one of smollm2-135m"),
+        (["smollm2-135m"], "write `hone fetch-model NAME OUT`"),
+        (["smollm2-135m", "out", "--from", "bad.gguf"], "write `hone fetch-model NAME OUT`"),
         (["smollm2-135m", "full"], "full exists already: give a new folder"),
         (["out", "--from", "missing.gguf"], "there is no file missing.gguf"),
         (["--from", "bad.gguf", "out"], "bad.gguf is not a GGUF file"),

@@ -62,5 +62,5 @@ def test_it_lies_where_a_project_has_its_folders(capsys):
 def test_nothing_is_overwritten(path, capsys):
     Path(path).parent.mkdir(exist_ok=True)
     Path(path).write_text("mine")
-    fails(capsys, main(["init-env", "my-task"]), "exists already, and nothing is overwritten")
+    fails(capsys, main(["init-env", "my-task"]), "exists already and is not overwritten")
     assert files() == {path} and Path(path).read_text() == "mine"

@@ -41,7 +41,7 @@ def test_it_trains_on_examples_whose_pass_rate_is_within(here: Path, tiny_model_
         assert row == {"example_id": row["example_id"]} | counts
     assert [rows[i]["pass_rate"] for i in (0, 4, 5)] == [0, 1, 0]
     within = {row["example_id"] for row in rows if 0.1 <= row["pass_rate"] <= 0.9}
-    assert f"p.parquet: {len(within)} of 8 training examples are solved in some of their completions" in printed
+    assert f"p.parquet: {len(within)} of 8 training examples have correct and wrong completions" in printed
 
     profile = ["--orchestrator.env.profile", "p.parquet", "--orchestrator.env.pass-rate", "[0.1, 0.9]"]
     assert train(tiny_model_dir, *profile) == 0
@@ -61,7 +61,7 @@ def test_what_can_not_be_used_is_refused_in_a_sentence(here: Path, tiny_model_di
     profile = ["--orchestrator.env.profile", "p.parquet", "--orchestrator.env.pass-rate"]
     capsys.readouterr()
     fails(capsys, train(tiny_model_dir, *profile, "[0, 1]"), "p.parquet has no training example of by-chance")
-    fails(capsys, train(tiny_model_dir, *profile, "[0.9, 0.1]"), "pass_rate = [0.9, 0.1] are not two rates")
+    fails(capsys, train(tiny_model_dir, *profile, "[0.9, 0.1]"), "pass_rate = [0.9, 0.1] is not two rates")
     fails(capsys, train(tiny_model_dir, *profile[:2]), "set both")
     flag = ["--orchestrator.env.args", '{"word": "other"}', *profile]
     fails(capsys, train(tiny_model_dir, *flag, "[0.01, 0.02]"), "no training example has a pass rate from 0.01 to 0.02")

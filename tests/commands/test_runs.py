@@ -153,7 +153,7 @@ def test_stop_asks_politely_waits_and_says_how_it_ended(at_work: Path, hone) -> 
         out = hone("stop")
         assert process.wait() == 143
     assert out.splitlines() == [
-        f"Asked process {process.pid} to end: it finishes its step, in 25 s at most, and saves.",
+        f"Asked process {process.pid} to end: it finishes its step within 25 s, and saves.",
         "outputs: stopped by a signal after 3 of 4 steps, and saved",
         "To go on from step 2:",
         "  hone rl @ outputs/config.toml --resume",
@@ -171,7 +171,7 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signalled(at_work: Path,
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
         info = json.loads((at_work / "run.json").read_text()) | {"pid": bystander.pid}
         (at_work / "run.json").write_text(json.dumps(info))
-        fails(capsys, main(["runs", "stop", "--now"]), "outputs: killed after 3 of 4 steps: there is nothing to stop")
+        fails(capsys, main(["runs", "stop", "--now"]), "outputs: killed after 3 of 4 steps: no process to stop")
         assert bystander.poll() is None
         bystander.communicate(b"\n")
     monkeypatch.setattr(runs, "holder", lambda path: 0)
@@ -243,7 +243,7 @@ def test_rm_deletes_the_files_of_a_run_and_nothing_else(hone, monkeypatch) -> No
         assert asked.startswith("Delete outputs/a (rl, done, ") and asked.endswith("Nothing was deleted.\n")
         assert (folder / "run.json").exists()
     monkeypatch.setattr(sys.stdin, "readline", lambda: "y\n")
-    assert hone("rm", "outputs/a").endswith("Deleted outputs/a, but for other files in it.\n")
+    assert hone("rm", "outputs/a").endswith("Deleted outputs/a, except other files in it.\n")
     assert sorted(path.name for path in folder.iterdir()) == ["inner", "notes.txt"]
     assert (other / "run.json").exists() and Path("elsewhere/kept").read_text() == "mine"
     assert hone("rm", "outputs/a/inner", "--yes") == "Deleted outputs/a/inner.\n" and not other.exists()
@@ -253,7 +253,7 @@ def test_rm_deletes_the_files_of_a_run_and_nothing_else(hone, monkeypatch) -> No
 def test_rm_refuses_what_is_no_run_what_is_being_written_and_to_delete_unasked(capsys, monkeypatch) -> None:
     make_run(Path("outputs/a"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
-    fails(capsys, main(["runs", "rm", "outputs/a"]), "nobody can be asked", "--yes")
+    fails(capsys, main(["runs", "rm", "outputs/a"]), "needs a terminal", "--yes")
     with held(Path("outputs/a")):
         fails(capsys, main(["runs", "rm", "outputs/a", "--yes"]), "a process is writing outputs/a")
     Path("foreign").mkdir()

@@ -83,7 +83,7 @@ def test_what_can_not_be_learned_is_refused(sampled, tiny_model_dir, tmp_path, c
     fails(capsys, main([*flags, str(sampled / "rl"), "--data.min-reward", "1.5"]), "lower data.min_reward")
     fails(capsys, main([*flags, str(sampled / "rl"), "--data.env.id", "reverse-text"]), "has data.env and data.run")
     fails(capsys, main([*flags, str(sampled)]), "is not a run of hone")
-    fails(capsys, main([*flags[:-1], "--data.env.id", "reverse-text", "--data.min-reward", "0.5"]), "is for data.run")
+    fails(capsys, main([*flags[:-1], "--data.env.id", "reverse-text", "--data.min-reward", "0.5"]), "of data.run")
     with SFT(**settings(tiny_model_dir, sampled / "rl", tmp_path / "sft")) as sft:
         sft.train()
     fails(capsys, main([*flags, str(tmp_path / "sft")]), "is a run of SFT, which records no completions")

@@ -56,9 +56,9 @@ def test_help_of_a_section_shows_all_of_it() -> None:
     page = render(RLConfig, "rl", "trainer")
     assert {name.split(".")[0] for name in flags_in(page)} == {"--trainer"}
     assert {"--trainer.ranks", "--trainer.optim.eps", "--trainer.loss.kl-coef"} <= set(flags_in(page))
-    assert "Takes these keys of the top as well: model, max_steps" in " ".join(page.split())
+    assert "Also takes these top-level keys: model, max_steps" in " ".join(page.split())
     assert set(flags_in(render(RLConfig, "rl", "trainer.loss"))) < set(flags_in(page))
-    with pytest.raises(UserError, match="there is no such section or key; did you mean trainer"):
+    with pytest.raises(UserError, match="no such section or key; did you mean trainer"):
         render(RLConfig, "rl", "traner")
 
 
@@ -75,7 +75,7 @@ def test_help_of_a_key_lists_what_its_values_stand_for() -> None:
         (RLConfig, "  --trainer.optim.lr FLOAT        Peak learning rate. [1e-06]"),
         (RLConfig, "  --orchestrator.rollouts-per-example INT"),
         (SFTConfig, "  --optim.lr FLOAT                Peak learning rate. [2e-05]"),
-        (EvalConfig, "  -n, --num-examples INT          Held-out examples. [5]"),
+        (EvalConfig, "  -n, --num-examples INT          Number of held-out examples. [5]"),
         (RunsShowConfig, "usage: prog [RUN] [@ FILE.toml ...] [--KEY VALUE ...]"),
     ],
 )

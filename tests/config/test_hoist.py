@@ -48,7 +48,7 @@ def test_sections_that_agree_are_merged_at_the_top() -> None:
         (
             "--trainer @ train.toml --orchestrator @ other.toml",
             "trainer.max_steps = 20 (train.toml) and orchestrator.max_steps = 40 (other.toml) disagree: set max_steps "
-            "once at the top, or override both with --max-steps",
+            "once, at top level, or override both with --max-steps",
         ),
         ("@ root.toml", "model.name = 'X' (root.toml) and trainer.model.name = 'Y' (root.toml) disagree"),
         (

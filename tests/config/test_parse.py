@@ -112,7 +112,7 @@ def test_later_files_win_sections_files_win_over_root_files_and_flags_win_over_a
     ],
 )
 def test_an_unknown_flag_names_the_nearest(flag: str, suggestion: str | None) -> None:
-    hint = f": did you mean {suggestion}?" if suggestion else ", and none is like it; --help all lists them"
+    hint = f": did you mean {suggestion}?" if suggestion else ", and no flag is similar; --help all lists all flags"
     assert refused(RLConfig, flag, "1") == f"unknown flag {flag}{hint}"
 
 
@@ -120,7 +120,7 @@ def test_an_unknown_flag_names_the_nearest(flag: str, suggestion: str | None) ->
     ("line", "message"),
     [
         ("@ name.toml", "unknown key trainer.optim.learning_rate in name.toml: did you mean trainer.optim.lr?"),
-        ("@ sft.toml", "unknown key data.seq_len in sft.toml: it is the config of a run of `hone sft`"),
+        ("@ sft.toml", "unknown key data.seq_len in sft.toml: the file is the config of a run of `hone sft`"),
         ("@ other.toml", "unknown key data.seq_len in other.toml: did you mean seq_len?"),
         ("--ckpt @ root.toml", "unknown key ckpt.seed in root.toml: did you mean seed?"),
         ("--max-steps ten", "max_steps is 'ten' (--max-steps), but should be a valid integer"),
@@ -175,7 +175,7 @@ def test_rollouts_may_be_cut_and_stopped() -> None:
 
 
 def test_sft_needs_exactly_one_source_of_data() -> None:
-    assert "says nothing to imitate: set exactly one of data.name" in refused(SFTConfig)
+    assert "has no data to imitate: set exactly one of data.name" in refused(SFTConfig)
     message = refused(SFTConfig, "--data.path", "a.jsonl", "--data.env.id", "reverse-text")
     assert "has data.path and data.env: set exactly one" in message
 
@@ -206,7 +206,7 @@ def test_an_evaluation_takes_the_task_of_a_runs_config(tmp_path):
     with pytest.raises(UserError, match="has several tasks: name one"):
         parse(EvalConfig, ["@", str(rl)], "hone eval")
     sft.write_text(f"{CONFIG_OF}sft\nmax_steps = 3\n[data]\npath = 'rows.jsonl'\n")
-    with pytest.raises(UserError, match="it is the config of a run of `hone sft`"):
+    with pytest.raises(UserError, match="the file is the config of a run of `hone sft`"):
         parse(EvalConfig, ["@", str(sft)], "hone eval")
 
 

@@ -45,7 +45,7 @@ def test_shares_follow_from_seed_and_step():
         ({"orchestrator.env.id": "countdown", "orchestrator.envs": [{"id": "gsm8k"}]}, "put all of them there"),
         (
             {"orchestrator.envs": [{"id": "a"}, {"id": "b", "sampling": {"temperature": 0.7}}]},
-            "probabilities of all at",
+            "need the same temperature",
         ),
         ({"orchestrator.envs": [{"id": "a", "name": "x/y"}]}, "name is 'x/y'"),
         ({"orchestrator.envs": [{"id": "a", "weight": 0}]}, "weight"),

@@ -1,10 +1,10 @@
-"""Processes that outlive, or must end with, the process that started them. Imports nothing heavy.
+"""Processes that outlive the process that started them, or must end with it. Imports nothing heavy.
 
-`--detach`: the command starts itself again in another session, which closing the terminal doesn't reach, and shows its
-output until the run directory is open. After that, output goes to `logs/<kind>.out` there. An earlier error becomes the
-command's error, with its exit code.
+`--detach`: the command starts itself again in a session that survives closing the terminal, and shows the output of the
+second process until the run directory is open; then output goes to `logs/<kind>.out` there. If the second process fails
+before, the first ends with its exit code.
 
-The roles of a run in mode split end with their launcher, and know the command that was typed.
+The roles of a run in mode split end with their launcher, and know the typed command.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from hone.errors import UserError
 from hone.processes import Process, end_with
 
 DETACHED = "HONE_DETACHED"
-"""Variable of the background process, with the typed command and the pipe to report on."""
+"""Environment variable of the background process: the typed command, and the pipe for its report."""
 COMMAND, LAUNCHER = "HONE_LAUNCHED", "HONE_LAUNCHER"
-"""Variables of a role: the typed command, as JSON, and the launcher's process id."""
+"""Environment variables of a role: the typed command as JSON, and the launcher's process id."""
 
 
 def in_background() -> bool:
-    """Return True in the process that `start` made, until it calls `hand_over`."""
+    """Return True in the background process, until `hand_over`."""
     return DETACHED in os.environ
 
 
 def start(name: str, argv: list[str]) -> int:
-    """Start command `name` again with `argv`, in the background; return 0 once its run is open, else its exit code."""
+    """Start command `name` with `argv` in the background; return 0 once its run is open, else its exit code."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise UserError("--detach is not for several ranks: start torchrun itself in the background (nohup, tmux, …)")
-    received: list[int] = []  # Ctrl-C and SIGTERM are only noted: no child may be left behind, wherever they come
+        raise UserError("--detach does not work with several ranks: start torchrun in the background (nohup, tmux, …)")
+    received: list[int] = []  # Ctrl-C and SIGTERM are only noted here, so that no child is left behind
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda signum, _frame: received.append(signum)) for number in numbers}
     report, report_end = os.pipe()
-    # Files, not pipes: the process in the background must not depend on someone who reads.
+    # Files, not pipes: a process that writes to a pipe needs a reader.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             child = Process(
@@ -80,22 +80,22 @@ def start(name: str, argv: list[str]) -> int:
     print(
         f"Process {child.pid} goes on in the background. Its output: {opened['log']}\n"
         f"Watch it: hone runs attach {folder}\n"
-        f"End it, saved: hone runs stop {folder}"
+        f"Save and end it: hone runs stop {folder}"
     )
     return 0
 
 
 def enter() -> None:
-    """Set up the background process: read the typed command, and ignore hang-ups."""
+    """Set up the background process: read the typed command, and ignore SIGHUP."""
     sys.argv = json.loads(os.environ[DETACHED])["command"]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def hand_over(folder: Path, kind: str) -> None:
-    """Send output and its earlier lines to a file in the run directory; then the foreground process ends."""
+    """Move this process's output, with earlier lines, to a file in the run directory; the foreground then ends."""
     if not in_background():
         return
-    from hone.runs.view import PROCESS_LOGS  # `hone doctor` may have no packages
+    from hone.runs.view import PROCESS_LOGS  # `hone doctor` runs without packages
 
     report = json.loads(os.environ.pop(DETACHED))["report"]
     log = folder / PROCESS_LOGS / f"{kind}.out"
@@ -106,13 +106,13 @@ def hand_over(folder: Path, kind: str) -> None:
         os.write(descriptor, os.pread(stream, os.fstat(stream).st_size, 0))
         os.dup2(descriptor, stream)
     os.close(descriptor)
-    with contextlib.suppress(BrokenPipeError):  # the terminal is gone: nobody is left to read it
+    with contextlib.suppress(BrokenPipeError):  # the terminal is closed: no reader
         os.write(report, json.dumps({"folder": str(folder), "log": str(log)}).encode())
     os.close(report)
 
 
 def end_with_launcher() -> None:
-    """Make this process end with its launcher, if it has one."""
+    """Make this process end with its launcher, if it has a launcher."""
     launcher = os.environ.pop(LAUNCHER, None)
-    if launcher is not None and sys.platform != "linux":  # where the kernel kills it
+    if launcher is not None and sys.platform != "linux":  # on Linux the kernel kills it
         threading.Thread(target=end_with, args=(int(launcher),), daemon=True).start()

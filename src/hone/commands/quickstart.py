@@ -1,7 +1,7 @@
-"""`hone quickstart`: a model from nothing, SFT, RL and an evaluation, on a CPU in minutes; and `hone examples [NAME]`.
+"""`hone quickstart`: a new model, SFT, RL and an evaluation, on a CPU in minutes; and `hone examples [NAME]`.
 
-It prints and runs commands of hone. After Ctrl-C the same command continues where it stopped. With `--controls`, two
-more rows show SFT alone with the same compute, and with perfect demonstrations.
+quickstart prints and runs hone commands. After Ctrl-C, the same command continues where it stopped. `--controls` adds
+two rows: SFT alone with the same compute, on the same and on perfect demonstrations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hone.runs.view import run_info
 
 @dataclass(frozen=True)
 class Recipe:
-    """Two recipes in `examples`, and the number of held-out examples for the evaluation."""
+    """Two recipes in `examples`, and the number of held-out examples to evaluate."""
 
     sft: str
     rl: str
@@ -44,13 +44,13 @@ RECIPES = {
     "tiny": Recipe("reverse_text/tiny_sft.toml", "reverse_text/tiny.toml", 512),
     "smollm2-135m": Recipe("smollm2/reverse_sft.toml", "smollm2/reverse.toml", 128),
 }
-"""By `--model`: a preset of `hone init-model`, or a pretrained model of `hone.model.files.KNOWN`."""
+"""By `--model`: a preset of `hone init-model`, or a pretrained model in `hone.model.files.KNOWN`."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
-"""Name, folder and noise of the demonstrations."""
+"""Name, folder, and noise of the demonstrations."""
 SAMPLES = 3
-"""Samples of each model below the table."""
+"""Samples of each model to print below the table."""
 SUMMARY = "summary.json"
-"""Written at the end; if it is missing, a quickstart continues."""
+"""Written at the end; without it, a quickstart continues."""
 
 
 def run(config: QuickstartConfig) -> int:
@@ -74,7 +74,7 @@ def run(config: QuickstartConfig) -> int:
             run_command(["hone", "init-model", base, "--preset", config.model, *seed])
         sft_seconds = train([*sft_command, "--output-dir", str(out / "sft"), *seed], out / "sft", goes_on)
         rl_seconds = train([*rl_command, *seed], out / "rl", goes_on)
-        # All at the end: a model that this process has loaded would take memory beside the run.
+        # All at the end: a model in this process would take memory during training.
         say("\nEvaluating on held-out phrases ...")
         if pretrained:
             measured.add("pretrained", base, 0.0)
@@ -94,7 +94,7 @@ def run(config: QuickstartConfig) -> int:
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     whose = (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
-    # Before an interruption it is not known.
+    # The peak before an interruption is not known.
     peak = None if goes_on else round(max(resource.getrusage(who).ru_maxrss for who in whose) * unit / 2**30, 3)
     summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": peak}
     (out / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -114,7 +114,7 @@ def run(config: QuickstartConfig) -> int:
 
 
 def train(words: list[str], folder: Path, goes_on: bool) -> float:
-    """Run or resume a command that trains in `folder`; return its total seconds."""
+    """Run or resume a command that trains in `folder`; return the run's total seconds."""
     begun = run_info(folder) if goes_on else None
     if begun is None or [word for word in begun.get("command", [])[1:] if word != "--resume"] != words:
         return run_command(words)
@@ -123,7 +123,7 @@ def train(words: list[str], folder: Path, goes_on: bool) -> float:
 
 
 def run_command(words: list[str]) -> float:
-    """Print and run a command of hone, which gets signals to save; return its seconds, or raise CalledProcessError."""
+    """Print and run a hone command, and pass signals to it; return its seconds. Raises CalledProcessError."""
     say(f"\n$ {shlex.join(words)}")
     start, running, early = time.monotonic(), list[Process](), list[int]()
     # -P: a file of the current folder must not replace a module of hone or of the standard library
@@ -137,7 +137,7 @@ def run_command(words: list[str]) -> float:
     heard = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, pass_on) for number in heard}
     try:
-        # A terminal's Ctrl-C would come twice to one of this group, and the second one does not wait.
+        # In this process group, a terminal's Ctrl-C would arrive twice, and the second ends a run at once.
         running.append(Process(words, env=os.environ | {"GOMP_SPINCOUNT": "3000"}))
         for number in early:
             running[0].send(number)
@@ -151,7 +151,7 @@ def run_command(words: list[str]) -> float:
 
 
 class Measured:
-    """The rows of the table: each model on the same held-out examples, at T=1 and greedy."""
+    """Rows of the table: every model on the same held-out examples, at T=1 and greedy."""
 
     def __init__(self, env: dict[str, Any], num_examples: int, seed: int) -> None:
         self.env, self.num_examples, self.seed = env, num_examples, seed
@@ -214,17 +214,17 @@ def examples(config: ExamplesConfig) -> int:
         for folder in folders:
             recipes = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.toml"))
             print(f"{folder.name:<24}{', '.join(recipes)}")
-        print("\nhone examples NAME   copies a folder to examples/NAME, from where its commands run as written in them")
+        print("\nhone examples NAME   copies the recipes of NAME to examples/NAME; run their commands from this folder")
         return 0
     name, names = config.name.replace("-", "_"), [folder.name for folder in folders]
     if name not in names:
-        raise UserError(f"hone has no recipes {config.name!r}: there are {', '.join(names)}")
+        raise UserError(f"hone has no recipes named {config.name!r}; it has {', '.join(names)}")
     print("\n".join(map(str, copy_examples(name))))
     return 0
 
 
 def find_examples() -> Path:
-    """Return the folder of all recipes: inside the installed package, or `examples` of a checkout."""
+    """Return the folder of all recipes: in the installed package, or `examples` of a checkout."""
     package = Path(hone.__file__).parent
     bundled = package / "examples"
     return bundled if bundled.is_dir() else package.parents[1] / "examples"
@@ -235,7 +235,7 @@ def copy_examples(name: str) -> list[Path]:
     try:
         shutil.copytree(find_examples() / name, target)
     except FileExistsError:
-        raise UserError(f"{target} exists already, and nothing is overwritten: move it away first") from None
+        raise UserError(f"{target} exists already and is not overwritten: move it away first") from None
     except OSError as error:
-        raise UserError(f"{target} can't be written ({error}): run this in a folder of yours") from None
+        raise UserError(f"{target} can't be written ({error}): run this in a writable folder") from None
     return sorted(path for path in target.rglob("*") if path.is_file())

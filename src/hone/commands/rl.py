@@ -1,4 +1,4 @@
-"""`hone rl`: reinforcement learning in this process, or in one for each role. Importing it loads nothing heavy."""
+"""`hone rl`: reinforcement learning in this process, or in one process per role. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hone.runs.outputs import with_own_folder
 from hone.runs.view import SPOOL
 
 SECONDS = 10.0
-"""Seconds to wait for a server before anything is loaded; a slower one is checked later."""
+"""Seconds to wait for a server before anything is loaded; a slower server is checked later."""
 
 
 def run(config: RLConfig) -> int:
-    """Train in the mode of the config; return the exit code: 0, or 130/143 for a signal (the run is saved then)."""
+    """Train in the config's mode; return the exit code: 0, or 130/143 after a signal (the run is saved)."""
     chosen, config = config.mode, with_mode(with_own_folder(config, f"rl-{config.task_name}"))
     for one in gathered("OBSERVERS", {}).values():
         if observer := one.early and load(one.module, one.function)(config, False):
@@ -45,9 +45,9 @@ def run(config: RLConfig) -> int:
 
 
 def with_mode(config: RLConfig, here: bool = True) -> RLConfig:
-    """Choose the mode: one process, unless the config names a mode, several ranks or several servers.
+    """Set the mode: one process, unless the config has a mode, several ranks or several servers.
 
-    In mode split, every GPU `here` that no server takes has a rank by default, if the run can have several.
+    `here`: count this machine's GPUs; in mode split, a GPU without a server gets a rank by default, if several can run.
     """
     several, ranks = config.trainer.ranks > 1 or len(config.server_urls) > 1, config.trainer.ranks
     mode = config.mode or ("split" if several else "colocated")
@@ -64,18 +64,18 @@ def _can_have_ranks(config: RLConfig) -> bool:
         config.trainer.optim.check_ranks(2)
         model = config.model
         return shape_of(model.name, model.init, model.implementation).implementation == "hone"
-    except UserError:  # it needs one rank, or the model is missing, which loading it reports
+    except UserError:  # the optimiser needs one rank, or the model is missing (loading it says so)
         return False
 
 
 def _gpus(config: RLConfig) -> int:
-    """Count the GPUs that the run may use; 0 if the config names a device or a server."""
+    """Return the number of GPUs that the run may use; 0 if the config names a device or a server."""
     automatic = config.model.device == "auto" and config.orchestrator.client.base_url is None
     return len(visible_gpus()) if automatic else 0
 
 
 def check_server(config: RLConfig) -> None:
-    """Raise UserError, before anything is loaded, if no server answers or accepts this run's weights."""
+    """Raise UserError, before anything is loaded, if no server is at a URL, or it refuses this run's weights."""
     from hone.client import Endpoint, api_key
     from hone.loops.reach import connect_to_server
 

@@ -1,4 +1,4 @@
-"""`hone runs list | show | stop | continue | attach | ledger | rm`: look at runs, end or delete one."""
+"""`hone runs list | show | stop | continue | attach | ledger | rm`: show, end or delete runs."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from hone.runs.reader import Run
 from hone.runs.view import OVER
 
 HINTS = 5
-"""Most runs to show how to resume, below the list."""
+"""Most runs with resume commands below the list."""
 INDENT = 13
-"""Width of a page's labels."""
+"""Width of labels of `hone runs show`."""
 POLL = 0.1
-"""Seconds between checks of a run's lock."""
+"""Seconds between checks that the run has ended."""
 SLACK = 10.0
-"""Seconds beyond its grace period after which the end of a run is overdue."""
+"""Seconds after the grace period before hone reports the delay."""
 ROWS = 40
-"""Draws in the table if no limit is given."""
+"""Default number of draws in the table."""
 
 
 def list_runs(config: configs.RunsListConfig) -> int:
@@ -48,7 +48,7 @@ def list_runs(config: configs.RunsListConfig) -> int:
     for path in find_runs(config.root):
         try:
             if view.existing_run(path) is None:
-                continue  # a run.json of something else
+                continue  # run.json of another program
             one = summary.summarize(path)
         except UserError as error:
             notes.append(f"damaged: {error}")
@@ -104,7 +104,7 @@ def show(config: configs.RunsShowConfig) -> int:
 
 
 def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the label and texts of each part; a part without texts is not shown."""
+    """Yield label and texts of each part of the page; a part without texts is not printed."""
     info, run = one.info, one.files
     yield "id", [f"{info['id']} ({one.kind}{f' on {one.task}' if one.task else ''}, seed {info['seed']})"]
     yield "command", [summary.typed(info["command"], info.get("ranks", 1))]
@@ -150,27 +150,27 @@ def stop(config: configs.RunsStopConfig) -> int:
     path = find_run(config.run)
     one, pid = summary.summarize(path), holder(path)
     if pid is None:
-        raise UserError(f"{summary.status_text(one)}: there is nothing to stop")
+        raise UserError(f"{summary.status_text(one)}: no process to stop")
     if pid == ELSEWHERE:
         raise UserError(
-            f"{path} is being written by a process of another machine, container or user: stop it there "
-            f"(`hone runs stop` on that side, or SIGTERM)"
+            f"{path} is being written by a process of another machine, container or user: stop the run "
+            f"there (by `hone runs stop` or SIGTERM)"
         )
     try:
         os.kill(pid, signal.SIGKILL if config.now else signal.SIGTERM)
     except ProcessLookupError:
         pass  # it has ended meanwhile
     except PermissionError:
-        raise UserError(f"process {pid}, which writes {path}, is another user's: only they can stop it") from None
+        raise UserError(f"process {pid}, which writes {path}, is another user's: only that user can stop it") from None
     grace = one.config.get("grace_seconds", 25.0)
     if not config.now:
-        print(f"Asked process {pid} to end: it finishes its step, in {grace:g} s at most, and saves.", flush=True)
+        print(f"Asked process {pid} to end: it finishes its step within {grace:g} s, and saves.", flush=True)
     overdue = time.monotonic() + grace + SLACK
     while holder(path) is not None:
         time.sleep(POLL)
         if time.monotonic() > overdue:
             overdue = float("inf")
-            print("It takes longer than its grace period. Ctrl-C stops waiting; --now kills it.", flush=True)
+            print("The run takes longer than its grace period. Ctrl-C stops waiting; --now kills the run.", flush=True)
     ended = summary.summarize(path)
     print(summary.status_text(ended))
     summary.print_next(ended)
@@ -191,12 +191,12 @@ def remove(config: configs.RunsRmConfig) -> int:
     path = find_run(config.run)
     info = view.existing_run(path)
     if info is None:
-        raise UserError(f"{path} is not a run of hone, and is left as it is")
+        raise UserError(f"{path} is not a run of hone: nothing was deleted")
     if holder(path) is not None:
-        raise UserError(f"a process is writing {path}: end it first, by hone runs stop {shlex.quote(str(path))}")
+        raise UserError(f"a process is writing {path}: end it first with hone runs stop {shlex.quote(str(path))}")
     if not config.yes:
         if not sys.stdin.isatty():
-            raise UserError(f"nobody can be asked here whether to delete {path}: add --yes")
+            raise UserError(f"deleting {path} needs a terminal to confirm: add --yes")
         gib = size_of_run(path) / 2**30
         # not by `input`, which writes past sys.stdout on a terminal
         what = f"Delete {path} ({info['kind']}, {info['status']}, {info['id']}, {gib:.2f} GiB)? [y/N] "
@@ -205,7 +205,7 @@ def remove(config: configs.RunsRmConfig) -> int:
             print("Nothing was deleted.")
             return 1
     delete_run(path)
-    print(f"Deleted {path}" + (", but for other files in it." if path.exists() else "."))
+    print(f"Deleted {path}" + (", except other files in it." if path.exists() else "."))
     return 0
 
 
@@ -216,11 +216,11 @@ def attach(config: configs.RunsAttachConfig) -> int:
     try:
         while one.status == "running":
             print(summary.status_text(one), flush=True)
-            with contextlib.suppress(view.Rewound):  # by a resume: from there again
+            with contextlib.suppress(view.Rewound):  # a resume: follow from its step
                 follow(one, config.display)
             one = summary.summarize(path)
     except KeyboardInterrupt:
-        print(f"\nNot watching any more; {path} goes on. To end it: hone runs stop {shlex.quote(str(path))}")
+        print(f"\nStopped watching; {path} goes on. To end it: hone runs stop {shlex.quote(str(path))}")
         return 0
     print("\n".join([summary.status_text(one), *last]))
     summary.print_next(one)
@@ -230,7 +230,7 @@ def attach(config: configs.RunsAttachConfig) -> int:
 def ledger(config: configs.RunsLedgerConfig) -> int:
     one = summary.summarize(find_run(config.run))
     if one.kind != "rl":
-        raise UserError(f"{one.path} is a run of `hone {one.kind}`, which keeps no ledger: only RL draws examples")
+        raise UserError(f"{one.path} is a run of `hone {one.kind}`, which has no ledger: only RL runs have one")
     run = Run(one.path)
     draws = run.ledger()
     wanted = [draw for draw in draws if config.state in (None, draw["state"]) and config.step in (None, draw["step"])]

@@ -18,7 +18,7 @@ from hone.terminal import hanging, printable, raw
 
 
 class Status:
-    """A status line. `clear` it before printing anything else. `stream`: by default standard output."""
+    """A status line. Call `clear` before printing anything else. `stream`: by default standard output."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = raw(stream or sys.stdout)
@@ -30,7 +30,7 @@ class Status:
         if self._terminal:
             columns = shutil.get_terminal_size().columns
             say(f"\r\033[K{text[: columns - 1]}", self._stream, end="")
-        elif time.monotonic() - self._last_line > 10:  # lines can't be written one over another
+        elif time.monotonic() - self._last_line > 10:  # a line can't replace the last one
             self._last_line = time.monotonic()
             say(text, self._stream)
 
@@ -40,7 +40,7 @@ class Status:
 
 
 class Ticking:
-    """In its block, shows the status and its age each second."""
+    """Context manager that shows words and elapsed seconds, each second."""
 
     def __init__(self, status: Status, words: str) -> None:
         self._status, self._words, self._began, self._over = status, words, time.monotonic(), threading.Event()
@@ -64,13 +64,13 @@ class Ticking:
 
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows with the same keys, which head the columns."""
+    """Print rows with the same keys; the keys are the column headings."""
     for line in aligned([{name: str(cell).replace("\n", "\\n") for name, cell in row.items()} for row in rows]):
         print(line)
 
 
 def print_json(text: str) -> None:
-    """Print JSON, with escapes beyond ASCII if standard output can't encode a character."""
+    """Print JSON; escape non-ASCII characters if standard output can't encode the text."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
@@ -79,7 +79,7 @@ def print_json(text: str) -> None:
 
 
 def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
-    """Print up to `most` texts below each other behind a label, and the number of further ones."""
+    """Print a label, up to `most` texts, one per line, and the number of texts left out."""
     if most is not None and len(texts) > most:
         texts = (*texts[:most], f"and {len(texts) - most} more")
     for number, text in enumerate(texts):
@@ -87,7 +87,7 @@ def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
 
 
 def command(*words: str, **flags: Any) -> str:
-    """Return a command line of a shell. Flags of one letter are short, dicts are JSON, None and {} are left out."""
+    """Return a shell command line. One-letter flags are short, dicts become JSON, None and {} are left out."""
     line = list(words)
     for name, value in flags.items():
         if value is not None and value != {}:

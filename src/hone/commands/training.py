@@ -1,4 +1,4 @@
-"""`hone sft`, `hone orchestrator`, and `hone rl` in one process: observers of a run, and its first and last lines."""
+"""`hone sft`, `hone orchestrator`, and `hone rl` in one process: a run's observers, first and last lines."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from hone.loops.sft import SFT
 
 PACE = "as fast as hone's own from 100M parameters on, in up to twice the time below"
-"""Measured on one Zen 3 core with Qwen3's shape: 0.4M parameters take 1.1 to 1.2 times as long to train and 1.5 to 1.9
-to sample; 100M take 1.0, and 1.0 to 1.1."""
+"""Time relative to hone's decoder on one Zen 3 core, Qwen3's shape. Training: 1.1 to 1.2 with 0.4M parameters, 1.0 with
+100M. Sampling: 1.5 to 1.9 with 0.4M, 1.0 to 1.1 with 100M."""
 
 
 def sft(config: SFTConfig) -> int:
-    """Train; return the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
+    """Train; return the exit code: 0, or 130/143 if a signal ended the run (after saving its state)."""
     from hone.loops.sft import SFT, follow
 
     with joined(device_of(config.model.device)) as ranks:
@@ -55,7 +55,7 @@ def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> S
 
 
 def train_rl(config: RLConfig, by_program: bool = False, **task: Any) -> RL:
-    """Train in this process with a command's observers. `task` goes to `RL`: `dataset`, `reward_funcs`, …"""
+    """Train in this process with a command's observers. `task`: arguments of `RL` (`dataset`, `reward_funcs`, …)."""
     from hone.loops.rl import RL
 
     return train(RL(config, observers=attached(config, "rl", by_program), **task))
@@ -70,7 +70,7 @@ def train(training: Any) -> Any:
 
 
 def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) -> list[Observer]:
-    """Return the observers of a run, from the core and extensions; `by_program`: `hone.rl` started it."""
+    """Return the observers of a run, from the core and extensions. `by_program`: `hone.rl` started the run."""
     display = make_display(config.display, Progress(kind, config.max_steps))
     builtin = [(0, display), (30, Introduction()), (70, HandOver())]
     more = [
@@ -80,7 +80,7 @@ def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) 
 
 
 class Introduction(Observer):
-    """Prints the plan of a run when it begins, but not when it is resumed."""
+    """Prints a run's plan at its start, but not at a resume."""
 
     def check(self, training: Any) -> None:
         self._training = training
@@ -93,14 +93,14 @@ class Introduction(Observer):
 
 
 class HandOver(Observer):
-    """Frees the terminal of a run with --detach."""
+    """With --detach: frees the terminal once the run is open."""
 
     def before_start(self, run: RunWriter) -> None:
         hand_over(run.folder, run.info["kind"])
 
 
 def introduction(training: Any) -> Iterator[str]:
-    """Yield the run's plan. In mode split, `hello` is from the trainer."""
+    """Yield the run's plan. In mode split, model facts come from the trainer's `hello`."""
     config, sft, others = training.config, training.kind == "sft", getattr(training, "processes", training)
     hello = getattr(others, "hello", None)
     ranks = hello.ranks if hello else training.ranks.world if sft else 1
@@ -123,18 +123,18 @@ def introduction(training: Any) -> Iterator[str]:
     work = f"{config.max_steps} step{'' if config.max_steps == 1 else 's'} x {work}, into {config.output_dir}"
     yield f"{training.kind.upper()}: {policy} on {task}\n    {work}"
     if sft and config.data.run:
-        yield f"{len(training.data.source):,} examples have such a completion"
+        yield f"{len(training.data.source):,} examples have a completion to imitate"
     if not sft:
         yield from (env.left_out for env in training.all_envs if env.left_out)
     if hello is not None:
         lag, names = config.orchestrator.lag, " and ".join(server.name for server in others.servers)
         yield f"sampled by {names}, at most {lag} versions behind"
     elif not sft and config.trainer.ranks > 1:
-        yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
+        yield f"trainer.ranks = {config.trainer.ranks} has no effect in one process: ranks need --mode split."
     if config.model.lora is not None:
         yield lora_in_words(config.model.lora, model.config if hello is None else training.decoder)
     if hello is None and model.config.implementation != "hone":
-        yield f"A model of type {model.config.family} is computed by transformers' layers: {PACE}."
+        yield f"A model of type {model.config.family} runs on transformers' layers: {PACE}."
     decoder = training.model.config if sft else training.decoder
     if decoder.stated_context > decoder.max_position_embeddings:
         yield f"The model has a {decoder.context}."

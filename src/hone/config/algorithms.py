@@ -1,7 +1,7 @@
 """Loss, off-policy correction and advantages, and the keys of published algorithms (`docs/algorithms.md`).
 
-Defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; each token has the same weight; groups
-of equal rewards have none; no KL.
+Defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; equal weight for each token, but 0 in
+groups of equal rewards; no KL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hone.errors import UserError
 
 LossType = Literal["clip", "gspo", "cispo", "sapo", "dppo", "reinforce"]
 CLIPS = {"clip": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (0.0, 5.0), "dppo": (0.2, 0.2)}
-"""`eps_low` and `eps_high` by the type of the loss, if it has them."""
+"""Default `eps_low` and `eps_high` of loss types that clip."""
 
 
 class LossConfig(BaseConfig):
@@ -24,43 +24,43 @@ class LossConfig(BaseConfig):
     bare = "type"
 
     type: Annotated[LossType, Meta("training")] = "clip"
-    """PPO's clipped surrogate as in GRPO and DAPO, `gspo`, `cispo`, `sapo`, `dppo` (prime-rl's), or `reinforce`."""
+    """`clip` (PPO's surrogate, as in GRPO and DAPO), `gspo`, `cispo`, `sapo`, `dppo` (prime-rl's) or `reinforce`."""
     function: str | None = None
     """A custom loss, `MODULE:FUNCTION`, instead of `type`."""
     old_policy: Literal["sampler", "trainer"] = "sampler"
-    """Old policy of the importance ratio: the sampler, which corrects for older weights and other kernels; or the
-    trainer before the step's first update, as always with `correction`."""
+    """Old policy of the importance ratio. `sampler`: corrects for older weights and other kernels; `trainer`: weights
+    before the step's first update (always with a `correction`)."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
     """Clip the ratio below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: largest fall in probability."""
     eps_high: float | None = Field(default=None, ge=0)
     """Clip the ratio above at 1 + eps_high (0.28; gspo: 4e-4); cispo: at eps_high (5); dppo: largest rise (0.2)."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """With a negative advantage, clip the ratio above at this; by default 3 if `max_async_level` > 0, else not."""
+    """With a negative advantage, clip the ratio above at this; by default 3 if `max_async_level` > 0, else off."""
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of the squared log ratio in dppo."""
     aggregation: Annotated[Literal["token", "sequence", "prompt", "constant"], Meta("training")] = "token"
-    """Unit of equal weight in the step's loss: each token, completion or prompt; `constant` divides by the longest
-    possible completion."""
+    """Equal weight in the step's loss for each token, completion (`sequence`) or prompt; `constant` divides by the
+    longest possible completion."""
     count_filtered: bool = False
     """Count groups of equal rewards in the divisor of the loss."""
     kl_coef: Annotated[float, Meta("training")] = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the reference policy, the initial one; 0: none."""
+    """Weight of the KL divergence to the reference (the initial policy); 0 is off."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimate of the divergence at a token: log ratio, half its square, or Schulman's k3."""
+    """Estimate of a token's KL: log ratio (`k1`), half of its square (`k2`), or Schulman's `k3`."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Add the divergence to the loss; or subtract its sum over a completion from the reward, before baseline and scale
-    (with the scale `token_std`: the sum from each token on)."""
+    """Add the KL to the `loss`; or subtract its sum over a completion from the `reward`, before baseline and scale
+    (with the scale `token_std`: for each token, the sum from this token on)."""
     kl_bias_correction: bool = False
-    """Multiply the divergence in the loss by the ratio: the gradient of `k1` and `k3` is then the gradient of
+    """Multiply the KL in the loss by the ratio: the gradient of `k1` and `k3` is then the gradient of
     KL(policy || reference), as with `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""
     reference_interval: int | None = Field(default=None, ge=1)
-    """Steps between updates of the reference to the current policy; without it, it stays the initial one."""
+    """Steps between copies of the policy to the reference; if unset, the reference stays the initial policy."""
     entropy_coef: float = Field(default=0.0, ge=0)
-    """Weight of an entropy bonus, which keeps the policy from narrowing."""
+    """Weight of an entropy bonus, against a collapse of the policy."""
 
     @property
     def regularized(self) -> bool:
-        """True if the loss has a KL or entropy term, or the reward has the KL in it."""
+        """True if the loss has a KL or entropy term, or the reward a KL term."""
         return self.kl_coef > 0 or self.entropy_coef > 0
 
     @property
@@ -83,25 +83,25 @@ class LossConfig(BaseConfig):
         if self.kl_coef and self.kl_in == "reward" and self.kl_estimator != "k1":
             raise UserError('the KL in the reward is estimated by k1, the log ratio: set kl_estimator = "k1", too')
         if self.reference_interval and not self.kl_coef:
-            raise UserError("reference_interval is for the policy that the KL divergence refers to: set kl_coef, too")
+            raise UserError("reference_interval updates the reference of the KL divergence: set kl_coef, too")
         return self
 
 
 class CorrectionConfig(BaseConfig):
-    """Off-policy correction by ρ, the trainer's probability of a token before the update over the sampler's."""
+    """Off-policy correction by ρ: a token's probability in the trainer before the update, over the sampler's."""
 
     bare = "type"
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
-    """With ρ, a token's probability in the trainer over the sampler's: weight min(ρ, `cap`) of a token or completion
-    (truncated importance sampling); ρ within `low` and `high`, else 0 (IcePop); or 0 for completions with a geometric
-    mean of ρ outside."""
+    """ρ: a token's probability in the trainer over the sampler's. `token`, `sequence`: weight min(ρ, `cap`) (truncated
+    IS); `band`: ρ from `low` to `high`, else 0 (IcePop); `geometric`: 0 for completions with a geometric mean of ρ
+    outside."""
     cap: float = Field(default=2.0, gt=0)
-    """Largest weight of a token."""
+    """Largest weight (`token`, `sequence`)."""
     low: float | None = Field(default=None, ge=0)
-    """Least ρ (band: 0.5, geometric: 0.99)."""
+    """Lowest ρ (band: 0.5, geometric: 0.99)."""
     high: float | None = Field(default=None, gt=0)
-    """Largest ρ (band: 5, geometric: 1.01)."""
+    """Highest ρ (band: 5, geometric: 1.01)."""
 
     @property
     def range(self) -> tuple[float, float]:
@@ -122,26 +122,26 @@ class AdvantageConfig(BaseConfig):
     function: str | None = None
     """Custom advantages, `MODULE:FUNCTION`, instead of the keys below."""
     baseline: Annotated[Literal["group", "leave_one_out", "batch"], Meta("training")] = "group"
-    """Mean of the prompt's rewards, of its other completions' rewards (RLOO), or of the step's rewards."""
+    """Mean reward of the `group`, of its other completions (`leave_one_out`, RLOO), or of the step (`batch`)."""
     scale: Annotated[Literal["none", "group_std", "batch_std", "token_std", "group_mean"], Meta("training")] = "none"
-    """Divide by nothing (Dr. GRPO), the standard deviation of the group (GRPO) or of the step, or the mean (MaxRL);
-    `token_std`: minus the mean over the step's tokens, divided by their standard deviation (REINFORCE++)."""
+    """Divisor: 1 (Dr. GRPO), standard deviation of the group (GRPO) or of the step, group's mean (MaxRL); `token_std`:
+    minus the mean over the step's tokens, then divided by their standard deviation (REINFORCE++)."""
     std_ddof: int = Field(default=1, ge=0, le=1)
-    """Divisor of the variance: 0 is the number of rewards n, 1 is n - 1, as in TRL and most papers' code."""
+    """Divisor of the variance of n rewards: 0 is n; 1 is n - 1, as in TRL and most papers' code."""
     std_eps: float = Field(default=1e-4, ge=0)
     """Added to the standard deviation."""
     components: Literal["sum", "normalize"] = "sum"
-    """Combine several reward components: their sum; or normalise each in its group, sum, and normalise over the step
+    """Several reward components: `sum` them; or `normalize` each in its group, sum, and normalise over the step
     (GDPO), instead of `baseline` and `scale`."""
 
     @property
     def divides_by_mean(self) -> bool:
-        """True if the advantages need rewards of 0 or more."""
+        """True if advantages divide by a mean reward (rewards must be 0 or more)."""
         return self.scale == "group_mean" and self.components == "sum" and self.function is None
 
     @property
     def compares_the_batch(self) -> bool:
-        """True if rewards of all prompts are compared, so that a single rollout of a prompt has an advantage."""
+        """True if the baseline is over all prompts, so one rollout per prompt is enough."""
         return self.baseline == "batch" and self.components == "sum"
 
     @model_validator(mode="after")
@@ -198,14 +198,14 @@ _DEFAULTS: dict[str, Any] = {
     "trainer.loss.kl_bias_correction": False,
     "trainer.loss.ratio_penalty": 1e-3,
 }
-"""Keys that some algorithms change and all set, so that a second algorithm undoes a first."""
+"""Defaults of keys that some algorithms change. Every algorithm sets them, so a second one undoes the first."""
 ALGORITHMS = {name: _DEFAULTS | keys for name, keys in _OWN.items()}
 SUMMARIES = {name: ", ".join(f"{key} = {value}" for key, value in keys.items()) for name, keys in _OWN.items()}
 assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for keys in ALGORITHMS.values()}) == 1
 
 
 def by_algorithm(config: Any) -> str:
-    """Return "by NAME", with the keys that differ from the algorithm's; "" without one."""
+    """Return "by NAME", and keys set to other values than the algorithm's; "" without an algorithm."""
     if config.algorithm is None:
         return ""
     values = {key: value_of(config, key) for key in ALGORITHMS[config.algorithm]}

@@ -1,4 +1,4 @@
-"""The base of every config, and the keys of a config class, by path or by a similar name."""
+"""The base of every config; finds keys of a config class by path or by a similar name."""
 
 from __future__ import annotations
 
@@ -32,59 +32,59 @@ SYNONYMS = {
     "optimizer": "optim",
     "steps": "max_steps",
 }
-"""Other trainers' names of hone's keys."""
+"""hone's keys, by other trainers' names."""
 CLOSE = 0.8
-"""Names that are less alike than this are not suggested for each other."""
+"""Least similarity of a name and the key that is suggested for it."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """Properties of a field beside its type, default and docstring: `seed: Annotated[int, Meta("run")] = 0`.
+    """Properties of a field besides type, default and docstring: `seed: Annotated[int, Meta("run")] = 0`.
 
-    A key without it is not a common one, decides the bytes of a run, and can't change at a resume.
+    A key without Meta is not common, decides the bytes of a run, and can't change at a resume.
     """
 
     common: str | None = ""
-    """Its kinds of common keys (`BaseConfig.headings`). None: no key of this section is common."""
+    """Kinds of common keys (`BaseConfig.headings`) of this key. None: no key of this section is common."""
     place: int = 0
-    """Place under its heading: keys of -1 come first, keys of 1 last. Holds for the keys of a section."""
+    """Place under the heading: -1 is first, 1 is last. A section's place is its keys' default."""
     decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
-    """The part of a run that it decides; holds for the keys of a section. All but the first two are free on resume.
+    """Part of a run that the key decides; a section's holds for its keys. A resume may change all but the first two.
 
     `bytes`: the results. `digest`: the results, compared by the digest of the named file. `rounding`: only the rounding
-    of numbers. `nothing`: no number. `start`: the start of a process; config.toml does not have it.
+    of numbers. `nothing`: no number. `start`: the start of a process; config.toml omits it.
     """
     from_machine: bool = False
-    """The machine decides it if it is None."""
+    """If the value is None, the machine decides."""
     shared: int = 0
-    """Its place among the top-level keys that each role's section takes; 0: no section takes it."""
+    """Place among the top-level keys that every role's section also takes; 0: sections don't take it."""
     agreed: Literal["", "always", "tiny"] = ""
     """Orchestrator and trainer need the same value: `always`, or only for `hone/tiny`, which is made from the seed."""
     listed: bool = True
-    """Named in a list of a run's settings, if it is not the default."""
+    """True if lists of a run's changed settings name this key."""
 
     @property
     def is_free(self) -> bool:
-        """Return True if a resume may change it, and a comparison of runs ignores it."""
+        """True if a resume may change the key, and a comparison of runs ignores it."""
         return self.decides not in ("bytes", "digest")
 
     def within(self, section: Meta) -> Meta:
-        """Return the field's properties in a section that has these."""
+        """Return this field's properties in a section with the Meta `section`."""
         common = None if section.common is None else self.common
         decides = section.decides if section.decides != "bytes" else self.decides
         return replace(self, common=common, place=self.place or section.place, decides=decides)
 
 
 _KINDS = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list[str]}
-"""Kinds of an extension's key, besides sections."""
+"""Types of an extension's keys, besides sections."""
 PLACES = {"run": "", "rl": "", "eval": "", "engine": "inference."}
-"""Places to add an extension's keys (`run`: of `hone sft` and `hone rl`), with the prefix of their paths."""
+"""Places where extensions add keys (`run`: `hone sft` and `hone rl`), and the prefix of the keys' paths."""
 ADDED: dict[str, Any] = {}
 """Defaults of the keys that extensions add, by path."""
 
 
 def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
-    """Decorate a config's class: add the extensions' keys, and values of keys, for this place."""
+    """Decorate a config's class: add the keys and choices of values that extensions have for this place."""
 
     def extended(cls: type[Model]) -> type[Model]:
         fields: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
         for name, key in gathered("KEYS", {}).items():
             where, _, key_name = name.rpartition(".")
             if where not in PLACES:
-                raise UserError(f"{key.module} adds the key {name}: write it below one of {', '.join(PLACES)}")
+                raise UserError(f"{key.module} adds the key {name}: begin it with one of {', '.join(PLACES)}")
             if where != place:
                 continue
             if isinstance(key, Fields):
@@ -102,7 +102,7 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
                 ADDED.update({PLACES[place] + one: field.get_default() for one, field in added.model_fields.items()})
                 continue
             if any(key_name in parent.model_fields for parent in parents):
-                raise UserError(f"{key.module} adds the key {name}, which is there already: choose another name")
+                raise UserError(f"{key.module} adds the key {name}, which exists already: choose another name")
             kind: Any = _KINDS.get(key.kind) or load(key.module, f"config.{key.kind}")
             ADDED[PLACES[place] + key_name] = default = kind() if key.default == {} else key.default
             kind = kind | None if default is None else kind
@@ -112,7 +112,7 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
             where, _, rest = name.partition(".")
             key_name, _, value = rest.partition(".")
             if where not in PLACES or not value or (where == place and key_name not in cls.model_fields):
-                raise UserError(f"an extension adds {name} to CHOICES: write PLACE.KEY.VALUE, with a key that hone has")
+                raise UserError(f"an extension adds {name} to CHOICES: write PLACE.KEY.VALUE, with a key of hone")
             if where == place:
                 choices.setdefault(key_name, {})[value] = words
         fields |= {key_name: _with_choices(cls.model_fields[key_name], values) for key_name, values in choices.items()}
@@ -123,11 +123,11 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
 
 
 def _refuse_taken(key: Fields, added: type[BaseModel], parents: Sequence[type[BaseModel]]) -> None:
-    """Raise UserError if a class of keys would replace a key or a check of the config's class."""
+    """Raise UserError if `added` would replace a key or a check of the config's class."""
     checks = {name for name in vars(added) if name.startswith("_")} - set(dir(BaseConfig))
     for name in sorted(added.model_fields.keys() | checks):
         if any(name in parent.model_fields or hasattr(parent, name) for parent in parents):
-            raise UserError(f"{key.module}: {key.fields_class}.{name} is there already: choose another name")
+            raise UserError(f"{key.module}: {key.fields_class}.{name} exists already: choose another name")
 
 
 def _with_choices(field: FieldInfo, values: Mapping[str, str]) -> tuple[Any, Any]:
@@ -143,26 +143,26 @@ PLAIN = Meta()
 class BaseConfig(pydantic_config.BaseConfig):
     """A typed section. Unknown keys are errors; the string `"None"` is null, which TOML cannot write.
 
-    The docstring under a field is its description, and so its line in `--help`.
+    The docstring under a field is its text in `--help`.
     """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     positional: ClassVar[str] = ""
-    """Fields that bare words of the command line set, in order: with `env`, `hone eval gsm8k` is `--env gsm8k`."""
+    """Fields set by words without a flag, in order: with `env`, `hone eval gsm8k` is `--env gsm8k`."""
     bare: ClassVar[str] = ""
-    """Field of a section that a bare value of it sets: with `id`, `--env countdown` is `--env.id countdown`."""
+    """Field that a value for the whole section sets: with `id`, `--env countdown` is `--env.id countdown`."""
     section: ClassVar[str] = ""
-    """Section of keys in files and flags that the top level does not have."""
+    """Section that takes the keys of files and flags which the top level does not have."""
     is_role: ClassVar[bool] = False
     """True for a section that also takes the shared top-level keys."""
     headings: ClassVar[str] = ""
-    """Headings of `--help`, and the kinds of common keys under each: `Run: run below; Training` (by default the kind is
-    the heading). Without headings, `--help` shows all keys."""
+    """Headings of `--help`, with the kinds of common keys under a heading: `Run: run below; Training` (by default the
+    kind is the heading). Without headings, `--help` shows all keys."""
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """Meaning of each value of a key, for `--help KEY`."""
     partial: ClassVar[bool] = False
-    """Files get only the keys that were set: another section has the others."""
+    """True if files get only the keys that were set; another section has the defaults."""
 
     @classmethod
     def kinds(cls) -> dict[str, set[str]]:
@@ -176,18 +176,18 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the part of a config.toml of `hone KIND` that this command takes, by default all."""
+        """Return the part of a config.toml of `hone KIND` that this command uses, by default all."""
         return table
 
     @classmethod
     def compose(cls, settings: Settings) -> dict[str, Any]:
-        """Make the tree that is validated."""
+        """Return the tree to validate."""
         return settings.tree()
 
     @model_validator(mode="before")
     @classmethod
     def _coerce_dict_str_values(cls, data: Any) -> Any:
-        """Make `"None"` null; the library's own method would also make `{answer = "5"}` a number."""
+        """Replace `"None"` by null; the library's method would also turn `{answer = "5"}` into a number."""
         return _with_nulls(data)
 
 
@@ -218,7 +218,7 @@ class Settings(dict[Path, Setting]):
     """Sections that were given as `--SECTION @ FILE`."""
 
     def put(self, path: Path, setting: Setting) -> None:
-        """Set a leaf, and drop leaves below or above it; an empty section only switches on a section that is off."""
+        """Set a leaf, and drop leaves below or above it. An empty section only turns on a section that is off."""
         below = [known for known in self if known[: len(path)] == path]
         if setting.value == {} and any(not self[known].is_off for known in below):
             return
@@ -227,7 +227,7 @@ class Settings(dict[Path, Setting]):
         self[path] = setting
 
     def put_tree(self, tree: Any, path: Path = (), source: str = "", is_flag: bool = False) -> Settings:
-        """Set all leaves of a tree; a config object in it stands for its keys that were set."""
+        """Set all leaves of a tree; of a config object in it, the keys that were set."""
         tree = tree.model_dump(exclude_unset=True) if isinstance(tree, BaseModel) else tree
         if isinstance(tree, dict) and (tree or not path):
             for name, value in tree.items():
@@ -246,7 +246,7 @@ class Settings(dict[Path, Setting]):
         return result
 
     def origin(self, path: Path) -> str:
-        """Return ` (SOURCE)` for a message: the source of the key, else of its section, else ""."""
+        """Return ` (SOURCE)` for a message: the source of the key or its section; "" if unknown."""
         at = [known for known in self if path[: len(known)] == known or known[: len(path)] == path]
         source = self[max(at, key=len)].source if at else ""
         return f" ({source})" if source else ""
@@ -254,7 +254,7 @@ class Settings(dict[Path, Setting]):
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a config class. `type` is its annotation without `| None`; `free` is True below a free-form dict."""
+    """A key of a config class. `type`: its annotation without `| None`; `free`: it lies inside a free-form dict."""
 
     path: Path
     type: Any
@@ -297,7 +297,7 @@ def unwrap(annotation: Any) -> tuple[Any, bool]:
 
 
 def names_of(name: str, field: FieldInfo) -> list[str]:
-    """Return a field's name and its aliases; one letter is a short flag."""
+    """Return a field's name and aliases; an alias of one letter is a short flag."""
     alias = field.validation_alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
     return [name, *(choice for choice in choices if isinstance(choice, str) and choice != name)]
@@ -308,7 +308,7 @@ def value_of(config: Any, name: str) -> Any:
 
 
 def changed(config: Model, values: Mapping[str, Any]) -> Model:
-    """Return the config with other values by dotted name, without validation."""
+    """Return the config with new `values`, given by dotted name; they are not validated."""
     for name, value in values.items():
         section, dot, key = name.partition(".")
         config = config.model_copy(update={section: changed(getattr(config, section), {key: value}) if dot else value})
@@ -321,13 +321,13 @@ def meta_of(field: FieldInfo) -> Meta:
 
 @cache
 def shared_keys(cls: type[BaseModel]) -> list[str]:
-    """Return the top-level keys that each role's section takes, in their order."""
+    """Return the top-level keys that every role's section also takes, in order."""
     places = {name: meta_of(field).shared for name, field in cls.model_fields.items()}
     return sorted(filter(places.get, places), key=places.__getitem__)
 
 
 def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
-    """Return the key at `parts` (dashes and aliases allowed), its path in canonical names; None if there is none."""
+    """Return the key at `parts` (dashes and aliases allowed), with its canonical path; None if there is no such key."""
     path: Path = ()
     section: type[BaseModel] | None = cls
     key = None
@@ -347,7 +347,7 @@ def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
 
 
 def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterator[Key]:
-    """Yield every key, sections before what they hold."""
+    """Yield every key, each section before its keys."""
     for name, field in cls.model_fields.items():
         key = Key.of((*prefix, name), field, meta)
         yield key
@@ -356,7 +356,7 @@ def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterato
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
-    """Return the key of `cls` that is most like `unknown` by name, then by section, or None if no key is CLOSE."""
+    """Return the key of `cls` most similar to `unknown` by name, then by section; None if no key is CLOSE."""
     from hone.config.trl import TRL
 
     of_trl = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key}

@@ -14,7 +14,7 @@ from hone.errors import UserError
 
 
 def to_toml(config: BaseModel) -> str:
-    """Return `config` with every field as TOML. Null is left out if it is the default, else written as `"None"`."""
+    """Return all fields of `config` as TOML. Null is left out if it is the default, else written as `"None"`."""
     return tomli_w.dumps(plain(config))
 
 
@@ -34,9 +34,9 @@ def plain(value: Any) -> Any:
 def non_defaults(
     cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None = None, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return the leaves of `table` (from `to_toml`) that differ from `default`, or the defaults of `cls`, by name.
+    """Return by name the leaves of `table` (from `to_toml`) that differ from `default`, or from the defaults of `cls`.
 
-    An optional section is compared with its defaults, and is "on" if it equals them. Unknown keys are included.
+    An optional section is compared with its defaults; if it equals them, its value is "on". Unknown keys are included.
     """
     found = {}
     for name, value in table.items():
@@ -55,12 +55,12 @@ def non_defaults(
 
 
 def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:
-    """Remove values of a wrong type from `table` and return their dotted names; other errors stay."""
+    """Remove values of a wrong type from `table` and return their dotted names; other invalid values stay."""
     try:
         cls.model_validate_json(json.dumps(table, default=str), strict=True)
         return []
     except UserError:
-        return []  # of a value, not of its type
+        return []  # a wrong value, not a wrong type
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
     wrong = [

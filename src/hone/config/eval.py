@@ -18,7 +18,7 @@ MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
 NEEDS_SERVER = {"api_key_var", "concurrency", "timeout", "max_retries"}
 NEEDS_PROCESS = {"precision", "threads", "kv_gib", "chat_template", "special_tokens"}
-"""Fields that need `base_url`, and fields that need a model in this process."""
+"""Fields for a server (`base_url`), and fields for a model in this process."""
 SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
 """Sampling arguments with separate flags."""
 
@@ -31,7 +31,7 @@ class EvalConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return a training run's task with its arguments; of an RL run also the sampling of evaluations."""
+        """Return a training run's task and arguments; for an RL run also the sampling of its evaluations."""
         sampling = sampling_of_run(table) if kind == "rl" else {}
         return task_of_run(kind, table, "template") | sampling
 
@@ -48,7 +48,7 @@ class EvalConfig(BaseConfig):
     api_key_var: KeyVariable = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))
     """Environment variable that holds the server's API key."""
     num_examples: int = Field(default=5, ge=1, validation_alias=AliasChoices("num_examples", "n"))
-    """Held-out examples."""
+    """Number of held-out examples."""
     rollouts_per_example: int = Field(default=3, ge=1, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions per example."""
     concurrency: int = Field(default=32, ge=1, validation_alias=AliasChoices("concurrency", "c", "max_concurrent"))
@@ -56,14 +56,14 @@ class EvalConfig(BaseConfig):
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
     """Most new tokens per completion; by default 1024, or what a local model's context leaves if that is less."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
-    """Sampling temperature; 0 is greedy (in this process also less than 1e-5)."""
+    """Sampling temperature; 0 is greedy (in this process also below 1e-5)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling."""
+    """Sample among the likeliest tokens with this total probability (nucleus sampling); 1 is off."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
-    """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them unchanged; null omits one. In this
-    process `seq_len` limits prompt and completion, unless `max_tokens` is more."""
+    """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them as given; null omits one. In
+    this process `seq_len` limits prompt plus completion, unless `max_tokens` is more."""
     profile: Path | None = None
-    """Measure training examples instead of held-out ones, and write each one's pass rate to this Parquet file."""
+    """Measure training examples instead of held-out ones, and write the pass rate of each to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
     """Save samples and results."""
     seed: int = Field(default=0, ge=0)
@@ -85,7 +85,7 @@ class EvalConfig(BaseConfig):
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False
-    """Read special tokens in prompts and tool answers as such; by default they are encoded as text."""
+    """Encode special tokens in prompts and tool answers as special; by default, as plain text."""
 
     @field_validator("base_url")
     @classmethod
@@ -97,11 +97,11 @@ class EvalConfig(BaseConfig):
         # A saved config.toml has all fields: only values that differ from the default were meant.
         meant = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
         for name in meant & NEEDS_SERVER if self.base_url is None and machines_of(self) is None else ():
-            raise UserError(f"{flag((name,))} is for a server: give its URL with -b")
+            raise UserError(f"{flag((name,))} is for a server: give the server's URL with -b")
         for name in meant & NEEDS_PROCESS if self.base_url is not None else ():
-            raise UserError(f"{flag((name,))} is for a model in this process: the server behind -b decides that")
+            raise UserError(f"{flag((name,))} is for a model in this process: leave it out with a server (-b)")
         for name in meant & SAMPLING & self.sampling_args.keys():
-            raise UserError(f"{name} is given twice, by a flag or a file and in -S: leave one out")
+            raise UserError(f"{name} is given twice, in -S and by a flag or file: leave one out")
         limit = self.sampling_args.get("seq_len")
         if limit is not None and (type(limit) is not int or limit < 2):
             raise UserError("seq_len (-S) should be a whole number of 2 or more")
@@ -123,13 +123,13 @@ class EvalConfig(BaseConfig):
 
     @property
     def seq_len(self) -> int | None:
-        """Longest prompt and completion of a model in this process; None: its context."""
+        """Most tokens of prompt plus completion in this process; None: the model's context."""
         limit = self.sampling_args.get("seq_len")
         return None if limit is None or (self.max_tokens or MAX_TOKENS) > limit else limit
 
 
 def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling of evaluations from an RL run's config.toml; limits default to training's."""
+    """Return the sampling of evaluations from an RL run's config.toml. max_tokens and stop default to training's."""
     orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
     training, evaluated = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
     if len(tasks := orch.get("envs", [])) == 1:

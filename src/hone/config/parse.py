@@ -1,18 +1,18 @@
-"""Parses a command line into a typed config; any error becomes one sentence.
+"""Parses a command line into a typed config; an error becomes one sentence.
 
-It doesn't use `pydantic_config.cli`, because hoisting has to know which keys were flags, errors have to name the file,
-and that function reads `--trainer @ a @ b` as a root file b.
+It doesn't use `pydantic_config.cli`: hoisting must know which keys were flags, errors must name the file, and that
+function reads b in `--trainer @ a @ b` as a root file.
 
-    @ a.toml @ b.toml               merged at the top, later files win
-    --trainer @ a.toml @ b.toml     merged into the section; an `@` belongs to the flag before it
-    --trainer.optim.lr 1e-6         or `=1e-6`; dashes and underscores alike
-    --ckpt, --no-ckpt               an optional section on with its defaults, off
-    --env countdown                 a section that is known by one of its keys: `--env.id countdown`
-    --tags a --tags b               both: a list's values add up (and replace the files' values)
+    @ a.toml @ b.toml               merged at the top level, later files win
+    --trainer @ a.toml @ b.toml     merged into the section: an `@` belongs to the flag before it
+    --trainer.optim.lr 1e-6         or `=1e-6`; dashes mean underscores
+    --ckpt, --no-ckpt               turn an optional section on with its defaults, or off
+    --env countdown                 sets the main key of a section: `--env.id countdown`
+    --tags a --tags b               a list of both (replaces the files' list)
     --save, --no-save               booleans; `--save false` too
     --env-args '{"n": 3}'           free-form dicts as JSON, or key by key: `--env-args.n 3`
 
-Flags win over files, and a section's files over root files, in any order.
+Flags win over files, and section files over root files, in any order.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from hone.errors import KEYWORDS, UserError
 Config = TypeVar("Config", bound=BaseConfig)
 
 CONFIG_OF = "# The resolved config of a run of hone "
-"""First words of a run's config.toml."""
+"""Start of a run's config.toml."""
 ROOT_FILE, SECTION_FILE, FLAG = range(3)
 """Kinds of sources; later ones win."""
 
 
 def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
-    """Return the config that `argv` (without the program's name) describes. Raises UserError if it is bad.
+    """Return the config that `argv` (without the program's name) gives. Raises UserError if `argv` is wrong.
 
-    `-h` or `--help` prints the keys and raises SystemExit(0); a word after it is a section, or `all`.
+    `-h` or `--help` prints the keys and raises SystemExit(0); the next word is a section, a key or `all`.
     """
     cls = cls.chosen(argv)
     for index, word in enumerate(argv):
@@ -55,9 +55,9 @@ def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
 
 
 def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None, settings: Mapping[str, Any]) -> Config:
-    """Return a config, or the config of a TOML file, with `settings` on top, by name or dotted name.
+    """Return a config, or the config of a TOML file, changed by `settings` (by name or dotted name).
 
-    A section takes a dict, True for its defaults, or the value of its main key; False turns an optional one off.
+    A section takes a dict, True for its defaults, or the value of its main key; False turns an optional section off.
     """
     if isinstance(config, BaseConfig) and not settings:
         return config
@@ -85,7 +85,7 @@ def _command(cls: type[BaseConfig]) -> str:
 
 
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
-    """Return a hint: the most similar key, or the note in `TRL`; `other` if no key is similar."""
+    """Return a hint: the most similar key, or the note in `TRL`; if no key is similar, `other`."""
     from hone.config.trl import KEYS, TRL
 
     if why := lacks(_command(cls), unknown):
@@ -101,7 +101,7 @@ def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Pat
 
 
 def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
-    """Return the config, or raise UserError with the first problem: key, value, place, expected value."""
+    """Return the config, or raise UserError for the first problem, with key, value, source and expected value."""
     try:
         return cls.model_validate(cls.compose(settings))
     except ValidationError as error:
@@ -112,7 +112,7 @@ def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
         raise UserError(": ".join(filter(None, [name, str(first.get("ctx", {})["error"])])))
     if kind == "missing":
         words = cls.positional.split()
-        usage = f": say `{prog} {' '.join(words).upper()}`" if name in words else ""
+        usage = f": write `{prog} {' '.join(words).upper()}`" if name in words else ""
         usage = usage or ("" if "[" in name else f": set --{name.replace('_', '-')}")
         raise UserError(f"{name.upper() if name in words else name} is missing{where}{usage}")
     problem = f"{name} is {str(value).lower() if isinstance(value, bool) else repr(value)}{where}"
@@ -123,7 +123,7 @@ def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
 
 
 class _Reader:
-    """Reads a command line for the schema of `cls`. Raises UserError for an unknown key, bad file or missing value."""
+    """Reads a command line by the schema of `cls`. Raises UserError for an unknown key, bad file or missing value."""
 
     def __init__(self, cls: type[BaseConfig], argv: list[str]) -> None:
         self.cls = cls
@@ -170,7 +170,7 @@ class _Reader:
             self.section_files.append(dotted(self.section))
 
     def leaves(self, tree: dict[str, Any], prefix: Path, file: str) -> Iterator[tuple[Path, Any]]:
-        """Yield the leaves of `tree`; refuse unknown keys, and true or false where a number belongs."""
+        """Yield the leaves of `tree`. UserError for an unknown key, or for true or false instead of a number."""
         for name, value in tree.items():
             key = lookup(self.cls, (*prefix, name))
             if key is None and is_dropped(_command(self.cls), (*prefix, name), value, file):
@@ -189,12 +189,12 @@ class _Reader:
                 yield key.path, value
 
     def _unknown_key(self, path: Path, file: str) -> str:
-        unlike = ", and no key is like it; --help all lists them"
+        unlike = ", and no key is similar; --help all lists all keys"
         if other := config_of(pathlib.Path(file)):
-            unlike = ": an extension that is not installed may bring it, or another version of hone"
+            unlike = ": it may belong to an extension that is not installed, or to another version of hone"
         hint = _meant(self.cls, path, unlike)
         if other and self.cls.__name__.lower() != f"{other}config":
-            hint = f": it is the config of a run of `hone {other}`"
+            hint = f": the file is the config of a run of `hone {other}`"
         return f"unknown key {dotted(path)} in {file}{hint}"
 
     def _read_flag(self, token: str) -> None:
@@ -212,17 +212,17 @@ class _Reader:
         if key is None:
             check_retired(_command(self.cls), bare := tuple(on.split(".")), word)
             known = bare if lacks(_command(self.cls), bare) else path
-            hint = _meant(self.cls, known, ", and none is like it; --help all lists them", flag)
+            hint = _meant(self.cls, known, ", and no flag is similar; --help all lists all flags", flag)
             raise UserError(f"unknown flag {word}{hint}")
         if not equals and key.type is not bool and self.tokens and self.tokens[0].startswith("@"):
             if key.section is None:
-                raise UserError(f"{word} takes a value, not a file: only a section can be given as `@ file.toml`")
+                raise UserError(f"{word} takes a value, not a file: only sections take `@ file.toml`")
             self.section = key.path
             return
         value = self._section(key, word, text) if key.section else self._value(key, word, text if equals else None)
         if get_origin(key.type) is list and key.path in self.given[FLAG]:
             value = [*self.given[FLAG][key.path].value, *(value or [])]
-        # Free-form keys are Python keyword names, so a dash in a flag stands for an underscore there as well.
+        # Free-form keys are Python keyword names, so a dash in a flag means an underscore in these keys, too.
         path = tuple(part.replace("-", "_") for part in key.path)
         self.given[FLAG].put_tree(value, path, word, is_flag=True)
 
@@ -230,7 +230,7 @@ class _Reader:
         return self.tokens[0] if self.tokens and not self.tokens[0].startswith(("--", "@")) else None
 
     def _section(self, key: Key, word: str, text: str) -> dict[str, Any] | None:
-        """Return the value of a section's flag: {} for on, None, or a table with its main key."""
+        """Return the value of a section's flag: {} for on, None for off, or a dict with the main key."""
         following = self._following()
         if not text and following is not None and (key.bare or following == "None"):
             text = self.tokens.popleft()
@@ -245,7 +245,7 @@ class _Reader:
         return {}
 
     def _value(self, key: Key, word: str, value: str | None) -> Any:
-        """Return the value of a key: `value` from behind an equals sign, or the next words."""
+        """Return the value of a key: `value` (the text after `=`), or else the next words."""
         if value is None:
             following = self._following()
             if key.type is bool and (following or "").lower() not in ("true", "false", "1", "0"):
@@ -271,7 +271,7 @@ class _Reader:
 
 
 def config_of(file: pathlib.Path) -> str:
-    """Return the command of a run's config.toml, from its first line; "" for other files."""
+    """Return the command in the first line of a run's config.toml; "" for other files."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(file, encoding="utf-8") as text:
         first = text.readline().rstrip("\n")
         return first.removeprefix(CONFIG_OF) if first.startswith(CONFIG_OF) else ""
@@ -279,7 +279,7 @@ def config_of(file: pathlib.Path) -> str:
 
 
 def load_toml(name: str) -> dict[str, Any]:
-    """Return the tree of a TOML file. Raises UserError naming the file, and the line of a syntax error."""
+    """Return the tree of a TOML file. Raises UserError with the file's name, and the line of a syntax error."""
     if not name.endswith(".toml"):
         raise UserError(f"config file {name} must be a .toml file")
     try:

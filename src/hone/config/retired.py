@@ -1,4 +1,4 @@
-"""Keys of older versions or of missing extensions: a run's config.toml holds all defaults of its version."""
+"""Keys of older versions or missing extensions: a run's config.toml has all keys of its version."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from hone.extension import lacking
 
 
 class Retired(NamedTuple):
-    """A retired key: `harmless` values in files are dropped; other values, flags and keywords raise `instead`."""
+    """A retired key. `harmless` values in files are dropped; other values, flags and keywords raise `instead`."""
 
     harmless: tuple[Any, ...]
     instead: str
 
 
-_SAPO = "sapo's temperatures are those of its paper, 1.0 and 1.05: leave it out"
-_PREFIXES = "the server takes 2,048 prompt tokens at a time, and 0.5 GiB for prefixes: leave it out"
+_SAPO = "sapo always uses its paper's temperatures, 1.0 and 1.05: leave it out"
+_PREFIXES = "the server always takes 2,048 prompt tokens at once, and 0.5 GiB for prefixes: leave it out"
 
 RETIRED: dict[str, Retired] = {
     "push_to_hub": Retired(
         ("None",),
-        "hone pushes no weights any more: leave it out, and run `hf upload USER/NAME outputs/weights/step_100`",
+        "hone does not push weights: leave this key out, and run `hf upload USER/NAME outputs/weights/step_100`",
     ),
     "orchestrator.refill.cut": Retired(
-        (0.0,), "a refill waits for all its rollouts: leave this key out, or use the version of hone that began the run"
+        (0.0,), "a refill waits for all its rollouts: leave this key out, or use the hone version that began the run"
     ),
     "orchestrator.grading.overlap": Retired(
         (None, "None", False, True),
-        "each rollout is graded when it ends, and scores are the same either way: leave this key out",
+        "each rollout is graded when it ends, with the same scores: leave this key out",
     ),
     "trainer.loss.tau_positive": Retired((1.0,), _SAPO),
     "trainer.loss.tau_negative": Retired((1.05,), _SAPO),
     "serve.prefill_tokens": Retired((2048,), _PREFIXES),
     "serve.prefix_gib": Retired((0.5,), _PREFIXES),
 }
-"""By dotted key of a run, or COMMAND and key. A section includes its keys."""
+"""By dotted key, or COMMAND and dotted key. A section stands for all its keys."""
 _GONE = "it comes with the extension {} of hone, which is not there: leave it out"
 _ALARMS = "02395552f2895dca9470ffb4793d49665fd319fa7e75e8854df25e22db1e4a2c"
 OF_EXTENSIONS: dict[str, Retired] = {
@@ -52,7 +52,7 @@ OF_EXTENSIONS: dict[str, Retired] = {
     "inference.dtype": Retired(("auto",), _GONE.format("vllm")),
     "inference.tensor_parallel": Retired((1,), _GONE.format("vllm")),
 }
-"""Keys of hone's extensions, for when they are missing. A harmless section is given by its SHA-256."""
+"""Keys of hone's extensions, used if an extension is missing. `harmless` has the SHA-256 of a section."""
 
 
 def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
@@ -61,7 +61,7 @@ def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
 
 
 def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bool:
-    """Return True if a key of a file is retired and its value harmless; UserError for another value."""
+    """Return True if a key of a file is retired and its value harmless; UserError if the value is not."""
     old = retired(command, path)
     if old is not None and value not in old.harmless and digest(value) not in old.harmless:
         raise UserError(f"{'.'.join(path)} is {value!r} in {file}: {old.instead}")
@@ -73,7 +73,7 @@ def digest(section: Any) -> str:
 
 
 def lacks(command: str, path: tuple[str, ...]) -> str:
-    """Return the reason if an extension that adds this key needs another one that is missing; else ""."""
+    """Return the reason if the extension that adds this key lacks another extension; else ""."""
     return next(filter(None, (lacking("KEYS", f"{at}.{path[0].replace('-', '_')}") for at in ("run", command))), "")
 
 
@@ -85,7 +85,7 @@ def retired(command: str, path: tuple[str, ...]) -> Retired | None:
 
 
 def without_retired(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the table of a config.toml without the retired keys that change nothing."""
+    """Return the table of a config.toml without retired keys that have harmless values."""
     return {
         name: without_retired(value, (*path, name)) if isinstance(value, dict) else value
         for name, value in table.items()

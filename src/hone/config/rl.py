@@ -1,4 +1,4 @@
-"""`hone rl`: one schema for every mode. Keys shared by the roles live at the top; see `hone.config.hoist`."""
+"""Config of `hone rl` in all modes. Keys that the roles share are top-level keys; see `hone.config.hoist`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from hone.errors import UserError
 from hone.extension import sampler_name
 
 GREEDY_BELOW = 1e-5
-"""As in `hone.types`, which loads numpy; parsing does without."""
+"""Same as in `hone.types`, which is not imported here: it loads numpy."""
 
 
 class TrainerConfig(MemoryConfig):
-    """The trainer."""
+    """Keys of the trainer."""
 
     is_role = True
 
@@ -45,15 +45,15 @@ class TrainerConfig(MemoryConfig):
     correction: CorrectionConfig = CorrectionConfig()
     """Off-policy correction."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Passes over a step's batch, each with separate updates (PPO's epochs)."""
+    """Passes over a step's batch (PPO's epochs), each with new updates."""
     minibatches: int = Field(default=1, ge=1)
-    """Parts of a batch, by prompts; each pass makes an update for each."""
+    """Parts of a batch, split by prompt; each pass makes one update per part."""
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
-    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
+    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); gradients are accumulated."""
     ranks: Annotated[int, Meta("ranks", -2, decides="rounding")] = Field(default=1, ge=1)
-    """Trainer processes that `rl` starts, which share model and batch (FSDP2); under torchrun, its number."""
+    """Trainer processes that `rl` starts; they split model and batch (FSDP2). Under torchrun: its process count."""
     record_tokens: Annotated[bool, Meta(decides="nothing")] = True
-    """Keep entropy and trainer logprob of each trained token in tokens/ (about 5 bytes a token)."""
+    """Save entropy and trainer logprob of each trained token in tokens/ (about 5 bytes a token)."""
 
     @property
     def keeps_old(self) -> bool:
@@ -62,43 +62,43 @@ class TrainerConfig(MemoryConfig):
 
 
 class PoolConfig(BaseConfig):
-    """Leaves out prompts that are nearly always or never solved (a completion is `correct`)."""
+    """Leaves out prompts with nearly all completions correct, or none."""
 
     retire_at: float = Field(default=0.9, ge=0, le=1)
-    """Retire prompts with this pass rate or more; 0 retires none."""
+    """Stop drawing (retire) prompts with this pass rate or more; 0 retires none."""
     park_after: int = Field(default=2, ge=0)
     """Set a prompt aside (park it) after this many draws in a row without a correct completion; 0 parks none."""
     retry_parked: int = Field(default=4, ge=0)
-    """A parked prompt is drawn again this many epochs after its last draw; 0 leaves it out."""
+    """Draw a parked prompt again this many epochs after its last draw; 0: never."""
 
 
 class CurriculumConfig(BaseConfig):
     """Order of the prompts. Each prompt of the pool comes once per epoch."""
 
     order: Literal["shuffled", "sequential", "difficulty"] = "shuffled"
-    """Shuffled in each epoch; as in the data; or first the prompts with a pass rate nearest to 50 %."""
+    """`shuffled` in each epoch; `sequential`: as in the data; `difficulty`: pass rates nearest to 50 % first."""
     window: int = Field(default=1, ge=1)
-    """Number of a prompt's last draws that count in its pass rate."""
+    """Number of last draws that count in a prompt's pass rate."""
     pool: PoolConfig | None = None
-    """Retires and parks prompts."""
+    """Leaves out prompts that are too easy or too hard."""
 
     @property
     def measures(self) -> bool:
-        """True if draws depend on earlier results, so that the ledger records solved rollouts."""
+        """True if draws depend on earlier results; then the ledger records solved rollouts."""
         return self.pool is not None or self.order == "difficulty"
 
 
 class RefillConfig(BaseConfig):
-    """Draws further prompts in a step until its batch is full of groups with different rewards (DAPO's dynamic
+    """Draws more prompts in a step until its batch is full of groups with unequal rewards (DAPO's dynamic
     sampling).
 
-    They enter the batch in the order of their draws; other groups are ignored.
+    These groups enter the batch in the order of draws; groups of equal rewards are ignored.
     """
 
     max_rounds: int = Field(default=10, ge=1)
-    """Most rounds of sampling in a step; then it trains on fewer groups."""
+    """Most rounds of sampling in a step; after them it trains on fewer groups."""
     oversample: float = Field(default=1.0, ge=1, le=100)
-    """A round draws this many times the missing groups; those beyond a full batch are `surplus`."""
+    """Groups drawn in a round per missing group; groups beyond a full batch are `surplus`."""
 
     def drawn(self, missing: int) -> int:
         return math.ceil(round(missing * self.oversample, 6))
@@ -108,9 +108,9 @@ class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
     interval: Annotated[int, Meta("evaluation")] = Field(default=50, ge=1)
-    """Steps between evaluations; the start and the end are evaluated as well. Any key of this section turns it on."""
+    """Steps between evaluations; the start and the end are evaluated as well. Any key here turns evaluation on."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=128, ge=1)
-    """Held-out examples."""
+    """Number of held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
     """Completions per example."""
     sampling: Annotated[SamplingConfig, Meta(common=None)] = SamplingConfig()
@@ -118,7 +118,7 @@ class OnlineEvalConfig(BaseConfig):
     envs: list[MixedEnvConfig] = []
     """Tasks to evaluate on, instead of the trained ones."""
     overlap: Literal["warn", "drop", "refuse"] = "warn"
-    """If a training prompt is also held out: warn, drop it from training, or don't start."""
+    """If a training prompt is also held out: `warn`, `drop` it from training, or `refuse` to start."""
 
     @model_validator(mode="after")
     def _check_envs(self) -> OnlineEvalConfig:
@@ -127,24 +127,24 @@ class OnlineEvalConfig(BaseConfig):
 
 
 class OrchestratorConfig(BaseConfig):
-    """The orchestrator: what is sampled, how it is graded and packed."""
+    """Sampling, grading and packing of rollouts."""
 
     is_role = True
 
     batch_size: Annotated[int, Meta("rollouts")] = Field(default=128, ge=1)
     """Completions per step; a multiple of `rollouts_per_example`."""
     rollouts_per_example: Annotated[int, Meta("rollouts")] = Field(default=16, ge=1)
-    """Completions per prompt (the group G); at least 2, as the group mean is the baseline; 1 with `advantage.baseline =
-    "batch"`.
+    """Completions per prompt (the group): at least 2, since the baseline is the group's mean; 1 needs
+    `advantage.baseline = "batch"`.
     """
     max_examples: Annotated[int | None, Meta("rollouts")] = Field(default=None, ge=1)
-    """Number of training examples to use, the first ones."""
+    """Use only this many training examples, from the first."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Order of the prompts."""
     refill: RefillConfig | None = None
-    """Draws further prompts until the batch is full of groups with different rewards; off unless given."""
+    """Draws more prompts until the batch is full of groups with unequal rewards; off unless given."""
     truncated: Annotated[Literal["keep", "mask", "penalize"], Meta("rollouts", 1)] = "keep"
-    """A completion that reached its length limit: train on it, leave it out of the loss (`mask`), or lower its reward
+    """A completion that reached its length limit: `keep` it, leave it out of the loss (`mask`), or lower its reward
     by up to `overlong_penalty`.
     """
     overlong_buffer: int = Field(default=0, ge=0)
@@ -156,7 +156,7 @@ class OrchestratorConfig(BaseConfig):
     env: TaskConfig = TaskConfig()
     """The task."""
     envs: list[TrainEnvConfig] = []
-    """Several tasks, instead of `env`: `[[orchestrator.envs]]`, each with its `weight`."""
+    """Several tasks instead of `env`: tables `[[orchestrator.envs]]`, each with a `weight`."""
     grading: Annotated[GradingConfig, Meta(decides="nothing")] = GradingConfig()
     """Execution of reward functions."""
     advantage: AdvantageConfig = AdvantageConfig()
@@ -164,10 +164,10 @@ class OrchestratorConfig(BaseConfig):
     eval: OnlineEvalConfig | None = None
     """Evaluation; off unless given."""
     client: ClientConfig = ClientConfig()
-    """The server to sample from, if one is already up."""
+    """A running server to sample from."""
     max_async_level: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=0)
-    """Most versions that the sampler may lag behind the trainer; 0 waits for each update. By default 1 in mode split on
-    GPUs, without `deterministic` and `inference.batch_invariant`, else 0."""
+    """Most updates that the sampler may lag behind the trainer; 0: sampling waits for each update. By default
+    1 in mode split on GPUs, without `deterministic` and `inference.batch_invariant`, else 0."""
 
     @property
     def lag(self) -> int:
@@ -186,14 +186,14 @@ class OrchestratorConfig(BaseConfig):
         first = TaskConfig(**{name: getattr(self.envs[0], name) for name in TaskConfig.model_fields})
         if "env" in self.model_fields_set and self.env != first:
             raise UserError(
-                f"orchestrator.env is {self.env.id}, and orchestrator.envs names other tasks: put all of them there"
+                f"orchestrator.env is {self.env.id}, but orchestrator.envs has other tasks: put all of them there"
             )
         self.env = first  # what plans and titles go by
         common = self.sampling
         if other := next((e for e in self.envs if e.sampled(common).temperature != common.temperature), None):
             raise UserError(
-                f"{other.name} has sampling.temperature = {other.sampling.temperature:g}, but the trainer takes the "
-                f"probabilities of all at one: set orchestrator.sampling.temperature in its place"
+                f"{other.name} has sampling.temperature = {other.sampling.temperature:g}, but all trained tasks need "
+                f"the same temperature: set orchestrator.sampling.temperature instead"
             )
         return self
 
@@ -211,19 +211,19 @@ class OrchestratorConfig(BaseConfig):
             )
         if self.overlong_buffer and self.truncated != "penalize":
             raise UserError(
-                f"orchestrator.overlong_buffer = {self.overlong_buffer} is part of a penalty that "
-                f'truncated = "{self.truncated}" does not take: set truncated to "penalize", or leave it out'
+                f"orchestrator.overlong_buffer = {self.overlong_buffer} has no effect with "
+                f'truncated = "{self.truncated}": set truncated to "penalize", or leave overlong_buffer out'
             )
         if self.truncated == "penalize" and self.advantage.components == "normalize":
             raise UserError(
                 'orchestrator.truncated = "penalize" changes the sum of the components, which advantage.components = '
-                '"normalize" does not use: take one of them'
+                '"normalize" does not use: leave out one of the two'
             )
         if self.refill is not None and (self.advantage.baseline == "batch" or self.advantage.scale == "token_std"):
             key = "baseline" if self.advantage.baseline == "batch" else "scale"
             raise UserError(
-                f'with orchestrator.advantage.{key} = "{getattr(self.advantage, key)}" groups of equal rewards teach '
-                f"something too, so orchestrator.refill has nothing to replace: leave it out, or take another {key}"
+                f'with orchestrator.advantage.{key} = "{getattr(self.advantage, key)}" groups of equal rewards train '
+                f"as well, so orchestrator.refill replaces no group: leave out refill, or set another {key}"
             )
         size, group, sampling = self.batch_size, self.rollouts_per_example, self.sampling
         if size % group:
@@ -235,21 +235,21 @@ class OrchestratorConfig(BaseConfig):
         if not GREEDY_BELOW <= sampling.temperature < math.inf:
             raise UserError(
                 f"sampling.temperature = {sampling.temperature} gives no importance ratio to train with: "
-                "set temperature = 1 here (eval.sampling.temperature is free)"
+                "set temperature = 1 (eval.sampling.temperature may differ)"
             )
         return self
 
 
 class InferenceConfig(EngineConfig):
-    """The sampler."""
+    """Keys of the sampler."""
 
     is_role = True
 
     def check(self, urls: list[str]) -> None:
         if urls and self.replicas > 1:
             raise UserError(
-                f"inference.replicas = {self.replicas} starts servers, orchestrator.client.base_url names running "
-                "ones: leave out one of them"
+                f"inference.replicas = {self.replicas} starts servers, but orchestrator.client.base_url names running "
+                "servers: leave out one of them"
             )
         if self.port + self.replicas > 2**16:
             raise UserError(f"inference.replicas = {self.replicas} needs ports over 65535: lower inference.port")
@@ -258,20 +258,20 @@ class InferenceConfig(EngineConfig):
 SAMPLED_BY = "completions are sampled by "
 SCORED_BY = "tokens are scored by "
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
-"""First words of causes of inexactness that still allow to retrain a run from its records."""
+"""First words of causes that make a run inexact, but let hone retrain it from its records."""
 
 
 class GapConfig(BaseConfig):
     """Limits of the gap between sampler and trainer, in nats per token; by default they suit backend and precision."""
 
     action: Annotated[Literal["stop", "warn"], Meta(decides="nothing")] = "stop"
-    """After a gap beyond `stop`: save and end the run, or warn."""
+    """If the mean is above `gap.stop`: save and `stop`, or `warn`."""
     mean: float | None = Field(default=None, gt=0)
-    """A mean of |sampler's logprob - trainer's| above this is a warning."""
+    """Warn if the mean of |sampler's logprob - trainer's| is above this."""
     max: float | None = Field(default=None, gt=0)
-    """The gap of a single token above this is a warning."""
+    """Warn if the gap of a single token is above this."""
     stop: float | None = Field(default=None, gt=0)
-    """A mean above this stops the run."""
+    """Take `action` if the mean is above this."""
 
 
 @with_keys("rl")
@@ -286,9 +286,9 @@ class RLConfig(RunConfig):
     agent: Annotated[str | None, Meta("task", 1)] = None
     """A program instead of reward functions, `MODULE:ASYNC_FUNCTION`: it calls the model and gives the reward."""
     agent_command: str | None = None
-    """The same as a command line, such as "python my_agent.py" (docs/agents.md)."""
+    """An agent as a command line, such as "python my_agent.py" (docs/agents.md)."""
     algorithm: Annotated[Algorithm | None, Meta("training", -1)] = None
-    """Sets the keys of a published algorithm, which `--help algorithm` lists; any of them can be set beside it."""
+    """Sets the keys of a published algorithm; `--help algorithm` lists them. Any of them can be set as well."""
     data: Annotated[str | None, Meta("task", 1)] = None
     """Examples of a task without a file: a JSONL or Parquet file, a folder of them, or a hub id."""
     eval_data: str | None = None
@@ -300,24 +300,24 @@ class RLConfig(RunConfig):
     reference: str | None = None
     """A right answer for the audit: a template of columns such as `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
     seq_len: Annotated[int, Meta("rollouts", shared=3)] = Field(default=2048, ge=2)
-    """Prompt plus completion, in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
+    """Most tokens of prompt plus completion; a completion gets min(`max_tokens`, `seq_len` - prompt)."""
     mode: Annotated[Literal["colocated", "split"] | None, Meta("run", 1, decides="rounding")] = None
-    """One process, or one for each role on this machine (the default with `--SECTION @ FILE` or with several ranks)."""
+    """`colocated`: one process; `split`: one per role (default with `--SECTION @ FILE`, several ranks or servers)."""
     trainer: TrainerConfig = TrainerConfig()
-    """The trainer."""
+    """Loss, optimiser and updates."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
-    """The orchestrator."""
+    """Tasks, rollouts and advantages."""
     inference: InferenceConfig = InferenceConfig()
-    """The sampler."""
+    """The sampling engine."""
     gap: GapConfig = GapConfig()
     """Limits of the gap between sampler and trainer."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
-    """Folder for batches, weights and results between processes, if each role has one."""
+    """Folder for batches, weights and results between the processes of mode split."""
     restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
-    """Most restarts of dead processes in a run in mode split."""
+    """In mode split: most restarts of dead processes in a run."""
 
     def tasks(self) -> dict[str, RLConfig]:
-        """Return the config of each task as if it were alone, by name; a single task has the name ""."""
+        """Return for each task, by name, the config with this task alone; a single task has the name ""."""
         orch = self.orchestrator
         if not orch.envs and not (orch.eval and orch.eval.envs):
             return {"": self}
@@ -330,7 +330,7 @@ class RLConfig(RunConfig):
         return found
 
     def eval_tasks(self) -> dict[str, RLConfig]:
-        """Return the config of each evaluated task as if it were alone, by name; empty without evaluation."""
+        """Return for each evaluated task, by name, the config with this task alone; empty without evaluation."""
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
@@ -343,21 +343,21 @@ class RLConfig(RunConfig):
         """Raise UserError for top_k, top_p or min_p: only hone's server returns the candidates of each token."""
         if any(one.orchestrator.sampling.cuts for one in self.tasks().values()):
             raise UserError(
-                f"orchestrator.sampling has top_k, top_p or min_p, and {name} does not say which tokens these leave, "
+                f"orchestrator.sampling has top_k, top_p or min_p, but {name} does not say which tokens remain, "
                 "which training needs to renormalise: sample with hone's own engine or server, or leave them out"
             )
 
     def check_kl_in_reward(self) -> None:
-        """Raise UserError if advantages don't come from one reward (less the KL)."""
+        """Raise UserError if `kl_in` is "reward" and the advantages can't include the KL."""
         advantage = self.orchestrator.advantage
         if not self.trainer.loss.kl_in_reward:
             return
         if advantage.function is not None:
-            key, why = "function", "is not computed where the reference's logprobs are"
+            key, why = "function", "does not get the reference's logprobs"
         elif advantage.components == "normalize":
-            key, why = "components", "does not use the sum of the components, which the KL is taken off"
+            key, why = "components", "does not use the sum of the components minus the KL"
         elif advantage.scale == "group_mean":
-            key, why = "scale", "divides by the mean reward of a group, which the KL makes negative"
+            key, why = "scale", "divides by a group's mean reward, which the KL can make negative"
         else:
             return
         raise UserError(
@@ -370,7 +370,7 @@ class RLConfig(RunConfig):
 
     @property
     def most_tokens(self) -> int | None:
-        """The most new tokens of a completion of any task; None: what `seq_len` leaves."""
+        """Largest `max_tokens` of the tasks; None if a task has only the limit `seq_len`."""
         most = [one.orchestrator.sampling.max_tokens for one in self.tasks().values()]
         return None if None in most else max(tokens for tokens in most if tokens is not None)
 
@@ -381,7 +381,7 @@ class RLConfig(RunConfig):
 
     @property
     def sampled_by(self) -> str | None:
-        """The sampler in words, if the engine in one process could sample other tokens."""
+        """The sampler in words; None if it samples the same tokens as one process would."""
         if urls := self.orchestrator.client.urls:
             return f"the server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
         if self.inference.backend != "hone":
@@ -399,7 +399,7 @@ class RLConfig(RunConfig):
 
     @property
     def server_urls(self) -> list[str]:
-        """The servers to sample from in mode split: already up, or started by `inference`."""
+        """URLs to sample from in mode split: running servers, or the ones `inference` starts."""
         inference = self.inference
         ports = range(inference.port, inference.port + inference.replicas)
         return self.orchestrator.client.urls or [f"http://127.0.0.1:{port}/v1" for port in ports]
@@ -425,7 +425,7 @@ class RLConfig(RunConfig):
         several["servers in orchestrator.client.base_url"] = len(orch.client.urls)
         for name, count in several.items():
             if count > 1 and self.mode == "colocated":
-                raise UserError(f"mode colocated is one process, but {name} = {count}: leave out one")
+                raise UserError(f"mode colocated is one process, but {name} = {count}: leave out one of the two")
         self.inference.check(orch.client.urls)
         trainer.optim.check_ranks(trainer.ranks)
         self.check_lora(trainer.optim)
@@ -434,8 +434,8 @@ class RLConfig(RunConfig):
         if (backend := self.inference.backend) != "hone":
             if orch.client.base_url is not None:
                 raise UserError(
-                    f"inference.backend = {backend} starts a server, orchestrator.client.base_url names a running "
-                    "one: leave out one of them"
+                    f"inference.backend = {backend} starts a server, but orchestrator.client.base_url names a running "
+                    "server: leave out one of them"
                 )
             self.refuse_cuts(sampler_name(backend))
         self.check_kl_in_reward()
@@ -454,10 +454,10 @@ class RLConfig(RunConfig):
 
 
 class RoleConfig(RLConfig):
-    """A role of a run in mode split: files and flags set keys of its section, flags also top-level keys.
+    """A role of a run in mode split: files and flags set keys of the role's section; flags also set top-level keys.
 
     hone trainer @ train.toml --optim.lr 1e-6     as `rl --trainer @ train.toml --trainer.optim.lr 1e-6`
-    hone trainer @ outputs/config.toml            a run's own config is taken whole
+    hone trainer @ outputs/config.toml            the whole config of a run
     """
 
     @classmethod

@@ -17,29 +17,29 @@ class RunsListConfig(BaseConfig):
     positional = "root"
 
     root: Path = Path("outputs")
-    """The folder; also the first word of the command line."""
+    """Folder with runs; also the first word of the command line."""
     all: bool = False
-    """Also evaluations, and runs that a later run moved to `.previous/`."""
+    """Also list evaluations, and runs that a later run moved to `.previous/`."""
     ids: bool = False
     """Show the id of each run."""
 
 
 class RunsShowConfig(OneRun):
-    """Print one page on a run: what ran, its state, its files, and what to do next."""
+    """Print one page on a run: its settings, state and files, and what to do next."""
 
     events: int = Field(default=5, ge=0)
-    """Number of last events to print; alarms have separate lines."""
+    """Number of last events to print; alarms are printed separately."""
 
 
 class RunsStopConfig(OneRun):
     """End a running run: it finishes its step, saves a checkpoint, and can be resumed."""
 
     now: bool = False
-    """Kill it at once (SIGKILL): steps after its last checkpoint are lost."""
+    """Kill the run at once (SIGKILL): steps after its last checkpoint are lost."""
 
 
 class RunsContinueConfig(OneRun):
-    """Let a run that an alarm has paused go on."""
+    """Continue a run that an alarm has paused."""
 
 
 class RunsRmConfig(BaseConfig):
@@ -48,9 +48,9 @@ class RunsRmConfig(BaseConfig):
     positional = "run"
 
     run: str
-    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
+    """Run directory, or id of a run under `outputs`; also the first word of the command line."""
     yes: bool = False
-    """Do not ask."""
+    """Do not ask for confirmation."""
 
 
 class RunsAttachConfig(OneRun):
@@ -61,15 +61,15 @@ class RunsAttachConfig(OneRun):
 
 
 class RunsLedgerConfig(OneRun):
-    """List the final state of every draw of an RL run. A draw is one example taken in one step."""
+    """List the final state of every draw of an RL run. A draw is an example taken in a step."""
 
     state: Literal["trained", "filtered", "failed", "retired", "surplus", "cut"] | None = None
-    """Only draws in this state. `filtered`: equal rewards; `failed`: not graded; `retired` by a curriculum; `surplus`:
-    not needed by a refill; `cut` off by the refill of an older run.
+    """Only draws in this state. `filtered`: equal rewards; `failed`: not graded; `retired`: by a curriculum; `surplus`:
+    not needed by a refill; `cut`: by a refill of an older hone.
     """
     step: int | None = Field(default=None, ge=0)
     """Only the draws of this step."""
     limit: int | None = Field(default=None, ge=0)
-    """Number of last rows (default: 40; all with --jsonl); 0 prints the summary alone."""
+    """Number of last rows to print (default: 40; with --jsonl all); 0 prints the summary alone."""
     jsonl: bool = False
-    """A JSON object per draw and line, without a summary."""
+    """Print one JSON object per draw, a line each, without a summary."""

@@ -12,10 +12,10 @@ from hone.errors import UserError
 
 
 class AskedConfig(BaseConfig):
-    """Requests to a server that is already up."""
+    """Requests to a running server."""
 
     place: ClassVar[str]
-    """Path of the section."""
+    """Dotted path of the section."""
 
     api_key_var: Annotated[KeyVariable, Meta(decides="nothing")] = None
     """Environment variable that holds the server's API key."""
@@ -26,12 +26,12 @@ class AskedConfig(BaseConfig):
 
 
 class ClientConfig(AskedConfig):
-    """A running inference server, as `inference` starts it."""
+    """A running inference server, such as `inference` starts."""
 
     place = "orchestrator.client"
 
     base_url: Annotated[list[str] | None, Meta("server", decides="rounding")] = None
-    """Sample from the server at this URL, such as http://localhost:8000/v1, or from several (repeatable); each gets the
+    """Sample from the server at this URL, such as http://localhost:8000/v1, or from several (repeatable); all get the
     weights of every step. Several imply mode split."""
 
     @field_validator("base_url", mode="before")
@@ -44,7 +44,7 @@ class ClientConfig(AskedConfig):
     def _check_urls(cls, given: list[str] | None) -> list[str] | None:
         urls = [server_url(url, f"{cls.place}.api_key_var") for url in given or ()]
         if len(set(urls)) < len(urls):
-            raise UserError(f"{cls.place}.base_url has one URL twice: give each server once")
+            raise UserError(f"{cls.place}.base_url has a URL twice: give each server once")
         return urls or None
 
     @property

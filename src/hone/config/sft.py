@@ -16,27 +16,27 @@ class SFTDataConfig(BaseConfig):
     completions (`run`)."""
 
     name: Annotated[str | None, Meta("data")] = None
-    """Hub id of a data set with `messages`, or `prompt` and `completion`, columns."""
+    """Hub id of a data set with columns `messages`, or `prompt` and `completion`."""
     path: Annotated[str | None, Meta("data")] = None
-    """Local JSONL or Parquet file (or folder of them) with the same columns."""
+    """Local JSONL or Parquet file (or a folder of files) with columns as for `name`."""
     split: Annotated[str, Meta("data")] = "train"
     """Split of the data set."""
     template: Annotated[dict[str, Any] | None, Meta("data")] = None
-    """These columns (and `tools`), made from others: `prompt = "{question}"`, `completion = "{answer}"`."""
+    """SFT's columns (and `tools`), made from others: `prompt = "{question}"`, `completion = "{answer}"`."""
     env: EnvConfig | None = None
-    """Task with a `demonstrate` to imitate; new demonstrations each step."""
+    """Task with a `demonstrate` function to imitate; new demonstrations each step."""
     run: Annotated[str | None, Meta("data")] = None
-    """Directory or id of a run of RL, or of an evaluation: the best recorded completion of each example is imitated."""
+    """Directory or id of an RL run or an evaluation: imitate the best recorded completion of each example."""
     min_reward: Annotated[float, Meta("data")] = 1.0
     """With `run`: leave out an example if its best reward is lower."""
     seq_len: Annotated[int, Meta("data")] = Field(default=4096, ge=2)
-    """Tokens of a row; without packing, the longest example."""
+    """Tokens of a row; without packing, most tokens of an example."""
     batch_size: Annotated[int, Meta("data")] = Field(default=16, ge=1)
-    """Rows of `seq_len` tokens when packing; examples with `pack = false`."""
+    """Per step: rows of `seq_len` tokens if packed, examples with `pack = false`."""
     pack: Annotated[bool, Meta("data")] = True
-    """Lay examples end to end in rows; attention never crosses from one to the next."""
+    """Lay examples end to end in rows; attention never crosses to another example."""
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
-    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
+    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); gradients are accumulated."""
     too_long: Annotated[Literal["error", "drop", "truncate"], Meta("data")] = "error"
     """An example longer than `seq_len`: `error`, `drop` or `truncate`."""
 
@@ -47,7 +47,7 @@ class ValConfig(BaseConfig):
     interval: Annotated[int, Meta("training")] = Field(default=50, ge=1)
     """Steps between validations; the last step is always validated."""
     fraction: Annotated[float, Meta("training")] = Field(default=0.05, gt=0, lt=1)
-    """Share of the data set to hold out; a task's eval split is used instead."""
+    """Share of the data set to hold out; for a task, its eval split is used."""
     max_examples: int = Field(default=256, ge=1)
     """Most examples in one validation."""
 
@@ -65,7 +65,7 @@ class SFTConfig(RunConfig, MemoryConfig):
     headings = "Model and data: data; Run: run below; Training: training decay; Watching; Machine"
 
     data: SFTDataConfig = SFTDataConfig()
-    """What to imitate."""
+    """Data to imitate."""
     optim: SFTOptimConfig = SFTOptimConfig()
     """Optimiser."""
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -77,17 +77,17 @@ class SFTConfig(RunConfig, MemoryConfig):
     def _check_data(self) -> SFTConfig:
         given = [f"data.{name}" for name in ("name", "path", "env", "run") if getattr(self.data, name) is not None]
         if len(given) != 1:
-            problem = "says nothing to imitate" if not given else f"has {' and '.join(given)}"
+            problem = "has no data to imitate" if not given else f"has {' and '.join(given)}"
             raise UserError(
                 f"the config {problem}: set exactly one of data.name (a hub data set), data.path (a local file), "
                 "data.env.id (an environment's demonstrations) and data.run (a run's completions)"
             )
         if self.data.min_reward != SFTDataConfig.model_fields["min_reward"].default and self.data.run is None:
-            raise UserError("data.min_reward is for data.run, a run's completions: set that, or leave it out")
+            raise UserError("data.min_reward is for completions of data.run: set data.run, or leave min_reward out")
         template = self.data.template
         if template is not None and (self.data.env or self.data.run) is not None:
             raise UserError("data.template is for data.name and data.path: set data.env.template for an environment")
         if template is not None and set(template) - {"tools"} not in ({"messages"}, {"prompt", "completion"}):
             made = " and ".join(template) or "nothing"
-            raise UserError(f"data.template makes {made}; SFT learns from messages, or from prompt and completion")
+            raise UserError(f"data.template makes {made}, but SFT needs messages, or prompt and completion")
         return self

@@ -21,18 +21,18 @@ DEFAULT_PRECISION: Precision = "fp32" if takes_products_in_fp32("cpu") and not h
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
 MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
-"""Moments per weight: in the layers' matrices, elsewhere."""
+"""Moments per weight: in the layers' matrices, in other weights."""
 TRANSPORT = ".transport"
-"""Folder of the transport in the run directory, by default."""
+"""Default folder of the transport, in the run directory."""
 
 
 def transport_weights(path: Path) -> Path:
-    """Return the folder of a transport below which servers take weights."""
+    """Return the transport's folder of weights for servers."""
     return path / "weights"
 
 
 def server_url(url: str, key_flag: str) -> str:
-    """Return a server's URL without a slash at its end. Raises UserError for another text, a password or a query."""
+    """Return the URL without a slash at its end. Raises UserError if it is no URL, or has a password or a query."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -43,27 +43,27 @@ def server_url(url: str, key_flag: str) -> str:
     if not valid:
         raise UserError(f"{url!r} is no URL of a server: give one such as http://localhost:8000/v1")
     if parts.query or parts.fragment:
-        raise UserError(f"{shown_url(url)} is no URL of a server, for it has a query: give the key with {key_flag}")
+        raise UserError(f"{shown_url(url)} has a query, which a server's URL can't have: give the key with {key_flag}")
     return url.rstrip("/")
 
 
 class OneRun(BaseConfig):
-    """A command about one run."""
+    """A command on one run."""
 
     positional = "run"
 
     run: str = "outputs"
-    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
+    """Run directory, or id of a run under `outputs`; also the first word of the command line."""
 
 
 class ExecutedRun(OneRun):
-    """A command that may execute code which one run names."""
+    """A command that may execute code named in one run's config."""
 
     trust_local_task: bool = False
     """Execute code that the run names: functions, an agent, a verifiers taskset, a changed task file. Read it first."""
     reward: list[str] = []
-    """Execute this function that the run names, and its whole file: `rewards:exact`, or `RUN/rewards.py:exact` of a
-    notebook, which is executed only if you name it here. Read it first."""
+    """Execute this function of the run, and its whole file: `rewards:exact`, or a notebook's `RUN/rewards.py:exact`,
+    executed only if named here. Read it first."""
 
 
 class InitConfig(BaseConfig):
@@ -96,16 +96,16 @@ class InitConfig(BaseConfig):
 
 
 class LoraConfig(BaseConfig):
-    """Train low-rank adapters B A of all linear layers; W is frozen (arXiv:2106.09685). Any key turns it on."""
+    """Train only low-rank adapters B A of all linear layers (LoRA, arXiv:2106.09685). Any key turns it on."""
 
     rank: Annotated[int, Meta("training")] = Field(default=16, ge=1)
     """Rank of the adapter: a matrix `[out, in]` gets rank x (out + in) trained weights."""
     alpha: int = Field(default=32, ge=1)
     """B A is multiplied by alpha / rank."""
     base: Literal["8bit", "4bit"] | None = None
-    """Store frozen matrices in this many bits (4: NF4, as QLoRA); by default in the products' dtype."""
+    """Store frozen matrices in this many bits (4: NF4, as QLoRA); by default in the dtype of matrix products."""
     path: str | None = None
-    """Begin with the adapter in this folder, in PEFT's layout, and take its rank and alpha; by default B is 0."""
+    """Start from the adapter in this folder (PEFT's layout), with its rank and alpha; by default B is 0."""
 
     @model_validator(mode="before")
     @classmethod
@@ -121,7 +121,7 @@ class LoraConfig(BaseConfig):
 
 
 class ModelConfig(BaseConfig):
-    """Which model."""
+    """The model."""
 
     bare = "name"
 
@@ -131,12 +131,12 @@ class ModelConfig(BaseConfig):
     chat_template: Annotated[str | None, Meta("task data", decides="digest")] = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False
-    """Read special tokens in data (prompts, tool answers, SFT rows) as such; by default they are encoded as text."""
+    """Encode special tokens in data (prompts, tool answers, SFT rows) as special; by default, as plain text."""
     device: Annotated[str, Meta("machine")] = "auto"
     """`auto` (CUDA if there is one, else CPU), `cpu`, `cuda`, `cuda:1`."""
     implementation: Literal["auto", "hone", "transformers"] = "auto"
-    """Code of the model: hone's decoder, or transformers', which knows many more families; `auto` takes hone's where it
-    knows the model."""
+    """Code of the model: `hone`'s decoder, or `transformers`' for many more families; `auto`: hone's if it supports the
+    model."""
     compile: bool = False
     """On a GPU: fuse each layer's norm, RoPE and SwiGLU by torch.compile; takes half a minute at the start."""
     init: Annotated[InitConfig, Meta(decides="digest", agreed="tiny")] = InitConfig()
@@ -144,7 +144,7 @@ class ModelConfig(BaseConfig):
 
 
 class PolicyConfig(ModelConfig):
-    """Which model, and its trained part."""
+    """The model, and its adapter."""
 
     lora: Annotated[LoraConfig | None, Meta(agreed="always")] = None
     """LoRA; off unless given."""
@@ -154,7 +154,7 @@ class OptimConfig(BaseConfig):
     """AdamW, or Muon."""
 
     type: Literal["adamw", "muon"] = "adamw"
-    """`muon` orthogonalises the momentum of each matrix in the layers; embedding, head, norms and biases have AdamW."""
+    """`muon` orthogonalises the momentum of each matrix in the layers; embedding, head, norms and biases use AdamW."""
     lr: Annotated[float, Meta("training")] = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -164,17 +164,17 @@ class OptimConfig(BaseConfig):
     weight_decay: Annotated[float, Meta("decay")] = Field(default=0.0, ge=0)
     """Decoupled weight decay, applied to matrices (not to norms, biases, embeddings)."""
     max_norm: float = Field(default=1.0, gt=0)
-    """The gradient's global L2 norm is clipped to this."""
+    """Clip the gradient's global L2 norm to this."""
     state: Literal["fp32", "8bit"] = "fp32"
-    """AdamW's two moments: fp32, or 8 bits each in blocks (pip install 'torchao>=0.18'), a quarter of the memory. Full
-    training that fits a GPU in no other way gets 8 bits or `offload`, unless both are set."""
+    """AdamW's two moments: fp32, or blockwise 8 bits (pip install 'torchao>=0.18'), a quarter of the memory. Full
+    training that doesn't fit a GPU otherwise gets 8 bits or `offload`, whichever you leave unset."""
     offload: bool = False
-    """Keep moments and master weights, and update, in the host's memory; a GPU then holds 8 to 12 bytes a weight."""
+    """Keep moments and master weights in host memory, and update there; a GPU then holds 8 to 12 bytes a weight."""
 
     @model_validator(mode="after")
     def _check_state(self) -> OptimConfig:
         if self.offload and self.state == "8bit":
-            raise UserError('optim.offload has the state in the host\'s memory already: leave out optim.state = "8bit"')
+            raise UserError('optim.offload already has the state in host memory: leave out optim.state = "8bit"')
         if self.type != "adamw" and (self.offload or self.state == "8bit"):
             raise UserError(
                 f'optim.offload and optim.state = "8bit" are for AdamW: leave out these or optim.type = "{self.type}"'
@@ -183,7 +183,7 @@ class OptimConfig(BaseConfig):
 
     def check_ranks(self, ranks: int) -> None:
         if ranks > 1 and (self.offload or self.state == "8bit"):
-            raise UserError('optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one')
+            raise UserError('optim.offload and optim.state = "8bit" work on one rank only: leave them out')
         if ranks > 1 and self.type == "muon":
             raise UserError('optim.type = "muon" needs whole matrices: leave it out, or start one rank')
 
@@ -198,20 +198,20 @@ class MemoryConfig(BaseConfig):
     """Saved activations: all (`none`), each layer's input (`layer`), or outputs of products and attention
     (`selective`); the rest is computed again. By default the fastest that fits the device's memory at the start."""
     head_cache_bytes: Annotated[int | None, Meta(from_machine=True, listed=False)] = Field(default=None, ge=0)
-    """Keep the softmax over the vocabulary for the backward pass if it takes at most this; else compute it again.
-    Default: 512 MiB; on a GPU enough for a micro-batch, if it fits at the start."""
+    """Keep the softmax over the vocabulary for the backward pass if it takes at most this many bytes, else recompute.
+    Default: 512 MiB; on a GPU, enough for a micro-batch if there is room at the start."""
 
 
 class SchedulerConfig(BaseConfig):
-    """Learning rate over steps: a linear warm-up, then the peak, or a decay to `min_ratio` of it by the last step."""
+    """Learning rate over steps: a linear warm-up, then the peak, or a decay to `min_ratio` x peak at the last step."""
 
     type: Annotated[Literal["constant", "linear", "cosine", "wsd"], Meta("training")] = "constant"
-    """Shape after the warm-up; `wsd` (warm-up, stable, decay) keeps the peak, and falls linearly at the end."""
+    """Shape after the warm-up; `wsd` (warm-up, stable, decay) keeps the peak, then falls linearly to the end."""
     warmup_steps: Annotated[int, Meta("training")] = Field(default=0, ge=0)
     """Steps of linear warm-up from 0. A warm-up of `max_steps` - 1 or more leaves no decay."""
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Learning rate of the last step as a share of the peak (linear, cosine and wsd). With 0 the decay ends one step
-    after the last, so the last step still trains."""
+    """Learning rate of the last step as a share of the peak (linear, cosine and wsd). With 0, the rate would reach 0
+    one step after the last, so the last step still trains."""
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
     """Share of `max_steps` for the decay of `wsd`."""
 
@@ -220,11 +220,11 @@ class CkptConfig(BaseConfig):
     """Checkpoints that resume exactly, in `output_dir/checkpoints/step_N`. Bare `--ckpt` turns them on."""
 
     interval: Annotated[int | None, Meta("run")] = Field(default=None, ge=1)
-    """Steps between checkpoints; without it, only at the end and on a signal."""
+    """Steps between checkpoints; if unset, only at the end and on a signal."""
     keep_last: int | None = Field(default=None, ge=1)
     """Number of newest checkpoints to keep, with their weights; by default all."""
     keep_interval: int | None = Field(default=None, ge=1)
-    """Keep checkpoints at multiples of this many steps, too."""
+    """Also keep checkpoints at multiples of this many steps."""
     best: str | None = None
     """Always keep the checkpoint with the best value of this metric, such as eval/reverse-text/reward/mean."""
     background: bool = True
@@ -266,16 +266,16 @@ class StopConfig(BaseConfig):
 
 
 class BudgetConfig(BaseConfig):
-    """Save and stop before one of these is used up. Counted over all resumes of the run."""
+    """Save and stop before a limit is reached. A run's resumes count together."""
 
     hours: Annotated[float | None, Meta("run")] = Field(default=None, gt=0)
-    """Wall-clock hours of this run's processes, their starts included."""
+    """Wall-clock hours of this run's processes, including startup."""
     usd: Annotated[float | None, Meta("run")] = Field(default=None, gt=0)
-    """US dollars; needs `usd_per_hour`."""
+    """Limit in US dollars; needs `usd_per_hour`."""
     usd_per_hour: float | None = Field(default=None, gt=0)
-    """Price of the machine in US dollars per hour, to record the run's cost. Alone it limits nothing."""
+    """Price of the machine in US dollars per hour, to record the run's cost. Sets no limit."""
     tokens: int | None = Field(default=None, ge=1)
-    """Tokens trained on or sampled, with prompts: `tokens/total` in the metrics."""
+    """Tokens trained on or sampled, including prompts: metric `tokens/total`."""
 
     @model_validator(mode="after")
     def _check_limits(self) -> BudgetConfig:
@@ -292,13 +292,13 @@ class SamplingConfig(BaseConfig):
     """Sampling of completions."""
 
     max_tokens: Annotated[int | None, Meta("rollouts")] = Field(default=None, ge=1)
-    """Most new tokens per completion; without it, the sequence length is the limit."""
+    """Most new tokens per completion; if unset, the sequence length is the limit."""
     temperature: Annotated[float, Meta("rollouts")] = Field(default=1.0, ge=0)
     """Logits are divided by this; 0, or less than 1e-5, is greedy (evaluation only)."""
     top_k: int = Field(default=0, ge=0, lt=2**31)
     """Sample among the k likeliest tokens; 0 is off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """After `top_k`: sample among the likeliest with this share of the probability (nucleus sampling); 1 is off."""
+    """After `top_k`: sample among the likeliest tokens with this total probability (nucleus sampling); 1 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Sample among tokens at least this many times as likely as the likeliest; 0 is off."""
     stop: list[str] = []
@@ -313,38 +313,38 @@ class SamplingConfig(BaseConfig):
 
     @property
     def cuts(self) -> bool:
-        """Return True if some tokens can't be sampled."""
+        """True if top_k, top_p or min_p excludes tokens."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 class EnvConfig(BaseConfig):
-    """Which task."""
+    """The task."""
 
     bare = "id"
 
     id: Annotated[str, Meta("task data")] = "reverse-text"
     """Module of the task, with dashes: in `environments/`, the current directory or an installed package."""
     args: Annotated[dict[str, Any], Meta("task data")] = {}
-    """Keyword arguments of its `load_environment`, as JSON, or key by key (`--….env.args.max_len 16`)."""
+    """Keyword arguments of the task's `load_environment`, as JSON, or by key (`--….env.args.max_len 16`)."""
     template: dict[str, Any] | None = None
     """Columns for the task, made from columns of its data set: `question = "{problem}"`."""
 
     def same_task(self, other: EnvConfig) -> bool:
-        """Return True if both are the same task, sampling aside."""
+        """Return True if id, args and template are equal."""
         return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
 
 
 class GradingConfig(BaseConfig):
-    """Runs reward functions in separate processes, unless they are marked `@inline`."""
+    """Execution of reward functions in separate processes (not of functions marked `@inline`)."""
 
     workers: int | None = Field(default=None, ge=0)
-    """Processes; by default one per core. 0: all runs in hone's process, without limits, for debugging."""
+    """Processes; by default one per core. 0: run functions in hone's process, without limits, to debug them."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds for a completion; in deterministic runs of processor time (by the clock at most 6 times as many). A
-    function of `completions` has this for each completion of its group.
+    """Seconds per completion; in deterministic runs CPU seconds, limited to 6 times as many wall-clock seconds. For a
+    function of `completions`: per completion of the group.
     """
     memory_gib: float = Field(default=4.0, gt=0)
-    """GiB of memory that a process may take beyond what loading the task took."""
+    """GiB of memory that a process may use beyond its size after loading the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
     """If more than this share of the last 1,000 completions can't be graded, a run ends; `eval` returns 1."""
 
@@ -360,11 +360,11 @@ class EngineConfig(BaseConfig):
     backend: Annotated[Literal["hone"], Meta("server")] = "hone"
     """`hone`: hone's engine."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory of the KV cache, in GiB; by default 4, on a GPU by the free memory. Completions wait for room."""
+    """Memory of the KV cache, in GiB; by default 4, on a GPU chosen by free memory. Completions wait if it is full."""
     batch_invariant: bool = False
-    """hone's engine: a sample's bits don't depend on what is sampled beside it; slower."""
+    """hone's engine: a sample's bits don't depend on the rest of the batch; slower."""
     cuda_graphs: Annotated[bool | None, Meta(from_machine=True)] = None
-    """hone's engine on a GPU: decode with recorded graphs; by default true, but not with `batch_invariant`."""
+    """hone's engine on a GPU: decode with CUDA graphs; by default true, but not with `batch_invariant`."""
 
     @property
     def gpus(self) -> int:
@@ -377,21 +377,21 @@ class EngineConfig(BaseConfig):
         return False
 
     def server_settings(self, run: Any, on_gpu: bool, shares: bool = True) -> dict[str, Any]:
-        """Return further settings for the `hone inference` that a run starts; it `shares` its GPU with a trainer."""
+        """Return further settings for a run's `hone inference`. `shares`: the server shares its GPU with a trainer."""
         return {}
 
     def decodes_with_graphs(self, device: str) -> bool:
-        """Return `cuda_graphs`, or if it is unset the choice for this kind of device."""
+        """Return `cuda_graphs`, or if it is unset, the default on this device."""
         return device == "cuda" and not self.batch_invariant if self.cuda_graphs is None else self.cuda_graphs
 
 
 class TransportConfig(BaseConfig):
-    """A folder that orchestrator, trainer and server see: batches, weights and results pass through it."""
+    """Folder through which orchestrator, trainer and server exchange batches, weights and results."""
 
     path: Annotated[Path | None, Meta("role")] = None
-    """The folder; by default `.transport` in the output directory. May be on NFS."""
+    """Transport folder; by default `.transport` in `output_dir`. May be on NFS."""
     max_tokens: int = Field(default=16_777_216, ge=1)
-    """Most tokens in batches that wait for the trainer (a single batch may have more); then sampling waits."""
+    """If batches that wait for the trainer hold this many tokens, sampling waits (a single batch may hold more)."""
 
 
 @with_keys("run")
@@ -399,34 +399,34 @@ class RunConfig(BaseConfig):
     """Keys of every training command."""
 
     model: Annotated[PolicyConfig, Meta(shared=1)] = PolicyConfig()
-    """Which model."""
+    """Model to train."""
     max_steps: Annotated[int, Meta("run", shared=2, agreed="always")] = Field(default=100, ge=1)
     """Optimiser steps to take."""
     seed: Annotated[int, Meta("run role", shared=5, agreed="tiny", listed=False)] = Field(default=0, ge=0)
     """Seed of data order, sampling and initial weights."""
     output_dir: Annotated[Path, Meta("run role", decides="nothing", shared=6, listed=False)] = Path("outputs")
-    """The run directory; by default `rl` and `sft` make a new one, such as outputs/rl-TASK-1."""
+    """Run directory; by default `rl` and `sft` make a new one, such as outputs/rl-TASK-1."""
     ckpt: Annotated[CkptConfig | None, Meta("run", decides="nothing", shared=4)] = None
     """Checkpoints; off unless given."""
     resume: Annotated[ResumeConfig | None, Meta("run", decides="start")] = None
     """Resume from a checkpoint; off unless given."""
     allow_drift: Annotated[bool, Meta(decides="start")] = False
-    """Resume although config or task changed; the run is marked as not reproducible."""
+    """Resume even if config or task changed; the run is marked as not reproducible."""
     stop: Annotated[StopConfig | None, Meta(place=1, decides="nothing")] = None
     """Stop at the target of a metric; off unless given."""
     budget: Annotated[BudgetConfig | None, Meta(place=1, decides="nothing")] = None
     """Save and stop when time, money or tokens run out; off unless given."""
     grace_seconds: Annotated[float, Meta(decides="nothing")] = Field(default=25.0, gt=0)
-    """Seconds after SIGTERM to finish and save a step; if they are too few, the state before it is saved."""
+    """Seconds after SIGTERM to finish and save the step; if it takes longer, the state before the step is saved."""
     detach: Annotated[bool, Meta("run", decides="start", listed=False)] = False
-    """Go on in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
+    """Run in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
     precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = "bf16_linear"
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well. By
-    default `bf16_linear`, but `fp32` on a CPU without products in bf16."""
+    default `bf16_linear`, but `fp32` on a CPU without bf16 products."""
     deterministic: Annotated[bool | None, Meta("machine", -1, from_machine=True, listed=False)] = None
-    """Pin kernels so that the same config, seed and machine give the same bytes; by default true on a CPU only."""
+    """Use kernels that give the same bytes for the same config, seed and machine; by default true on a CPU only."""
     threads: Annotated[int | None, Meta("machine", -1, from_machine=True)] = Field(default=None, ge=1)
-    """CPU threads; by default 1 for models under 10M parameters (more only slows them), else one per core."""
+    """CPU threads; by default 1 for models under 10M parameters (more would slow them), else one per core."""
     display: Annotated[Literal["auto", "plain", "none"], Meta("watching", decides="nothing", listed=False)] = "auto"
     """`auto`: live table on a terminal, plain lines elsewhere."""
 

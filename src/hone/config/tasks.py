@@ -14,7 +14,7 @@ from hone.errors import UserError
 
 
 class TaskConfig(EnvConfig):
-    """Which task, and which of its training examples."""
+    """Task, and selection of its training examples."""
 
     profile: Path | None = None
     """Pass rates of training examples, as `hone eval ENV --profile FILE` measures them."""
@@ -25,16 +25,16 @@ class TaskConfig(EnvConfig):
     @classmethod
     def _two_rates(cls, value: Any) -> Any:
         if value is not None and not (isinstance(value, list | tuple) and len(value) == 2):
-            raise UserError(f"{value} is not two rates: set, for example, [0.1, 0.9]")
+            raise UserError(f"pass_rate {value} is not two rates: set, for example, [0.1, 0.9]")
         return value
 
     @model_validator(mode="after")
     def _check_profile(self) -> TaskConfig:
         if (self.profile is None) != (self.pass_rate is None):
-            raise UserError("orchestrator.env.profile and pass_rate belong together: set both")
+            raise UserError("orchestrator.env.profile and pass_rate need each other: set both")
         if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
             raise UserError(
-                f"pass_rate = {[*self.pass_rate]} are not two rates from 0 to 1, the lower one first: set, for "
+                f"pass_rate = {[*self.pass_rate]} is not two rates from 0 to 1, the lower one first: set, for "
                 "example, [0.1, 0.9]"
             )
         return self
@@ -50,9 +50,9 @@ class MixedEnvConfig(EnvConfig):
     """One of several tasks."""
 
     name: str = Field(default="", pattern=r"^[^/\s]*$")
-    """Its name in metrics and ledger; by default its id."""
+    """The task's name in metrics and ledger; by default its id."""
     sampling: OwnSamplingConfig = OwnSamplingConfig()
-    """Keys that differ from `orchestrator.sampling`; all trained tasks have its `temperature`."""
+    """Keys that differ from `orchestrator.sampling`; all trained tasks need its `temperature`."""
 
     @model_validator(mode="after")
     def _settle_name(self) -> Self:
@@ -67,10 +67,10 @@ class TrainEnvConfig(MixedEnvConfig, TaskConfig):
     """One of several tasks to train on."""
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Its share of a step's prompts, relative to the others'."""
+    """Share of a step's prompts, relative to other tasks' weights."""
 
 
 def check_names(envs: Sequence[MixedEnvConfig], key: str) -> None:
     names = [env.name for env in envs]
     if clash := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f'two of {key} have the name "{clash}": give one of them another `name`')
+        raise UserError(f'two tasks in {key} have the name "{clash}": give one of them another `name`')

@@ -1,4 +1,4 @@
-"""Arguments of TRL's GRPOTrainer and GRPOConfig, and their keys here: for hints, and for docs/python.md."""
+"""hone's keys for arguments of TRL's GRPOTrainer and GRPOConfig: for hints, and for docs/python.md."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ TRL = {
     "bf16_full_eval": ("precision", ""),
     "seed": ("seed", ""),
 }
-"""By TRL's name: hone's key or keyword ("" if there is none), and a note."""
+"""By TRL's name: hone's key or keyword ("" if hone has no such key), and a note."""
 
 KEYS = {keyword: key for key, keyword in KEYWORDS.items()}
 
 
 def table() -> str:
-    """Return the table of the docs in Markdown; arguments of the same name and meaning are left out."""
+    """Return the Markdown table for the docs, without arguments that have the same name and meaning in hone."""
     rows = ["| `GRPOTrainer`, `GRPOConfig` | here |", "|---|---|"]
     for name, (key, note) in TRL.items():
         if name != key or note:

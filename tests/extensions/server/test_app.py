@@ -63,7 +63,7 @@ def test_models(served: Served) -> None:
     facts = {"max_model_len": 2048, "policy_version": 0, "policy_path": None}
     assert extra == facts | {"parameters": ENGINE.model.num_parameters}
     assert served.client().models.retrieve("hone/tiny").id == "hone/tiny"
-    with pytest.raises(openai.NotFoundError, match="there is no model 'other' here"):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other': this"):
         served.client().models.retrieve("other")
 
 

@@ -81,19 +81,17 @@ BAD = {
     "either a grid or a list of cells": {},
     "two cells are called 'a'": {"cells": [{"name": "a"}, {"name": "a"}]},
     "two cells are called 'max_steps 2'": {"grid.rl": {"max_steps": [2, 2]}},
-    "rl.seed is the study's to decide": {"cells": [{"name": "a", "rl": {"seed": 1}}]},
-    "sft.budget.hours is the study's to decide": {"cells": [{"name": "a"}], "sft.settings": {"budget": {"hours": 1}}},
-    "RL begins with what SFT made, so leave out rl.model.name": {"cells": [{"name": "a", "rl": {"model": "m"}}]},
+    "rl.seed is set by the study": {"cells": [{"name": "a", "rl": {"seed": 1}}]},
+    "sft.budget.hours is set by the study": {"cells": [{"name": "a"}], "sft.settings": {"budget": {"hours": 1}}},
+    "RL starts from SFT's weights: leave out rl.model.name": {"cells": [{"name": "a", "rl": {"model": "m"}}]},
     "did you mean trainer.optim.lr": {"cells": [{"name": "a", "rl": {"trainer": {"optim": {"lrr": 1}}}}]},
     "should be a list of values": {"grid.rl": {"max_steps": 3}},
-    "baseline = 'b' is no cell: there are 'a'": {"cells": [{"name": "a"}], "baseline": "b"},
-    "has max_steps = 0 in each of its stages": {
-        "cells": [{"name": "a", "sft": {"max_steps": 0}, "rl": {"max_steps": 0}}]
-    },
+    "baseline = 'b' is no cell: cells are 'a'": {"cells": [{"name": "a"}], "baseline": "b"},
+    "has max_steps = 0 in all stages": {"cells": [{"name": "a", "sft": {"max_steps": 0}, "rl": {"max_steps": 0}}]},
     "cells[0].name is missing": {"cells": [{"rl": {"max_steps": 1}}]},
     "'a\\x1b' should be one line of printable text": {"cells": [{"name": "a\x1b"}]},
     "'a\\n| b' should be one line of printable text": {"cells": [{"name": "a\n| b"}]},
-    "set eval.env to what all are evaluated on": {
+    "set eval.env to the task for the evaluation": {
         "cells": [{"name": "a"}, {"name": "b", "rl": {"orchestrator": {"env": {"id": "countdown"}}}}]
     },
 }
@@ -162,7 +160,7 @@ def test_a_folder_in_which_a_study_could_not_begin_is_taken_and_any_other_is_lef
         (config.output_dir / name).touch()
     Study(config)
     (config.output_dir / "notes.txt").touch()
-    with pytest.raises(UserError, match="holds other files than a study's"):
+    with pytest.raises(UserError, match="holds files but no study"):
         Study(config)
 
 

@@ -78,7 +78,7 @@ def test_the_page_of_two_versions(root: Path) -> None:
         and "1 turned right, 1 turned wrong" in shown
         and "McNemar's exact test: p = 1" in shown
     )
-    assert "2 completions are in one of the two only" in shown and "reward 0.100 → 1.000" in shown
+    assert "2 completions are in only one of the two" in shown and "reward 0.100 → 1.000" in shown
     assert shown.index("question 0?") < shown.index("question 2?") < shown.index("question 3?")
     assert "<script>alert(1)</script>" in shown and "<script>alert" not in page.text
     assert "/run/a/eval/0/?one=0" in links_of("/run/a/change/0/25/", page.text)
@@ -86,7 +86,7 @@ def test_the_page_of_two_versions(root: Path) -> None:
     assert "question 3?" in one and "question 0?" not in one
     assert client(root).get("/run/a/change/0/25/?change=x").status_code == 400
     gone = client(root).get("/run/a/change/0/7/")
-    assert gone.status_code == 404 and "there are those of 0, 25" in gone.text
+    assert gone.status_code == 404 and "evaluated versions are 0, 25" in gone.text
 
 
 def test_the_page_of_an_evaluation(root: Path) -> None:
@@ -101,8 +101,8 @@ def test_the_page_of_an_evaluation(root: Path) -> None:
     one = text_of(ask.get("/run/a/eval/25/?one=0").text)
     assert "Be brief." in one and "Why: said found <script>" in one and "question 2?" not in one
     missing = ask.get("/run/a/eval/3/")
-    assert missing.status_code == 404 and "there are those of 0, 25" in missing.text
-    assert "is no evaluation" in html.unescape(ask.get("/run/a/eval/").text)
+    assert missing.status_code == 404 and "evaluated versions are 0, 25" in missing.text
+    assert "is not an evaluation" in html.unescape(ask.get("/run/a/eval/").text)
 
 
 def test_long_lists_have_pages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_runs_are_compared_by_the_settings_that_differ(tmp_path: Path) -> None:
     ask = client(tmp_path)
     rows = table_rows(ask.get("/curves/?runs=a,b").text)
     assert ["trainer.optim.lr", "0.001", "1e-05"] in rows and not any(row[:1] == ["output_dir"] for row in rows)
-    assert "None among runs of one kind that changes the numbers" in ask.get("/curves/?runs=a,c").text
+    assert "No setting that can change results, among runs" in ask.get("/curves/?runs=a,c").text
 
 
 def test_evaluations_and_earlier_runs_are_folded_and_damage_is_told(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_overview_tells_before_and_after_with_intervals(tmp_path: Path) -> N
     assert ["training reward", "0.000", "0.200", "", "steps 0 and 2"] in rows
     assert ["length, tokens", "20.0", "22.0", "", "steps 0 and 2"] in rows
     assert ">last</th>" in text and ">now</th>" not in text, "it is done"
-    assert "Student&#39;s t of a reward" in text
+    assert "Rewards: Student&#39;s t" in text
     assert "some/model by RL on reverse-text, seed 3" in text
     assert cards(text) == [
         ["held-out reward, t", "0.750", "before: 0.250, 95 %: 0.700 to 0.800"],
@@ -283,7 +283,7 @@ def test_an_evaluation_has_its_own_columns_and_page(tmp_path: Path) -> None:
     make_run(tmp_path / "s", kind="sft")
     for slug in ("a", "s"):
         answer = client(tmp_path).get(f"/run/{slug}/change/0/1/")
-        assert answer.status_code == 404 and f"{slug} has no samples of versions" in answer.text
+        assert answer.status_code == 404 and f"{slug} has no samples of evaluations" in answer.text
 
 
 # Curves.
@@ -308,9 +308,9 @@ def test_curves_of_what_is_not_there_are_not_others(tmp_path: Path) -> None:
     rl_run(tmp_path / "a")
     ask = client(tmp_path)
     text = ask.get("/curves/?runs=nosuch").text
-    assert charts_of(text)["runs"] == [] and "There is no run nosuch here" in text
+    assert charts_of(text)["runs"] == [] and "There is no training run nosuch here" in text
     assert "has the metric zzz" in ask.get("/curves/?runs=a&metrics=entropy,zzz").text
-    assert "There is no run" not in ask.get("/curves/?runs=a").text and "has the metric" not in ask.get("/curves/").text
+    assert "no training run" not in ask.get("/curves/?runs=a").text and "has the metric" not in ask.get("/curves/").text
 
 
 def test_curves_of_nothing_named_are_the_newest_runs_rewards(tmp_path: Path) -> None:

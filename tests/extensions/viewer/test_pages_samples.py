@@ -64,7 +64,7 @@ def test_filters_narrow_a_step(root: Path) -> None:
     assert "1 of 4 shown" in text_of(page) and "no idea" not in page and 'id="r0"' in page
     assert "solved 1 of 2" in text_of(page), "of the whole group"
     assert 'id="r1"' in ask.get(f"{RUN}/step/0/?advantage=negative").text
-    assert "No completion of this step is of that kind" in ask.get(f"{RUN}/step/0/?outcome=wrong&stop=length").text
+    assert "No completion of this step is of this kind" in ask.get(f"{RUN}/step/0/?outcome=wrong&stop=length").text
     wrong = ask.get(f"{RUN}/step/0/?outcome=good")
     assert wrong.status_code == 400 and "outcome cannot be" in html.unescape(wrong.text)
 
@@ -84,16 +84,16 @@ def test_a_large_step_has_pages_that_keep_the_filters(root: Path, monkeypatch: p
 def test_steps_and_completions_that_are_not_there(root: Path) -> None:
     ask = client(root)
     for path, sentence in {
-        "step/1/": "no completions of step 1: the run has those of 0 to 9",
-        "step/x/": "step is 'x', which is no number: the run has steps 0 to 9",
+        "step/1/": "no completions of step 1: the run has steps 0 to 9",
+        "step/x/": "step is 'x', which is not a number: the run has steps 0 to 9",
         "sample/5/0/": "no completions of step 5",
-        f"sample/0/{'9' * 30}/": f"row is '{'9' * 20}…', which is no number",
+        f"sample/0/{'9' * 30}/": f"row is '{'9' * 20}…', which is not a number",
     }.items():
         answer = ask.get(f"{RUN}/{path}")
         assert answer.status_code == 404 and sentence in html.unescape(answer.text), path
         assert f"{RUN}/" in links_of(f"{RUN}/{path}", answer.text), "the way back to the run"
     answer = ask.get(f"{RUN}/sample/0/77/")
-    assert answer.status_code in (400, 404) and "no completion 77: they are numbered from 0 to 3" in answer.text
+    assert answer.status_code in (400, 404) and "no completion 77: completions are 0 to 3" in answer.text
 
 
 def test_a_completion_with_all_that_is_known_of_it(root: Path) -> None:
@@ -140,7 +140,7 @@ def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
     assert re.findall(r'<span(?: class="([^"]*)")? title="id', page) == ["", "m2", "m4", "sp"]
     assert "logprob -0.1\nentropy 2.5 nats, gap -0.2 nats, advantage 1.25" in page
     assert '<a class="chip on" href="?color=gap">' in page and '<a class="chip" href="?color=entropy">' in page
-    assert "Not here: it was not trained on (filtered)" in ask.get(f"{RUN}/sample/0/2/?color=gap").text
+    assert "Not here: the completion was not trained on (filtered)" in ask.get(f"{RUN}/sample/0/2/?color=gap").text
     wrong = ask.get(f"{RUN}/sample/0/0/?color=%3Cb%3E")
     assert wrong.status_code == 400 and "<b>" not in wrong.text
 
@@ -186,7 +186,7 @@ def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
     one = row("4", token_ids=flat, sampled_mask=mask, logprobs=[0.0] * len(flat), versions=[0] * len(flat))
     write_run(tmp_path / "runs" / "a", {0: [one]})
     output = text_of(client(tmp_path / "runs").get("/run/a/sample/0/0/").text)
-    assert f"as the policy read it, with template and tools: {len(ids[0])} tokens" in output
+    assert f"the policy's input, with template and tools: {len(ids[0])} tokens" in output
     assert "system Tools: <b>multiply(a, b) user" in output
 
 
@@ -213,7 +213,7 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
     )
     assert "TOOL" not in output and "3 (14 tokens)" in output
     write_run(tmp_path / "runs" / "a", {1: [row("let me see", completion=json.dumps(messages[:2] * 2))]})
-    assert "the turns differ from those sampled" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
+    assert "the turns differ from the sampled turns" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
 
 
 def test_search_shows_what_it_found_where(root: Path) -> None:
@@ -226,7 +226,7 @@ def test_search_shows_what_it_found_where(root: Path) -> None:
     )
     assert 'value="&#34;&lt;answer&gt;4&#34;"' in page, "the words stay in their field"
     wrong = ask.get(f"{RUN}/search/?q=/(/&outcome=wrong")
-    assert wrong.status_code == 200 and "is no regular expression" in wrong.text and 'value="/(/"' in wrong.text
+    assert wrong.status_code == 200 and "is not a regular expression" in wrong.text and 'value="/(/"' in wrong.text
     assert "reward_min is 'x'" in html.unescape(ask.get(f"{RUN}/search/?reward_min=x").text)
     assert 'data-hits="0"' in ask.get(f"{RUN}/search/?q=%ED%A0%80").text
 
@@ -264,7 +264,7 @@ def test_the_conversations_of_a_programs_rollout_are_shown_one_at_a_time(tmp_pat
     assert "the program had 2 conversations" in text_of(page.text) and "first words" in text_of(page.text)
     other = text_of(viewer.get("/run/agent/sample/0/0/?trajectory=1").text)
     assert "Other?" in other and "Yes!" in other and "first words" not in other
-    assert f"{len(ids)} tokens, ended by itself" in other
+    assert f"{len(ids)} tokens, ended at a stop" in other
     assert "which share the advantage" not in text_of(viewer.get("/run/agent/sample/0/1/").text)
     assert "Reward of each call" not in other
     branch |= {"call_rewards": [1.25], "call_advantages": [1.75]}

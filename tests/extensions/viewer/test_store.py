@@ -53,7 +53,7 @@ def test_a_step_has_its_rows_with_counts_of_sampled_tokens(store: Store) -> None
         and one["row"] == 1
         and len(one["logprobs"]) == len(one["token_ids"])
     )
-    with pytest.raises(UserError, match="no completion 3: they are numbered from 0 to 2"):
+    with pytest.raises(UserError, match="no completion 3: completions are 0 to 2"):
         store.sample(3, 3)
     with pytest.raises(UserError, match="no rollouts of step 4"):
         store.rows(4)
@@ -66,7 +66,7 @@ def test_all_words_must_occur_in_any_case(store: Store) -> None:
     assert found(store, q="äpfel") == [(3, 1)]
     assert found(store, q=r"/\bwait\b/") == [(3, 1), (0, 0)]
     assert found(store, q=r"/^it .*ke$/") == [(3, 2)]
-    with pytest.raises(UserError, match=r"/\(/ is no regular expression .*missing \)"):
+    with pytest.raises(UserError, match=r"/\(/ is not a regular expression .*missing \)"):
         found(store, q="/(/")
     assert found(store, q="nowhere") == [] and found(store, q="")[0] == (7, 0)
 
@@ -121,7 +121,7 @@ def test_files_that_vanish_between_listing_and_reading_are_left_out(store: Store
     (store.run.path / "rollouts" / "step_000000.parquet").unlink()
     sql = "SELECT step, count(*) AS n FROM read_parquet($files) GROUP BY step ORDER BY step"
     rows, skipped = scan(sql, {}, stamps)
-    assert rows["step"].tolist() == [3, 7] and rows["n"].tolist() == [3, 2] and "it has gone meanwhile" in skipped[0]
+    assert rows["step"].tolist() == [3, 7] and rows["n"].tolist() == [3, 2] and "it was removed meanwhile" in skipped[0]
     for path in (store.run.path / "rollouts").iterdir():
         path.unlink()
     assert scan(sql, {}, stamps)[0] == {} and store.search(Query(q="a")).total == 0
@@ -194,10 +194,10 @@ def test_an_address_is_read_as_a_query() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ({"outcome": "good"}, "outcome cannot be 'good': it is one of grader_error"),
-        ({"reward_min": "much"}, "reward_min is 'much', which is no number"),
-        ({"first": "1.5"}, "first is '1.5', which is no whole number"),
-        ({"length_max": "1" * 30}, "give a number"),
+        ({"outcome": "good"}, "outcome cannot be 'good': give one of grader_error"),
+        ({"reward_min": "much"}, "reward_min is 'much', which is not a number"),
+        ({"first": "1.5"}, "first is '1.5', which is not a whole number"),
+        ({"length_max": "1" * 30}, "give a smaller number"),
         ({"page": "0"}, "no page 0"),
         ({"q": "x" * 1001}, "1,001 characters"),
         ({"sort": "1; DROP TABLE x"}, "sort cannot be"),

@@ -232,7 +232,7 @@ def test_the_command_says_what_it_serves_and_how_to_try_it(served) -> None:
     shown = "".join(served.output)
     url = served.url.replace("127.0.0.1", "localhost")
     assert f"Serving {served.name} (vLLM 0.32.0, dtype float32, cpu, 1 thread) at {url}\n" in shown
-    assert f"POST /update_weights takes those under {served.folder}\n" in shown
+    assert f"POST /update_weights takes weights under {served.folder}\n" in shown
     assert "sesame" not in shown
     assert f"try         vf-eval reverse-text -m {served.name} -b {url} -k " in shown
 

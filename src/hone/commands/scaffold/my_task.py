@@ -2,7 +2,7 @@
 
     hone eval my-task -m MODEL -n 20
 
-This works as it is and trains at once. What makes a task your own is marked CHANGE; the rest can stay.
+This works and trains as it is. To make it your task, change what is marked CHANGE; the rest can stay.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, genera
 from hone.types import Example, Message
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz")
-PROMPT = "Put these letters in alphabetical order: {letters}"  # CHANGE: the question, with the columns of a row in it
-FORMAT_HINT = " Give the answer in <answer> tags, such as <answer>abc</answer>."  # CHANGE: the example in it
+PROMPT = "Put these letters in alphabetical order: {letters}"  # CHANGE: the question, with columns of a row
+FORMAT_HINT = " Give the answer in <answer> tags, such as <answer>abc</answer>."  # CHANGE: the example
 
 
 def read_answer(text: str) -> str | None:
-    """CHANGE: what counts as an answer, right or wrong, without case, quotes and emphasis; None for what is none."""
+    """CHANGE: return the answer, right or wrong, without case, quotes and emphasis; None if text is no answer."""
     word = text.strip(" .*_`'\"").lower()
     return word if word.isalpha() else None
 
@@ -30,14 +30,14 @@ def read_answer(text: str) -> str | None:
 PARSER = AnswerParser(read_answer)
 
 
-# Reward functions run in processes of their own, under a deadline; those marked `@inline` run in hone itself.
+# Reward functions run in separate processes, with a time limit; with `@inline`, in hone's process.
 def correctness(completion: list[Message], answer: str) -> float:
     """CHANGE: 1 if the answer is right, else 0. A well-formed answer, right or wrong, earns 0.1."""
     return float(PARSER.value(completion) == answer)
 
 
 def make_row(split: str, rng: np.random.Generator) -> dict[str, str]:
-    """CHANGE: one problem, drawn from `rng` alone. A tenth of all problems, chosen by content, is for "eval" only."""
+    """CHANGE: one problem, drawn from `rng` alone. A tenth of the problems, chosen by content, is only for "eval"."""
     while True:
         letters = "".join(rng.choice(LETTERS, size=rng.integers(3, 8)))
         held_out = zlib.crc32(letters.encode()) % 10 == 0
@@ -53,17 +53,17 @@ class MyTask(SingleTurnEnv):
         self.prompt, self.demo_noise = prompt, demo_noise
 
     def format_row(self, row: dict[str, str]) -> dict:
-        """CHANGE: question and right answer of a row; `info` is what reward functions and demonstrations need."""
+        """CHANGE: question and right answer of a row; `info` is for reward functions and demonstrations."""
         letters = row["letters"]
         question = self.prompt.replace("{letters}", letters)
         return {"question": question, "answer": "".join(sorted(letters)), "info": {"letters": letters}}
 
     def reference(self, example: Example) -> str:
-        """Return a completion that deserves full marks."""
+        """Return a completion that gets the full reward."""
         return PARSER.wrap(example.answer)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
-        """CHANGE: what SFT imitates. At `demo_noise` 1 a careless teacher: each letter is another one with 10 %."""
+        """CHANGE: a text for SFT to imitate. With `demo_noise` 1, each letter is replaced with 10 % probability."""
         rate = 0.1 * self.demo_noise
         return PARSER.wrap("".join(str(rng.choice(LETTERS)) if rng.random() < rate else c for c in example.answer))
 
@@ -76,7 +76,7 @@ def load_environment(
     format_hint: bool = True,
     demo_noise: float = 0.0,
 ) -> SingleTurnEnv:
-    """my-task on generated problems. `format_hint` adds to the prompt how to answer."""
+    """my-task on generated problems. `format_hint` adds the answer format to the prompt."""
 
     def rows(split: str, count: int):
         return generated_rows(functools.partial(make_row, split), count, seed=seed, env_id="my-task", split=split)

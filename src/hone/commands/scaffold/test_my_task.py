@@ -8,7 +8,7 @@ env = load_environment("my-task")
 
 
 def test_rewards():
-    example = env.example(letters="dbca")  # CHANGE: the columns of one row, and what completions of it are worth
+    example = env.example(letters="dbca")  # CHANGE: the columns of one row, and rewards of completions
     assert example.answer == "abcd"
     rewards = {"<answer>abcd</answer>": 1.0, "<answer>abdc</answer>": 0.1, "<answer>a, b</answer>": 0.0, "abcd": 0.0}
     for completion, reward in rewards.items():

@@ -1,4 +1,4 @@
-"""Choices of an answer, whole or streamed, for each kind of request, with tool calls and prompts' logprobs."""
+"""Choices of an answer, whole or streamed, by kind of request, with tool calls and logprobs of prompts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from hone.model.chat import ChatRenderer
 from hone.model.tool_calls import Tool
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot write; OpenAI's own convention."""
+"""Written for minus infinity, which JSON lacks; as OpenAI does."""
 OPENING = "<tool_call>"
-"""Text that may start a call is withheld until that is clear."""
+"""Start of a tool call. Text that may become it is withheld."""
 
 
 class Answer:
-    """Writes the samples of one request: of `jobs`."""
+    """Writes the samples of one request with these `jobs`."""
 
     prefix: str
     whole: str
@@ -50,11 +50,11 @@ class Answer:
         return []
 
     def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
-        """Return one sample, or its new part."""
+        """Return a whole sample, or its new part."""
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
-        """Return what was requested: ids and versions, once the prompt's ids, and the candidates of each id."""
+        """Return the requested ids: of tokens, with versions; of the prompt, once; of the candidates of each token."""
         ids: dict[str, Any] = {}
         if self._kept_ids:
             sets = (token.candidates for token in delta.tokens)
@@ -83,7 +83,7 @@ class Answer:
 
 
 class CompletionAnswer(Answer):
-    """With the prompts repeated (`echo`) and their tokens scored (vLLM's `prompt_logprobs`), if asked for."""
+    """On request, also repeats prompts (`echo`) and scores prompt tokens (vLLM's `prompt_logprobs`)."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
@@ -94,7 +94,7 @@ class CompletionAnswer(Answer):
         self._scores: list[list[ScoredToken]] = []
 
     async def score_prompts(self, service: Service) -> None:
-        """Compute the logprobs of the prompts, if they are wanted, one prompt between two decode steps."""
+        """If requested, compute the logprobs of the prompts, one prompt between two decode steps."""
         body = self._body
         if body.prompt_logprobs is None and (not body.echo or body.logprobs is None):
             return
@@ -139,7 +139,7 @@ class CompletionAnswer(Answer):
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, token: Token | ScoredToken) -> dict[str, float]:
-        """Return logprobs by text, the likeliest first, always with the token itself."""
+        """Return logprobs by text, the likeliest first, and the sampled token's in any case."""
         top: dict[str, float] = {}
         for ident, logprob in (*token.top[: self._body.logprobs], (token.id, token.logprob)):
             top.setdefault(self._text(ident), finite(logprob))
@@ -173,7 +173,7 @@ class ChatAnswer(Answer):
 
 
 class TokensAnswer(Answer):
-    """In vLLM's form: ids and their logprobs, no text. hone adds the version of the policy that sampled each."""
+    """In vLLM's form: ids and logprobs, no text. hone adds the policy version that sampled each id."""
 
     prefix, whole, part = "generate-tokens", "generate", "generate.chunk"
 
@@ -198,9 +198,9 @@ class TokensAnswer(Answer):
 
 
 class CallReader:
-    """Reads the tool calls of one sample. They come at its end, all at once; the text before them as it is sampled.
+    """Reads the tool calls of one sample. Calls are shown together at its end, the text before calls while sampling.
 
-    Text that was cut, or that holds a call that cannot be read, is shown as it is.
+    Text that was cut, or has a call that cannot be read, is shown unchanged.
     """
 
     def __init__(self, renderer: ChatRenderer, tools: list[Tool]) -> None:
@@ -211,7 +211,7 @@ class CallReader:
         self._tokens: list[Token] = []
 
     def push(self, delta: Delta) -> tuple[str, list[dict[str, Any]], str | None]:
-        """Read a sample's new tokens; return the text and calls to show now, and why it ended."""
+        """Read new tokens of the sample; return the text and calls to show now, and the finish reason."""
         self._text += delta.text
         self._tokens += delta.tokens
         self._before_calls += self._call.push(delta.text)

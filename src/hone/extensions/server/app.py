@@ -1,4 +1,4 @@
-"""The routes. Everything but `/health` needs the API key, if there is one.
+"""The routes. If the server has an API key, all but `/health` need it.
 
 A request is cancelled if its client disconnects.
 """
@@ -51,7 +51,7 @@ def create_app(
 ) -> Starlette:
     """Return the application that serves `service` as the model `name`. It starts and ends the service's thread.
 
-    Weights are taken from folders under `weights_root` only, or under `memory`; without the first, not at all.
+    Weights are loaded only from folders under `weights_root` or `memory`; without `weights_root`, never.
     """
     api = Api(service, renderer, name, WeightsFolder(weights_root, memory) if weights_root else None, seed)
 
@@ -69,7 +69,7 @@ def create_app(
         if api_key is not None and not hmac.compare_digest(given.encode("latin-1"), api_key.encode()):
             words = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
             raise ApiError(401, words, None, "invalid_api_key")
-        # A web page can send other kinds to any server without being let.
+        # Browsers let web pages send other content types to any server.
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
             raise ApiError(400, "the body must be JSON: send the header `Content-Type: application/json`")
@@ -88,7 +88,7 @@ def create_app(
 
 
 class Api:
-    """One served model. Without a seed, request k has the randomness of (`seed`, "request", k)."""
+    """One served model. If request k has no seed, its seed is made from (`seed`, "request", k)."""
 
     def __init__(
         self, service: Service, renderer: ChatRenderer, name: str, weights: WeightsFolder | None, seed: int
@@ -98,8 +98,8 @@ class Api:
         self.updating = asyncio.Lock()
         self.context = service.engine.model.config.max_position_embeddings
         self.longest = self.context * max(map(len, renderer.tokenizer.get_vocab()))
-        """Most characters that fit into the context: the longest token, that often."""
-        # One thread: each would keep the memory of the longest text it has met.
+        """Most characters that fit into the context, if all tokens are the longest."""
+        # One thread: every thread keeps the memory of its longest text.
         self.worker = ThreadPoolExecutor(1, "tokenizer")
         self._seeds = 0
 
@@ -158,7 +158,7 @@ class Api:
         return await self._sample(request, body, body, ChatAnswer, [prompt], max_tokens, body.top_logprobs, stops)
 
     async def generate(self, request: Request) -> Response:
-        """Continue token ids, and return ids. Only the ends of the model and of the request end a sample."""
+        """Continue token ids, and return ids. A sample ends at the model's end ids or the request's stops."""
         body, size = await self._read(TokensRequest, request)
         params, room = body.sampling_params, self._room("the prompt", body.token_ids, "token_ids")
         await http.apart(self.worker, size, lambda: self._check_ids(body.token_ids, "token_ids"))
@@ -177,7 +177,7 @@ class Api:
         top: int | None,
         stops: tuple[int, ...] = (),
     ) -> Response:
-        """Answer with samples of the prompts, and the `top` likeliest tokens at each place."""
+        """Answer with samples of the prompts, and the `top` likeliest tokens at every position."""
         self._check_ids(params.stop_token_ids, f"{'' if params is body else 'sampling_params.'}stop_token_ids")
         self._seeds += 1
         seed = rng.key(self.seed, "request", self._seeds - 1)
@@ -205,15 +205,15 @@ class Api:
         if isinstance(answer, CompletionAnswer):
             await answer.score_prompts(self.service)
         deltas = [Delta(i, "", [], "length", None) for i in range(len(generation.jobs))]
-        if generation.jobs[0].max_tokens:  # 0 asks for the prompts alone
+        if generation.jobs[0].max_tokens:  # 0: only the prompts
             try:
                 await generation.start()
                 async for delta in generation.deltas():
                     deltas[delta.index] = delta
-                    await asyncio.sleep(0)  # thousands of samples may end at once: others get their turn in between
+                    await asyncio.sleep(0)  # thousands of samples may end at once: let other requests run in between
             finally:
                 generation.close()
-        # The prompt's ids may come with each sample.
+        # Each sample may have the prompt's ids.
         size = generation.sampled_tokens + sum(len(job.prompt) for job in generation.jobs)
         write = lambda: http.answer(answer.head, [answer.choice(delta, whole=True) for delta in deltas], used())  # noqa: E731
         return await http.apart(self.worker, size, write)
@@ -227,7 +227,7 @@ class Api:
     def _ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             self._check_length("a prompt", len(prompt), "prompt")
-            (encoded,) = self.renderer.tokenizer.encode_batch_fast([prompt])  # lets other threads run; `encode` doesn't
+            (encoded,) = self.renderer.tokenizer.encode_batch_fast([prompt])  # unlike `encode`, lets other threads run
             return encoded.ids
         self._check_ids(prompt, "prompt")
         return prompt
@@ -239,27 +239,27 @@ class Api:
             return self.renderer.prompt_ids(messages, body.tools or None)
         except UserError:
             raise
-        except Exception as error:  # the template is the model's: on odd messages it may fail in any way
+        except Exception as error:  # the model's template may fail in any way
             raise ApiError(400, f"the model's chat template refuses these messages: {error}", "messages") from error
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
-            words = f"there is no model {name!r} here: this server has {self.name!r}"
+            words = f"there is no model {name!r}: this server has {self.name!r}"
             raise ApiError(404, words, "model", "model_not_found")
 
     def _check_length(self, what: str, length: int, param: str) -> None:
         if length > self.longest:
-            words = f"{what} has {length} characters, the model's context of {self.context} tokens room for"
-            raise ApiError(400, f"{words} {self.longest} at most: shorten it", param)
+            words = f"{what} has {length} characters, but the model's context of {self.context} tokens takes"
+            raise ApiError(400, f"{words} at most {self.longest}: shorten it", param)
 
     def _check_ids(self, ids: list[int], param: str) -> None:
         size = self.service.engine.model.config.vocab_size
         wrong = next((token for token in ids if not 0 <= token < size), None)
         if wrong is not None:
-            raise ApiError(400, f"token id {wrong} is none of the model's: they go from 0 to {size - 1}", param)
+            raise ApiError(400, f"token id {wrong} is not in the vocabulary: ids go from 0 to {size - 1}", param)
 
     def _room(self, what: str, prompt: list[int], param: str | None = None) -> int:
         if (room := self.context - len(prompt)) < 1:
-            words = f"{what} has {len(prompt)} tokens, the model's context {self.context}: shorten it"
+            words = f"{what} has {len(prompt)} tokens, but the model's context is {self.context}: shorten it"
             raise ApiError(400, words, param)
         return room

@@ -1,4 +1,4 @@
-"""`hone inference`: serve a model over the OpenAI protocol until it is stopped, by hone's engine or another.
+"""`hone inference`: serve a model over the OpenAI protocol until stopped, with hone's engine or another one.
 
 inference --model.name outputs/weights/step_100
 """
@@ -25,25 +25,25 @@ from hone.model.hf import load_model
 from hone.serving import is_local, listen, serve
 
 GRACE = 5
-"""Seconds that requests in flight have to end when the server is stopped."""
+"""Seconds for requests in flight to end when the server stops."""
 
 
 def run(config: ServeConfig) -> int:
-    """Serve until SIGINT or SIGTERM; return 0 then. Raises UserError if the port is taken or the model not loaded."""
+    """Serve until SIGINT or SIGTERM, then return 0. Raises UserError if the port is taken or the model can't load."""
     key = config.api_key or api_key(config.api_key_var, "--api-key-var")
     root = config.weights_folder
     if root is not None and config.weights_root is None:
-        root.mkdir(parents=True, exist_ok=True)  # whichever process of a run comes first makes it
+        root.mkdir(parents=True, exist_ok=True)  # the first process of a run makes it
     config = changed(config, {"api_key": key, "weights_root": root})
     with listen(config.host, config.port) as listener:
         if key is None and not is_local(listener):
             raise UserError(
                 f"anyone who reaches {config.host or 'this machine'} could use this server: put a key into an "
-                "environment variable and name that with --api-key-var, or leave out --host"
+                "environment variable and give its name to --api-key-var, or leave out --host"
             )
         if config.backend == "hone":
             _serve_hone(config, listener)
-    if config.backend != "hone":  # a wrong address was to be reported here, not in that server's log
+    if config.backend != "hone":  # a wrong address is reported above, not in the server's log
         gathered("SAMPLERS", {})[config.backend].serve(config)
     print("Stopped.")
     return 0
@@ -70,7 +70,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     engine = Engine(
         model,
         kv_bytes=int(kv_gib * GIB),
-        prefill_tokens=2048,  # longer prompts in parts, between which others decode
+        prefill_tokens=2048,  # longer prompts are split; between parts, other requests decode
         prefix_bytes=GIB // 2,
         batch_invariant=config.batch_invariant,
         cuda_graphs=config.decodes_with_graphs(model.device.type),
@@ -84,14 +84,14 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
 
 
 def introduction(config: ServeConfig, described: str) -> str:
-    """Return what is served, and a line to try it with; `described` is what samples."""
+    """Return what is served, and a command to try it. `described`: the model and its device."""
     name, host = config.model.name, config.host
     url = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0', '::', '::1') else host}:{config.port}"
     key = f" -k {config.api_key_var or 'KEY'}" if config.api_key else ""
-    weights = "it takes none: for a run to train through it, add --weights-root outputs"
+    weights = "none are taken: to train through this server, add --weights-root outputs"
     if config.weights_root is not None:
-        weights = f"POST /update_weights takes those under {config.weights_root}"
-    random = f"{TINY} is a random model that was never trained; name yours with --model.name\n" if name == TINY else ""
+        weights = f"POST /update_weights takes weights under {config.weights_root}"
+    random = f"{TINY} is a random model that was never trained; give yours with --model.name\n" if name == TINY else ""
     return (
         f"Serving {name} ({described}) at {url}/v1\n{random}weights     {weights}\n"
         f"try         vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{key}\nstop        Ctrl-C"

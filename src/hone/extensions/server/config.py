@@ -28,29 +28,29 @@ class ServeConfig(EngineConfig):
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 lets other machines in."""
     api_key: str | None = Field(default=None, min_length=1)
-    """Answer only to clients that send this key; others on this machine can read it off the command line."""
+    """Answer only clients that send this key. Other users of this machine can read it in the command line."""
     api_key_var: KeyVariable = None
-    """Environment variable that holds that key."""
+    """Environment variable that holds the key."""
     weights_root: Path | None = None
-    """Folder for weights that `POST /update_weights` may load; by default it loads none."""
+    """Folder of weights that `POST /update_weights` may load; by default it loads none."""
     transport: TransportConfig = TransportConfig()
-    """Transport of the run to serve; new weights come from it, unless `weights_root` is set."""
+    """Transport of the run to serve; its weights are loaded, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)
-    """Seed of requests without one, and of the weights of `hone/tiny`."""
+    """Seed of requests that give none, and of `hone/tiny`'s weights."""
     precision: Precision = DEFAULT_PRECISION
     """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`; for vLLM see `dtype`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest sequence that vLLM serves, in tokens; without it, the model's own limit."""
+    """Longest sequence that vLLM serves, in tokens; if unset, the model's limit."""
     output_dir: Path | None = None
-    """Key of `rl`: loads weights from the transport in it, unless `weights_root` or `transport` is set."""
+    """Run directory: its transport gives the weights, unless `weights_root` or `transport` is set."""
     max_steps: int | None = None
-    """Key of `rl`, ignored here, so that one file can be used for both."""
+    """Key of `rl`, ignored here: one file can serve both commands."""
     seq_len: int | None = None
-    """Key of `rl`, of no effect here."""
+    """Key of `rl`, ignored here."""
     ckpt: CkptConfig | None = None
-    """Key of `rl`, of no effect here."""
+    """Key of `rl`, ignored here."""
 
     @property
     def weights_folder(self) -> Path | None:

@@ -1,6 +1,6 @@
-"""HTTP in OpenAI's form: the bodies of requests, answers and streams of answers, and errors.
+"""HTTP in OpenAI's form: request bodies, answers, streamed answers, and errors.
 
-Both endpoints use it: hone's server, and the endpoint of a run's programs (`hone.extensions.agents.host`).
+Used by hone's server and by the endpoint of a run's programs (`hone.extensions.agents.host`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from hone.extensions.server.protocol import FAILED, ApiError, ChatRequest, Gener
 from hone.types import Message
 
 SHORT = 4096
-"""Characters that are parsed and tokenised in about a millisecond."""
+"""Number of characters that take about a millisecond to parse and tokenise."""
 MAX_BODY = 32 * 2**20
-"""Bytes of a request."""
+"""Most bytes of a request."""
 BODY_SECONDS = 60.0
-"""Seconds that a client has to send a body."""
+"""Most seconds for a client to send a body."""
 LEFT = 499
-"""Status recorded for a client that disconnected."""
+"""Status of an answer to a client that has disconnected."""
 
 T = TypeVar("T")
 
 
 def application(handlers: Mapping[str, Callable], check: Callable[[Request], Any], lifespan: Any = None) -> Starlette:
-    """Return an application of these handlers, by method and path. `check` raises ApiError to refuse a request."""
+    """Return an application with `handlers` by "METHOD /path". `check` raises ApiError to refuse a request."""
 
     def route(place: str) -> Route:
         async def answer(request: Request) -> Response:
@@ -60,9 +60,9 @@ def too_large() -> ApiError:
 
 
 async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[], ApiError] = too_large) -> bytes:
-    """Return the body of a request. Raises `refusal()` for one over `limit` bytes, ApiError 408 for a slow one.
+    """Return the body of a request. Raises `refusal()` if it is over `limit` bytes, ApiError 408 if it is too slow.
 
-    One that is too large is not stored, but read up to MAX_BODY, so that its client gets the error.
+    A body over `limit` is not stored, but read up to MAX_BODY, so that the client gets the error.
     """
     body, size = bytearray(), 0
     try:
@@ -81,12 +81,12 @@ async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[
 
 
 async def apart(threads: Executor | None, size: int, work: Callable[[], T]) -> T:
-    """Return the result of `work` on `size` characters, in another thread if they are many."""
+    """Return the result of `work`; if `size` characters are many, call it in another thread."""
     return work() if size <= SHORT else await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:
-    """Return the work's result; cancel the work if the client disconnects."""
+    """Return the result of `work`, or cancel it if the client disconnects."""
 
     async def leaving() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -102,13 +102,13 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T |
 
 
 def answer(head: dict[str, Any], choices: Sequence[dict[str, Any]], used: dict[str, int]) -> Response:
-    """Write an answer as JSON, one choice at a time, so that other threads may run in between."""
+    """Write an answer as JSON, one choice at a time, so that other threads can run in between."""
     written = ",".join(map(_dump, choices))
     return Response(f'{_dump(head | {"usage": used})[:-1]},"choices":[{written}]}}', media_type="application/json")
 
 
 class EventStream(StreamingResponse):
-    """Choices as server-sent events, and usage if requested. An error ends them. Always calls `close`."""
+    """Sends choices as server-sent events, then usage if requested. An error ends the stream. Always calls `close`."""
 
     media_type = "text/event-stream"
 
@@ -182,7 +182,7 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return the error as a client sees it: in full if the client caused it, else only that the server failed."""
+    """Return the error for the client: in full if the client caused it, else only that the server failed."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):
@@ -193,7 +193,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):  # nobody hears it
+    if isinstance(error, ClientDisconnect):  # nobody reads an answer
         return Response(status_code=LEFT)
     known = as_api_error(error)
     headers = {"Retry-After": "1"} if known.status == 503 else {}

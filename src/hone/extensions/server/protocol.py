@@ -1,11 +1,11 @@
 """The requests of clients. Every field is checked; unknown or unsupported fields are refused.
 
-OpenAI's fields without effect here are accepted if they mean "off", because some clients always send them. hone's own:
+OpenAI fields without effect here are accepted if they mean "off", because some clients always send them. Not OpenAI's:
 `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `return_kept_ids`, `prompt_logprobs`, `key`.
 
-A key decides a sample's randomness. Sample i of prompt p of a request with `seed` s has the key `rng.key(s, "generate",
-p, i)`, as in `Engine.generate`, so both give the same tokens. RL's rollouts have `rng.key(seed, "rollout", step, draw,
-sample)`; such keys are sent as `key`, one for each sample of the request.
+A key decides a sample's randomness. In a request with `seed` s, sample i of prompt p has the key `rng.key(s,
+"generate", p, i)`, as in `Engine.generate`, so both give the same tokens. RL's rollouts have `rng.key(seed, "rollout",
+step, draw, sample)`; RL sends them in `key`, one for each sample of the request.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hone import rng
 from hone.inference.types import Job, SamplingParams
 from hone.model.strict_json import DECODER
 
-# The bounds of a request. Token ids must also be in the vocabulary, and a prompt with its new tokens in
-# the model's context; both are checked when the model is at hand.
+# The bounds of a request. Later, with the model, token ids are checked against the vocabulary, and a prompt with its
+# new tokens against the context.
 MAX_SAMPLES = 4096
-"""Most samples of one request (prompts x n), and so most prompts and keys."""
+"""Most samples of a request (prompts x n), and so most prompts and keys."""
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Key = Annotated[int, Field(ge=0, lt=2**64)]
@@ -52,12 +52,12 @@ OFF = (
     "kv_transfer_params",
     "priority",
 )
-"""Fields that are accepted only with values that change nothing."""
+"""Fields accepted only with values without effect."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class ApiError(Exception):
-    """An error, in the form that OpenAI's clients expect."""
+    """An error in the form that OpenAI clients expect."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ FAILED = "the server failed at this request"
 
 
 class ServiceEnded(ApiError):
-    """The engine's thread has ended."""
+    """Raised if the engine's thread has ended."""
 
     def __init__(self) -> None:
         super().__init__(503, "the server is stopping")
@@ -104,7 +104,7 @@ class Sampling(Strict):
     ignore_eos: bool = False
     return_kept_ids: bool = False
     key: list[Key] | None = Field(default=None, max_length=MAX_SAMPLES)
-    # They have no effect here.
+    # No effect here:
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
@@ -117,16 +117,16 @@ class Sampling(Strict):
     def jobs(
         self, prompts: list[list[int]], max_tokens: int, seed: int, top: int, stop_ids: tuple[int, ...] = ()
     ) -> list[Job]:
-        """Return the jobs of the request, `n` for each prompt in turn. `seed` is the default."""
+        """Return the request's jobs: `n` for the first prompt, then `n` for the next, … `seed`: the default."""
         samples, keys = len(prompts) * self.n, self.key
         if samples > MAX_SAMPLES:
-            words = f"{len(prompts)} prompts of n = {self.n} are over {MAX_SAMPLES} samples: send fewer"
+            words = f"{len(prompts)} prompts with n = {self.n} are over {MAX_SAMPLES} samples: send fewer"
             raise ApiError(400, words, "n")
         if keys is not None and (self.seed is not None or samples != len(keys)):
-            words = "key has one number for each sample, in the order of the choices, and goes without seed"
+            words = "key needs one number for each sample, in the order of choices, and excludes seed"
             raise ApiError(400, f"{words}: {len(keys)} were sent for {samples} samples", "key")
         params = SamplingParams(
-            max_tokens=max(1, max_tokens),  # a job's own counts; none of 0 is run
+            max_tokens=max(1, max_tokens),  # unused: jobs have max_tokens; 0 is not run
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
@@ -155,7 +155,7 @@ class GenerationRequest(Sampling):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-    # They have no effect here.
+    # No effect here:
     user: Name | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -180,13 +180,13 @@ class CompletionRequest(GenerationRequest):
             raise ApiError(400, f"{prompts} prompts are over {MAX_SAMPLES} samples: send fewer", "prompt")
         about_prompts = self.echo or self.prompt_logprobs is not None
         if about_prompts and self.stream:
-            raise ApiError(400, "an answer about the prompt comes whole: leave out stream", "stream")
+            raise ApiError(400, "answers about the prompt can't be streamed: leave out stream", "stream")
         if self.max_tokens == 0 and not about_prompts:
-            raise ApiError(400, "max_tokens = 0 asks for nothing: send at least 1, or echo or prompt_logprobs with it")
+            raise ApiError(400, "max_tokens = 0 asks for no token: send at least 1, or add echo or prompt_logprobs")
         return self
 
     def prompts(self) -> list[str | list[int]]:
-        """Return one or several prompts, each a text or a list of token ids."""
+        """Return the prompts; each is a text or a list of token ids."""
 
         def is_ids(item: Any) -> bool:
             return isinstance(item, list) and all(type(x) is int for x in item)
@@ -196,7 +196,7 @@ class CompletionRequest(GenerationRequest):
             return [prompt]
         if isinstance(prompt, list) and prompt and all(isinstance(item, str) or is_ids(item) for item in prompt):
             return prompt
-        raise ApiError(400, "prompt must be a text, a list of token ids, or a list of one kind of these", "prompt")
+        raise ApiError(400, "prompt must be a text, a list of token ids, or a list of texts or of such lists", "prompt")
 
 
 class CalledFunction(BaseModel):
@@ -210,7 +210,7 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message; clients send replies back with null or empty fields."""
+    """One message. Clients send replies back, so other fields may be null or empty."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -229,7 +229,7 @@ class ChatMessage(BaseModel):
             part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
         ]
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError("it has a part that is no text: only text is supported")
+            raise ValueError("a part of the content is not text: only text is supported")
         return "".join(map(str, texts))
 
     @model_validator(mode="after")
@@ -279,7 +279,7 @@ class ChatRequest(GenerationRequest):
 
 
 class TokensSampling(Sampling):
-    """The supported part of vLLM's `SamplingParams`; parameters for text have no effect."""
+    """The supported fields of vLLM's `SamplingParams`; fields about text have no effect."""
 
     max_tokens: Count | None = Field(default=None, ge=1)
     logprobs: Top | None = None
@@ -293,7 +293,7 @@ class TokensSampling(Sampling):
 
 
 class TokensRequest(Strict):
-    """`POST /inference/v1/generate`, vLLM's way to continue token ids. `cache_salt` changes no sample."""
+    """`POST /inference/v1/generate`, as in vLLM: continues token ids. `cache_salt` has no effect on samples."""
 
     token_ids: list[Count] = Field(min_length=1)
     sampling_params: TokensSampling
@@ -315,12 +315,12 @@ class UpdateRequest(Strict):
 
 
 def parse(cls: type[Strict], body: bytes) -> Any:
-    """Parse and check the request in `body`. Raises ApiError 400 that names the first thing that is wrong."""
+    """Parse and check the request in `body`. Raises ApiError 400 for the first problem."""
     try:
         return cls.model_validate(_json_object(body))
     except ValidationError as errors:
         all_errors = errors.errors(include_url=False, include_context=False, include_input=False)
-        # A misspelt field is missing under its right name: say how it is spelt first.
+        # A misspelt field is also missing under its right name: report the misspelling first.
         error = next((error for error in all_errors if error["type"] == "extra_forbidden"), all_errors[0])
     name = ".".join(str(part)[:80] for part in error["loc"])
     reason = f"{name}: {error['msg'].removeprefix('Value error, ')}"
@@ -336,17 +336,17 @@ def parse(cls: type[Strict], body: bytes) -> Any:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in `body`: UTF-8, no key twice, only finite numbers. Raises ApiError 400."""
+    """Return the JSON object in `body`. Raises ApiError 400 unless it is UTF-8 with unique keys and finite numbers."""
     try:
         value = DECODER.decode(body.decode())
         if _HALF_PAIR.search(body):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise ApiError(400, "the body is not valid JSON: it is nested too deep") from None
+        raise ApiError(400, "the body is not valid JSON: it is nested too deeply") from None
     except (json.JSONDecodeError, UnicodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
     except ValueError as error:
-        # Python refuses to read a number of thousands of digits, with advice for programmers.
+        # Python refuses numbers of thousands of digits, with advice for programmers.
         reason = "a number is out of range" if "int_max_str_digits" in str(error) else str(error)
         raise ApiError(400, f"the body cannot be read: {reason}") from None
     if not isinstance(value, dict):

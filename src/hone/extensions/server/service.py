@@ -1,7 +1,7 @@
 """The engine's thread, and the requests that it serves.
 
-Only `Service` uses the engine: it runs calls between two steps, and delivers sampled tokens. A `Generation` is one
-request on the event loop, with the current text of its samples.
+Only `Service`'s thread uses the engine: it runs calls between two steps, and delivers sampled tokens. A `Generation` is
+one request on the event loop, with the texts of its samples so far.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hone.inference.types import Failure, Job, Token
 from hone.model.decoder import Decoder
 
 News = list[tuple[int, "list[Token] | Exception"]]
-"""Indices of a request's samples, each with its next tokens, or the error that ended it."""
+"""For samples of a request: index, and new tokens or the error that ended the sample."""
 Sink = Callable[[News], None]
-"""Takes the news of one request after a step, on the engine's thread."""
+"""Called on the engine's thread with the news of a request after a step."""
 FAILING_AFTER = 3
-"""Failed steps in a row, without a sampled token, until the server reports failure."""
+"""Failed steps in a row, without a sampled token, that make the server report failure."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class _Route:
 
 
 class Service:
-    """Runs an engine in a thread. Only the thread writes counters."""
+    """Runs an engine in a thread. Only this thread writes the counters."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -58,7 +58,7 @@ class Service:
         self.last_failure = ""
         """The reason of the last failure."""
         self._logged: set[str] = set()
-        self._idle: tuple[float, float | None] = (0.0, None)  # so far, and since when now: read as one by others
+        self._idle: tuple[float, float | None] = (0.0, None)  # earlier seconds, start of current; read in one access
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future]] = SimpleQueue()
         self._routes: dict[int, _Route] = {}
         self._closing = self._ended = False
@@ -71,8 +71,8 @@ class Service:
             ("sampled_tokens_total", "counter", "Tokens sampled.", self.sampled_tokens),
             ("steps_total", "counter", "Decode steps.", self.steps),
             ("step_seconds_total", "counter", "Seconds spent in decode steps.", self.seconds),
-            ("idle_seconds_total", "counter", "Seconds without a sample.", self.idle_seconds),
-            ("samples_cancelled_total", "counter", "Samples that were dropped before their end.", self.cancelled),
+            ("idle_seconds_total", "counter", "Seconds without samples in flight.", self.idle_seconds),
+            ("samples_cancelled_total", "counter", "Samples cancelled before their end.", self.cancelled),
             ("engine_failures_total", "counter", "Steps that failed.", self.failures),
             ("weight_updates_total", "counter", "Weight updates.", self.updates),
             ("samples_in_flight", "gauge", "Samples that wait or run.", self.running),
@@ -84,7 +84,7 @@ class Service:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread after its current step; samples in flight get ServiceEnded."""
+        """End the thread after the current step; samples in flight get ServiceEnded."""
         if self._thread.is_alive():
             self.call(lambda: setattr(self, "_closing", True))
             self._thread.join()
@@ -117,7 +117,7 @@ class Service:
         return future
 
     def submit(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> Future[list[int]]:
-        """Queue a request's jobs, all or none; the future has tickets or a UserError. `whole`: no streaming."""
+        """Queue all jobs of a request, or none. The future has tickets, or a UserError. `whole`: no streaming."""
 
         def add() -> list[int]:
             tickets: list[int] = []
@@ -135,7 +135,7 @@ class Service:
         return self.call(add)
 
     def cancel(self, tickets: Sequence[int]) -> Future:
-        """Drop samples; nothing more of them is delivered. Ignores tickets of finished ones."""
+        """Drop samples; `sink` gets no more of their tokens. Tickets of finished samples are ignored."""
 
         def drop() -> None:
             for ticket in tickets:
@@ -146,7 +146,7 @@ class Service:
         return self.call(drop)
 
     def update(self, source: Decoder, version: int, path: str) -> Future:
-        """Use the parameters of `source` as `version`, also for samples in flight; `source` can't be used then."""
+        """Use the parameters of `source` as `version`, also for samples in flight. Don't use `source` afterwards."""
 
         def swap() -> None:
             swap_weights(source, self.engine.model)
@@ -177,7 +177,7 @@ class Service:
         try:
             events = self.engine.step()
         except Exception as error:
-            # The samples in flight are lost, the server is not: it goes on with the next request.
+            # The samples in flight are lost; the server goes on with the next request.
             frames = traceback.extract_tb(error.__traceback__)[-6:]
             text = next(iter(str(error).strip().splitlines()), "")[:300]
             lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
@@ -214,7 +214,7 @@ class Service:
             sink(gains)
 
     def _log(self, failed: Sequence[Failure]) -> None:
-        """Print one line per failing place in the code, because messages may contain a changing number."""
+        """Print one line per failing place in the code: messages may differ by numbers."""
         for key, failure in {failure.lines or failure.reason: failure for failure in failed}.items():
             if key not in self._logged:
                 self._logged.add(key)
@@ -241,12 +241,12 @@ def _carry_out(function: Callable[[], Any], future: Future) -> None:
         future.set_result(function())
     except Exception as error:
         future.set_exception(error)
-        # The error knows this frame: without the future in it, no circle keeps the request in memory.
+        # The error refers to this frame: without the future in it, no reference cycle keeps the request in memory.
         del function, future
 
 
 class Delta(NamedTuple):
-    """New part of a sample: `text` without stop string and end of turn, tokens, and why it ended, if it did."""
+    """New part of a sample: text without stop string and end of turn, tokens, and the reason if the sample ended."""
 
     index: int
     text: str
@@ -256,7 +256,7 @@ class Delta(NamedTuple):
 
 
 class Sample:
-    """The text of one sample, as its tokens come."""
+    """The text of one sample, updated with its new tokens."""
 
     def __init__(self, index: int, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.index = index
@@ -265,12 +265,12 @@ class Sample:
         self._waiting: list[Token] = []
 
     def push(self, tokens: list[Token]) -> Delta | None:
-        """Return what can be shown now; None if the tokens complete no text yet."""
+        """Return the new part to show; None if the tokens complete no text yet."""
         self._waiting += tokens
         reason, stop = tokens[-1].stop_reason, tokens[-1].stop_string
         ids = [token.id for token in tokens]
         if reason == "stop" and stop is None:
-            ids.pop()  # the id that ends a sample is no text of it
+            ids.pop()  # the id that ends a sample is not part of its text
         text = self._stops.push(self._text.push(ids))
         self.finished = reason is not None
         if self.finished:
@@ -282,7 +282,7 @@ class Sample:
 
 
 class Generation:
-    """The samples of one request. Used on the event loop; `close` in the end, whatever happens."""
+    """The samples of one request. Used on the event loop; always call `close` at the end."""
 
     def __init__(
         self, service: Service, jobs: Sequence[Job], tokenizer: Tokenizer, stops: Sequence[str], streams: bool
@@ -294,12 +294,12 @@ class Generation:
         self._arrived: asyncio.Queue[News] = asyncio.Queue()
 
     async def start(self) -> None:
-        """Hand the jobs to the engine. Raises its UserError if it refuses them."""
+        """Send the jobs to the engine. Raises UserError if the engine refuses a job."""
         self._tickets = self.service.submit(self.jobs, self._sink, self._whole)
         await asyncio.wrap_future(self._tickets)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Yield the samples' new tokens until all have ended. Raises the engine's errors."""
+        """Yield new parts of samples until all samples have ended. Raises the engine's errors."""
         unfinished = len(self.samples)
         while unfinished:
             for index, tokens in (await self._next()).items():
@@ -310,7 +310,7 @@ class Generation:
                     yield delta
 
     async def _next(self) -> dict[int, list[Token]]:
-        """Return each sample's new tokens: of one step, or of several if this loop is busy."""
+        """Return the samples' new tokens: of one step, or of several steps if the event loop was busy."""
         arrived = await self._arrived.get()
         while not self._arrived.empty():
             arrived += self._arrived.get_nowait()
@@ -322,7 +322,7 @@ class Generation:
         return new
 
     def close(self) -> None:
-        """Cancel what still runs or is queued."""
+        """Cancel samples that run or are queued."""
         if not all(sample.finished for sample in self.samples):
             self._tickets.add_done_callback(self._cancel)
 

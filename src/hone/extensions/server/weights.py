@@ -1,4 +1,4 @@
-"""Loads new weights into a model that is being served."""
+"""Loads new weights into a served model."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from hone.model.hf import WEIGHTS_INDEX, load_model, non_finite, read_config, we
 
 
 class WeightsFolder:
-    """Loads weights only from below the folder `root`, or below `memory`, a folder in shared memory.
+    """Loads weights only from the folder `root`, or from `memory`, a folder in shared memory.
 
-    The config, the index and all files of weights must be there too, with links followed. Raises UserError if `root` is
-    no folder.
+    After following links, config, index and all weight files must lie in one of these, too. Raises UserError if `root`
+    is no folder.
     """
 
     def __init__(self, root: Path, memory: Path | None = None) -> None:
         self.root, self.memory = root.resolve(), memory and memory.resolve()
         if not self.root.is_dir():
-            raise UserError(f"weights_root = {root} is not a folder: give one that exists")
+            raise UserError(f"weights_root = {root} is not a folder: give an existing one")
 
     def load(self, path: str, model: Decoder) -> Decoder:
-        """Load the model in `path` (relative paths count from the root) on the host. One in memory stays there: see
-        `load_model`.
+        """Load the model in `path` (if relative, from the root) on the host; map files that are in `memory` (see
+        `load_model`).
 
-        Raises UserError unless it is of `model`'s shape and all its weights are finite.
+        Raises UserError unless the model has `model`'s shape and only finite weights.
         """
         folder = self._resolve(self.root / path, path)
         with suppress(OSError):
-            os.listdir(folder.parent)  # on NFS this asks for folders that have come since
+            os.listdir(folder.parent)  # makes NFS look for new folders
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}: give a folder of saved weights, such as weights/step_20")
         for name in ("config.json", "generation_config.json", WEIGHTS_INDEX):
@@ -45,23 +45,23 @@ class WeightsFolder:
         for field in fields(model.config):
             ours, theirs = getattr(model.config, field.name), getattr(config, field.name)
             if ours != theirs:
-                raise UserError(f"{path} is another model: its {field.name} is {theirs}, that of the served one {ours}")
+                raise UserError(f"{path} is another model: its {field.name} is {theirs}, the served one's {ours}")
         mapped, by, precision = self._is_in_memory(folder), model.config.implementation, model.precision
         if model.device.type != "cpu" and precision == "bf16_linear":
-            precision = "fp32"  # the parameters alone: the GPU has the casts
+            precision = "fp32"  # only the parameters: the GPU has the casts
         loaded = load_model(folder, precision=precision, mapped=mapped, implementation=by)
         if (bad := non_finite(loaded)) is not None:
             name, count = bad
-            raise UserError(f"{path} is not taken: {count} values of {name} are not finite; give earlier weights")
+            raise UserError(f"{path} is refused: {count} values of {name} are not finite; give earlier weights")
         return loaded
 
     def _resolve(self, file: Path, name: str) -> Path:
-        """Follow the links of `file`. Raises UserError unless it is under the root. `name` is for the message."""
+        """Follow the links of `file`. Raises UserError, with `name`, if it is not under the root."""
         try:
             resolved = file.resolve()
             resolved.exists()
-        except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a circle of links
-            raise UserError(f"{name[:80]!r} is no path of a file ({error}): save the weights in {self.root}") from None
+        except (OSError, ValueError, RuntimeError) as error:  # too long, has a NUL, or a circle of links
+            raise UserError(f"{name[:80]!r} is no valid path ({error}): save the weights in {self.root}") from None
         if not resolved.is_relative_to(self.root) and not self._is_in_memory(resolved):
             raise UserError(f"{name} is not under the weights root {self.root}: save the weights there")
         return resolved
@@ -72,10 +72,10 @@ class WeightsFolder:
 
 @torch.no_grad()
 def swap_weights(source: Decoder, target: Decoder) -> None:
-    """Give `target` the parameters of `source`, which is on the host and must not be used afterwards.
+    """Give `target` the parameters of `source`, a model on the host that must not be used afterwards.
 
-    On a CPU tensors change hands; the old ones are freed with `source`. On a GPU parameters are overwritten in place,
-    one by one: recorded graphs know their addresses, and there is no room for a second model.
+    On a CPU, the models exchange tensors; the old ones are freed with `source`. On a GPU, parameters are overwritten
+    in place, one by one: CUDA graphs hold their addresses, and a second model may not fit.
     """
     if target.device.type == "cpu":
         target.exchange(source)

@@ -1,1 +1,1 @@
-"""Studies: runs that differ in some settings, over seeds, and a test of each difference."""
+"""Studies: runs that differ in settings and seeds, with a test of each difference."""

@@ -1,7 +1,7 @@
-"""Differences between the cells of a study, and a test of them.
+"""Differences between the cells of a study, and their significance.
 
-Seeds and examples are both random, and differences are paired by both. p values and intervals come from one standard
-error: an interval leaves out 0 exactly where its p is below 0.05. benchmarks/study_errors.py measures error rates.
+Seeds and examples are random effects, and differences are paired by seed and example. p and interval come from one
+standard error: an interval excludes 0 exactly if p is below 0.05. benchmarks/study_errors.py measures error rates.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hone import rng
 from hone.evaluation.intervals import Interval
 
 ALPHA, POWER = 0.05, 0.8
-"""Chance of a false verdict in the whole study, and of finding a real effect."""
+"""Chance of any false verdict in a study, and chance of finding a real effect."""
 DRAWS = 4000
-"""Number of simulated studies to compute the power."""
+"""Number of simulated studies for the power."""
 
 Verdict = Literal["helps", "hurts", "no difference seen", "one seed: no test", "one example: no test"]
 
@@ -28,8 +28,8 @@ Verdict = Literal["helps", "hurts", "no difference seen", "one seed: no test", "
 class Effect:
     """The difference of a cell from the baseline, over the seeds and examples that both have.
 
-    `p` is two-sided, and `interval` of 95 %, for this comparison alone. `p_corrected`, for all of the study, decides
-    the verdict. `detectable` is the effect that such a study finds with `POWER`, given the scatter here.
+    `p` (two-sided) and `interval` (95 %) are for this comparison alone. `p_corrected`, corrected for all comparisons,
+    decides the verdict. `detectable`: the effect that a study with this scatter finds with `POWER`.
     """
 
     mean: float
@@ -43,7 +43,7 @@ class Effect:
 
 
 def effects(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Effect]:
-    """Compare (baseline, cell) pairs, [seeds, examples] of the same seeds and examples; p is corrected over all."""
+    """Compare (baseline, cell) pairs of arrays [seeds, examples]; p is corrected for the number of pairs."""
     differences = [other_SE - baseline_SE for baseline_SE, other_SE in pairs]
     scatters = [Scatter.of(d_SE) for d_SE in differences]
     tested = [
@@ -67,10 +67,10 @@ def effects(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Effect]:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Variances of the mean of d = effect + seed + example + noise, with S seeds and E examples, all crossed.
+    """Variances of the mean of d = effect + seed + example + noise, with S seeds x E examples, fully crossed.
 
     `of_seeds` is the variance of the seeds' means divided by S; `of_examples` is the variance of the examples' means
-    divided by E. Both contain `noise`, so their sum counts it twice. Each may be an array, one entry a study.
+    divided by E. Both contain `noise`, so their sum counts it twice. Arrays have one entry per study.
     """
 
     seeds: int
@@ -81,7 +81,7 @@ class Scatter:
 
     @classmethod
     def of(cls, d_SE: np.ndarray) -> Scatter | None:
-        """Measure it for one study or for many `[..., S, E]`; None with fewer than two seeds or examples."""
+        """Estimate the variances from one study or many `[..., S, E]`; None with fewer than two seeds or examples."""
         seeds, examples = d_SE.shape[-2:]
         if seeds < 2 or examples < 2:
             return None
@@ -93,21 +93,21 @@ class Scatter:
 
     @property
     def variance(self) -> np.ndarray:
-        """The variance of the mean, with the noise once; not less than either part."""
+        """The variance of the mean: noise counted once, at least `of_seeds` and `of_examples`."""
         both = self.of_seeds + self.of_examples - self.noise
         return np.maximum(both, np.maximum(self.of_seeds, self.of_examples))
 
     @property
     def freedom(self) -> np.ndarray:
-        """The degrees of freedom of `variance` (Satterthwaite, 1946); 1 where nothing varies."""
+        """The degrees of freedom of `variance` (Satterthwaite, 1946); 1 if nothing varies."""
         parts = self.of_seeds**2 / (self.seeds - 1) + self.of_examples**2 / (self.examples - 1)
         return np.where(parts > 0, self.variance**2 / np.maximum(parts, 1e-300), 1.0)
 
     def reach(self, alpha: float) -> np.ndarray:
-        """Return half the width of the interval of level 1 - alpha.
+        """Return half the width of the confidence interval of level 1 - alpha.
 
-        It is the wider of two: Student's t over the seeds alone, and over seeds and examples. The second has too many
-        degrees of freedom if the seeds agree by chance.
+        Two t intervals are computed, over seeds alone and over seeds and examples; the wider one counts. The second has
+        too many degrees of freedom if the seeds agree by chance.
         """
         from scipy.special import stdtrit
 
@@ -115,19 +115,19 @@ class Scatter:
         return np.maximum(of_seeds, stdtrit(self.freedom, 1 - alpha / 2) * np.sqrt(self.variance))
 
     def p(self, mean: float) -> float:
-        """Return the two-sided p: the alpha at which `reach` is |mean|."""
+        """Return the two-sided p: the alpha that makes `reach` equal |mean|."""
         from scipy.special import stdtr
 
-        if self.variance < 1e-24:  # all examples of all seeds differ by the same
+        if self.variance < 1e-24:  # all differences are equal
             return 1.0 if abs(mean) < 1e-12 else 0.0
         both = stdtr(self.freedom, -abs(mean) / np.sqrt(self.variance))
         of_seeds = stdtr(self.seeds - 1, -abs(mean) / np.sqrt(max(self.of_seeds, 1e-300)))
         return float(2 * max(both, of_seeds))
 
     def found_with(self, power: float, alpha: float) -> float:
-        """Return the effect that a study with this scatter finds with `power`, by simulated studies with a fixed seed.
+        """Return the effect that a study with this scatter finds with `power`, from simulations with a fixed seed.
 
-        A study finds an effect x if x + its error exceeds its reach; both variances scatter as chi-square does.
+        A study finds effect x if x + error exceeds its reach; its two variances are drawn from chi-square.
         """
         stream = rng.stream(0, "study", "power")
         error = math.sqrt(self.variance) * stream.standard_normal(DRAWS)
@@ -138,7 +138,7 @@ class Scatter:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct p values for their number (Holm, 1979): the chance of any false verdict stays below the limit."""
+    """Correct p values for their number (Holm, 1979), so that the chance of any false verdict stays below alpha."""
     order, worst = np.argsort(p), 0.0
     corrected = [0.0] * len(p)
     for rank, index in enumerate(order):
@@ -148,9 +148,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def at_equal_cost(costs: Sequence[float], values: Sequence[float], cost: float) -> float | None:
-    """Return the value that a method would have at `cost`, between its own points; None outside of them.
+    """Return a method's value at `cost`, interpolated between its points; None outside of their costs.
 
-    Linear in the logarithm of the cost. Several points at one cost count as their mean.
+    Linear in the logarithm of the cost. Points with equal cost are averaged.
     """
     places = sorted({one for one in costs if one > 0})
     if not places or not places[0] <= cost <= places[-1]:

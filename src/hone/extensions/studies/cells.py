@@ -1,4 +1,4 @@
-"""The cells of a study, each with its stages; cells may share a stage."""
+"""The cells of a study and their stages; cells may share a stage."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from hone.runs.provenance import NUMERICS
 
 CONFIGS: dict[str, type[SFTConfig] | type[RLConfig]] = {"sft": SFTConfig, "rl": RLConfig}
 OWN = ("seed", "threads", "output_dir", "display", "resume", "detach", "budget")
-"""Settings of a stage that the study decides."""
+"""Settings of stages that the study sets."""
 NEUTRAL: dict[str, Any] = {"output_dir": Path("outputs"), "display": "plain", "resume": None, "budget": None}
 NEUTRAL |= {"detach": False}
-"""Their values, which override a stage's file; each run's folder is set when it starts."""
+"""Values of these settings, which override a stage's file. `output_dir` is set at each run's start."""
 MODEL = {"model", "model.name"}
-"""Keys for the model that a stage begins with."""
+"""Keys for the initial model of a stage."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One run of SFT or RL, with its seed. It begins with the last weights of `after`.
+    """One run of SFT or RL with a seed. It starts from the last weights of the stage `after`.
 
-    Cells with an equal stage share it: `id` is a digest of its config, its seed and the stage before it, and names its
-    folder. The content of files that the config names (a task's code, data, a model) is not in the digest.
+    Cells share equal stages: `id` is a digest of config, seed and the stage before, and the name of the run's folder.
+    The digest does not cover the content of files that the config names (a task's code, data, a model).
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cell:
-    """A variant: its `settings`, the last stage of each seed, and its arguments for the task of the evaluation."""
+    """A variant: its settings, the last stage for each seed, and its task arguments in the evaluation."""
 
     name: str
     settings: dict[str, Any]
@@ -62,16 +62,16 @@ class Cell:
 
 
 def cells_of(study: StudyConfig) -> list[Cell]:
-    """Return the cells, in the study's order. Raises UserError for settings that a stage does not take."""
+    """Return the cells, in the study's order. Raises UserError for invalid settings of a stage."""
     cells = list(study.cells)
     if not cells:
         cells = [CellConfig(name=name, sft=sft, rl=rl) for name, sft, rl in _combinations(study)]
     names = [cell.name for cell in cells]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"two cells are called {twice[0]!r}: give each a name, or each value of the grid, of its own")
+        raise UserError(f"two cells are called {twice[0]!r}: give different names, or different values in the grid")
     made = [_cell(study, cell) for cell in cells]
     if study.baseline is not None and study.baseline not in [cell.name for cell in made]:
-        raise UserError(f"baseline = {study.baseline!r} is no cell: there are {', '.join(repr(c.name) for c in made)}")
+        raise UserError(f"baseline = {study.baseline!r} is no cell: cells are {', '.join(repr(c.name) for c in made)}")
     return made
 
 
@@ -81,7 +81,7 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
     configs = {kind: _config(study, cell, kind) for kind in CONFIGS if getattr(study, kind) is not None}
     used = {kind: config for kind, config in configs.items() if config is not None}
     if not used:
-        raise UserError(f"cell {cell.name!r} has max_steps = 0 in each of its stages: leave it out")
+        raise UserError(f"cell {cell.name!r} has max_steps = 0 in all stages: leave out the cell")
     stages = []
     for seed in range(study.seeds):
         stage: Stage | None = None
@@ -96,16 +96,16 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
 
 
 def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLConfig | None:
-    """Return None if the cell leaves the stage out."""
+    """Return a stage's config; None if the cell leaves out the stage."""
     stage, overrides = getattr(study, kind), dict(leaves(getattr(cell, kind)))
     settings = dict(leaves(stage.settings)) | overrides
     if settings.get("max_steps") == 0:
         return None
     for key in settings:
         if key.split(".")[0] in OWN:
-            raise UserError(f"cell {cell.name!r}: {kind}.{key} is the study's to decide: leave it out")
+            raise UserError(f"cell {cell.name!r}: {kind}.{key} is set by the study: leave it out")
     if kind == "rl" and settings.keys() & MODEL and study.sft is not None and _config(study, cell, "sft") is not None:
-        raise UserError(f"cell {cell.name!r}: RL begins with what SFT made, so leave out rl.model.name")
+        raise UserError(f"cell {cell.name!r}: RL starts from SFT's weights: leave out rl.model.name")
     try:
         return from_settings(CONFIGS[kind], stage.file, settings)
     except UserError as error:
@@ -113,12 +113,12 @@ def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLCo
 
 
 def one_line(text: str) -> str:
-    """Return a name made of settings in one line, with control characters as escapes."""
+    """Return the text in one line, with control characters escaped."""
     return visible(text.replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
-    """Return the task that all cells are evaluated on. Raises UserError if the study has to say which."""
+    """Return the task for the evaluation of all cells. Raises UserError if `eval.env` must be set."""
     if study.eval.env is not None:
         return study.eval.env
     configs = [one.config for cell in cells for stage in cell.stages for one in runs_of(stage)]
@@ -126,18 +126,18 @@ def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
     tasks = [one.env for one in of_rl] or [config.data.env for config in configs if isinstance(config, SFTConfig)]
     found = {json.dumps(plain(_held_out(task)), sort_keys=True): _held_out(task) for task in tasks if task is not None}
     if len(found) != 1 or any(len(one.envs) > 1 for one in of_rl):
-        raise UserError("the cells have no task, or several: set eval.env to what all are evaluated on")
+        raise UserError("the cells have no task, or several tasks: set eval.env to the task for the evaluation")
     return next(iter(found.values()))
 
 
 def _held_out(env: EnvConfig) -> EnvConfig:
-    """Return a task without the arguments of its demonstrations."""
+    """Return a task without `demo_noise`, the argument of its demonstrations."""
     task = EnvConfig.model_validate({name: getattr(env, name) for name in EnvConfig.model_fields})
     return changed(task, {"args": {name: v for name, v in task.args.items() if name != "demo_noise"}})
 
 
 def runs_of(stage: Stage | None) -> Iterator[Stage]:
-    """Yield the earlier stages and this one, in order."""
+    """Yield the stages before `stage`, in order, and `stage`."""
     if stage is not None:
         yield from runs_of(stage.after)
         yield stage
@@ -152,7 +152,7 @@ def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _combinations(study: StudyConfig) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield (name, settings of SFT, of RL) of each combination of the grid."""
+    """Yield (name, settings of SFT, settings of RL) for every combination in the grid."""
     axes = [(kind, key, values) for kind in CONFIGS for key, values in leaves(getattr(study.grid, kind))]
     for kind, key, values in axes:
         if not isinstance(values, list) or not values:
@@ -166,7 +166,7 @@ def _combinations(study: StudyConfig) -> Iterator[tuple[str, dict[str, Any], dic
 
 
 def label(name: str, axes: list[tuple[str, str, Any]]) -> str:
-    """Return the shortest end of a dotted name that no other axis has: `lr` of `rl.trainer.optim.lr`."""
+    """Return the shortest end of a dotted name that no other axis has: `lr` for `rl.trainer.optim.lr`."""
     names = [f"{kind}.{key}".split(".") for kind, key, _ in axes]
     parts = name.split(".")
     for count in range(1, len(parts)):

@@ -13,7 +13,7 @@ from hone.runs.display import say
 
 
 def run(config: StudyConfig) -> int:
-    """Run, report and print. Return 0, or 1 if runs failed, or the budget left some out; 143 for SIGTERM."""
+    """Run the study, write its report, print results. Return 0; 1 if runs are missing; 143 after SIGTERM."""
     study, status = Study(config), Status(sys.stderr)
     say(f"STUDY: {study}")
 
@@ -43,5 +43,5 @@ def run(config: StudyConfig) -> int:
     print_table([{head: row[cells.heads.index(head)] for head in shown} for row in cells.rows])
     print("\n".join(["", *sentences(study.results), "", f"Look: {study.page}"]))
     if study.outcome.left:
-        print(f"The budget is used up with {len(study.outcome.left)} runs left: the same command goes on with them.")
+        print(f"The budget is used up; {len(study.outcome.left)} runs are left: the same command continues the study.")
     return 1 if study.results.missing else 0

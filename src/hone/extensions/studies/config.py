@@ -13,27 +13,27 @@ from hone.errors import UserError
 
 
 class StageConfig(BaseConfig):
-    """A stage of every cell: a config file of `hone sft` or `hone rl`, and settings over it."""
+    """A stage of every cell: a config file of `hone sft` or `hone rl`, and settings that override it."""
 
     bare = "file"
 
     file: Path
     """The stage's config file."""
     settings: dict[str, Any] = {}
-    """Settings over it, as in the file."""
+    """Settings that override the file, written as in it."""
 
 
 class CellConfig(BaseConfig):
     """One cell: settings that override both stages."""
 
     name: str
-    """Its name in tables and plots."""
+    """Name of the cell in tables and plots."""
     sft: dict[str, Any] = {}
     """Settings of SFT; `max_steps = 0` leaves the stage out."""
     rl: dict[str, Any] = {}
     """Settings of RL; `max_steps = 0` leaves the stage out."""
     eval_args: dict[str, Any] = {}
-    """Arguments of the evaluation's task for this cell, added to `eval.env.args`, such as a system prompt."""
+    """Task arguments in this cell's evaluation, added to `eval.env.args`, such as a system prompt."""
 
     @field_validator("name")
     @classmethod
@@ -44,31 +44,31 @@ class CellConfig(BaseConfig):
 
 
 class GridConfig(BaseConfig):
-    """Lists of values: each combination is a cell."""
+    """Lists of values; every combination of values is a cell."""
 
     sft: dict[str, Any] = {}
-    """Settings of SFT, a list each."""
+    """Settings of SFT; each value is a list."""
     rl: dict[str, Any] = {}
-    """Settings of RL, a list each."""
+    """Settings of RL; each value is a list."""
 
 
 class StudyEvalConfig(BaseConfig):
-    """The evaluation, equal for all cells except their `eval_args`, on the same held-out examples."""
+    """The evaluation of all cells, on the same held-out examples; only their `eval_args` differ."""
 
     env: Annotated[EnvConfig | None, Meta("evaluation")] = None
-    """The task; by default RL's, or without RL the task of SFT's demonstrations."""
+    """Task; by default RL's; without RL, the task of SFT's demonstrations."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=256, ge=2)
-    """Held-out examples."""
+    """Number of held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
-    """Completions of each."""
+    """Completions per example."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most new tokens of a completion; by default the largest limit of a cell's RL, or 256."""
+    """Most new tokens per completion; by default the largest limit of any cell's RL, else 256."""
     temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     metric: Annotated[Literal["reward", "correct"], Meta("evaluation")] = "reward"
-    """Measure to compare cells by."""
+    """Measure to compare in cells."""
     lenient: bool = False
-    """Also read incorrect completions leniently, as `hone report`: how much of each difference is format."""
+    """Also grade incorrect completions leniently, as `hone report` does: shows which part of a difference is format."""
     precision: Precision = DEFAULT_PRECISION
     """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`, for all cells."""
     grading: GradingConfig = GradingConfig()
@@ -76,16 +76,16 @@ class StudyEvalConfig(BaseConfig):
 
 
 class StudyBudgetConfig(BaseConfig):
-    """Limit for starting further runs."""
+    """Time limit for starting runs."""
 
     bare = "hours"
 
     hours: Annotated[float, Meta("machine")] = Field(gt=0)
-    """Wall-clock hours of this command. Started runs are finished."""
+    """Wall-clock hours of this command; started runs are still finished."""
 
 
 class StudyConfig(BaseConfig):
-    """Train a grid or list of variants over seeds, evaluate all alike, and test each difference from a baseline.
+    """Train a grid or list of variants over seeds, evaluate them alike, and test each difference from a baseline.
 
     The same command continues a stopped study; finished runs are not repeated.
     """
@@ -93,19 +93,19 @@ class StudyConfig(BaseConfig):
     headings = "Study; Evaluation; Machine"
 
     sft: Annotated[StageConfig | None, Meta("study")] = None
-    """First stage of each cell. Cells with equal settings of it share its runs."""
+    """First stage of each cell. Cells with equal SFT settings share SFT runs."""
     rl: Annotated[StageConfig | None, Meta("study")] = None
-    """Second stage of each cell; it starts from the first stage's weights, if there is one."""
+    """Second stage of each cell; starts from the weights of the first stage, if any."""
     model: Annotated[str | None, Meta("study", 1)] = None
-    """Model of the first stage; by default as in its file."""
+    """Model of the first stage; by default the model in the stage's file."""
     grid: Annotated[GridConfig, Meta("study")] = GridConfig()
-    """Each combination of these values is a cell: `[grid.rl.trainer.optim]`, `lr = [1e-4, 3e-4]`."""
+    """Every combination of these values is a cell: `[grid.rl.trainer.optim]`, `lr = [1e-4, 3e-4]`."""
     cells: Annotated[list[CellConfig], Meta("study")] = []
     """List of cells, instead of a grid."""
     baseline: Annotated[str | None, Meta("study")] = None
-    """Name of the cell that the others are compared with; by default the first."""
+    """Name of the cell to compare others with; by default the first cell."""
     seeds: Annotated[int, Meta("study")] = Field(default=3, ge=1)
-    """Number of seeds, from 0 on: each cell is trained once with each."""
+    """Number of seeds (0, 1, …); each cell is trained once per seed."""
     eval: StudyEvalConfig = StudyEvalConfig()
     """The evaluation of all cells."""
     jobs: Annotated[int | None, Meta("machine")] = Field(default=None, ge=1)
@@ -113,16 +113,16 @@ class StudyConfig(BaseConfig):
     threads: Annotated[int, Meta("machine")] = Field(default=1, ge=1)
     """CPU threads of each run."""
     budget: StudyBudgetConfig | None = None
-    """Limit for starting further runs."""
+    """Time limit for starting runs."""
     output_dir: Annotated[Path, Meta("study", 1)] = Path("outputs/study")
-    """Folder of the runs and the results: study.html, study.md, results.csv, figures."""
+    """Folder for runs and results: study.html, study.md, results.csv, figures."""
 
     @model_validator(mode="after")
     def _check(self) -> StudyConfig:
         if self.sft is None and self.rl is None:
             raise UserError("a study has no stage: set sft.file, rl.file, or both")
         if bool(self.cells) == bool(self.grid.sft or self.grid.rl):
-            raise UserError("a study has either a grid or a list of cells: set one of them")
+            raise UserError("a study has either a grid or a list of cells: set one of the two")
         for kind in ("sft", "rl"):
             used = getattr(self.grid, kind) or any(getattr(cell, kind) for cell in self.cells)
             if used and getattr(self, kind) is None:

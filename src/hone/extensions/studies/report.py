@@ -30,7 +30,7 @@ _TEMPLATES = environment(FileSystemLoader(Path(__file__).parent / "templates"))
 
 @dataclass(frozen=True)
 class Table:
-    """A table under a title, with a sentence on how to read it."""
+    """A table with a title and an explanation."""
 
     title: str
     about: str
@@ -53,7 +53,7 @@ def write_report(results: Results) -> None:
 
 
 def sentences(results: Results) -> list[str]:
-    """Say how each cell differs from the baseline, and which runs are missing."""
+    """Return sentences on each cell's difference from the baseline, and on missing runs."""
     metric, found = results.study.eval.metric, []
     for row in results.rows:
         if (effect := row.effect) is None:
@@ -77,7 +77,7 @@ def sentences(results: Results) -> list[str]:
 
 
 def tables_of(results: Results) -> Iterator[Table]:
-    """Yield the tables of cells and costs; if asked for also of lenient reading, and with SFT alone at equal cost."""
+    """Yield the tables: cells; lenient reading, if on; RL and SFT alone at equal cost, if comparable; costs."""
     metric = results.study.eval.metric
     about = (
         f"Held-out {metric}, mean over n = seeds x examples; min and max of the seeds. Differences are from the "
@@ -134,13 +134,13 @@ def _cells(row: Row, baseline: str) -> list[str]:
 
 
 def _n(seeds: Sequence[SeedResult]) -> str:
-    """Return seeds x examples; an example counts if a completion of it was graded."""
+    """Return "SEEDS x EXAMPLES", with the examples that have a graded completion."""
     counts = sorted({len(one.values) for one in seeds})
     return f"{len(seeds)} x {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''}" if seeds else "0"
 
 
 def _format_rows(results: Results) -> Iterator[list[str]]:
-    """Yield the rows of strict and lenient reading, means over the seeds that a cell shares with the baseline."""
+    """Yield a row per cell for strict and lenient reading: means over the seeds shared with the baseline."""
     read = {row.cell.name: {s.seed: s for s in row.seeds if s.lenient is not None} for row in results.rows}
     base = read[results.baseline]
     for name, seeds in read.items():
@@ -172,18 +172,18 @@ def needs_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UserError("the figures of a study need matplotlib: pip install matplotlib") from error
+        raise UserError("a study's figures need matplotlib: pip install matplotlib") from error
 
 
 def figures(results: Results) -> dict[str, tuple[bytes, bytes]]:
-    """Draw (SVG, PNG) by name: effects with their intervals, training curves with the span of the seeds."""
+    """Return figures by name as (SVG, PNG): effects with intervals, training curves with the span of seeds."""
     if not any(row.seeds for row in results.rows):
         return {}
     import matplotlib
     from matplotlib.figure import Figure
 
     found: dict[str, Any] = {}
-    # Names are text, also with a `$`, and not the same bytes each time without a salt.
+    # Names with a `$` are text, and without a salt the SVG's bytes would change each time.
     with matplotlib.rc_context({"svg.hashsalt": "hone", "svg.fonttype": "none", "text.parse_math": False}):
         if rows := [row for row in results.rows if row.effect is not None]:
             found["effects"] = Figure(figsize=(7, 1 + 0.35 * len(rows)), layout="constrained")
@@ -213,7 +213,7 @@ def _draw_effects(axes: Any, rows: list[Row], results: Results) -> None:
 
 
 def _draw_curves(figure: Any, results: Results) -> None:
-    """Draw one panel each for cells that end with SFT and with RL: the mean of the seeds, and the span between them."""
+    """Draw one panel for cells that end with SFT, one for RL: mean over seeds, and span from min to max."""
     kinds = sorted({one.last for row in results.rows for one in row.seeds})
     for axes, kind in zip(np.ravel(figure.subplots(1, len(kinds))), kinds, strict=True):
         lines, names = [], []
@@ -233,7 +233,7 @@ def _draw_curves(figure: Any, results: Results) -> None:
 
 
 def _smooth(curve: list[float]) -> np.ndarray:
-    """Return the mean of the last ten steps at each step."""
+    """Return at each step the mean of the last ten steps."""
     sums = np.cumsum([0.0, *curve])
     begins = np.maximum(np.arange(1, len(sums)) - 10, 0)
     return (sums[1:] - sums[begins]) / (np.arange(1, len(sums)) - begins)

@@ -1,4 +1,4 @@
-"""The results of a study so far: figures of each cell and seed, read from the files of its runs, and compared."""
+"""The results of a study so far: numbers of each cell and seed, from the files of its runs, and comparisons."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from hone.runs.summary import Summary
 from hone.runs.view import read_lines
 
 COSTS: tuple[str, ...] = ("examples", "tokens", "seconds")
-"""Costs of stages: demonstrations and prompts, trained or sampled tokens, seconds of the processor."""
+"""Costs of stages: demonstrations plus prompts, trained or sampled tokens, CPU seconds."""
 LENIENT_SECONDS = 600.0
-"""Time limit for reading one evaluation."""
+"""Time limit for lenient reading of one evaluation."""
 NOT_RUN = "not run yet"
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """A cell with one seed: values by held-out example, shares of right answers, the costs of all its stages, and the
-    kind of the last stage with its training curve.
+    """A cell with one seed. `values`: by held-out example; `correct`, `lenient`: shares of right answers; `costs`: of
+    all stages; `curve`: training curve of the last stage, of kind `last`.
     """
 
     seed: int
@@ -50,7 +50,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Row:
-    """A cell: its finished seeds, their mean, and its difference from the baseline."""
+    """A cell: its finished seeds, their mean, and the cell's difference from the baseline."""
 
     cell: Cell
     seeds: list[SeedResult]
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True)
 class EqualCost:
-    """A cell with RL compared with SFT alone at the same cost; None where SFT was not tried at that cost."""
+    """A cell with RL, compared with SFT alone at equal cost. `sft_alone`: None if SFT was not tried at this cost."""
 
     cell: str
     cost: str
@@ -70,7 +70,7 @@ class EqualCost:
 
 @dataclass(frozen=True)
 class Results:
-    """The finished runs of a study, compared with the cell `baseline`. `missing` has the reason for each other run."""
+    """The finished runs of a study, compared with the cell `baseline`. `missing`: the other runs, with reasons."""
 
     study: StudyConfig
     rows: list[Row]
@@ -82,7 +82,7 @@ class Results:
 def results_of(
     study: StudyConfig, cells: list[Cell], tasks: Tasks, failed: Mapping[str, str], reads: bool = True
 ) -> Results:
-    """Read and compare the finished runs. `failed` has the reason by task id; for `reads` see `right_leniently`."""
+    """Read and compare the finished runs. `failed`: reasons by task id; for `reads` see `right_leniently`."""
     seconds = {line["id"]: line["processor"] for line in read_lines(study.output_dir / SECONDS)}
     measured = {}
     for cell in cells:
@@ -95,7 +95,7 @@ def results_of(
 def compared(
     study: StudyConfig, cells: list[Cell], measured: Mapping[str, list[SeedResult]], missing: Mapping[str, str]
 ) -> Results:
-    """Compare cells over the seeds and examples that they share with the baseline."""
+    """Compare each cell with the baseline, over the seeds and examples that both have."""
     baseline = study.baseline or cells[0].name
     pairs = {cell.name: _paired(measured[baseline], measured[cell.name]) for cell in cells if cell.name != baseline}
     shared = [name for name, (_, other_SE) in pairs.items() if other_SE.size]
@@ -111,7 +111,7 @@ def compared(
 def _seed_result(
     study: StudyConfig, tasks: Tasks, cell: Cell, stage: Stage, seconds: Mapping[str, float], reads: bool
 ) -> SeedResult | None:
-    """Return None if the seed is not done, or no completion could be graded."""
+    """Return a seed's results; None if it is not done, or no completion could be graded."""
     task = tasks.evaluation(cell, stage)
     if not task.done or not (values := values_of(task.folder, study.eval.metric)):
         return None
@@ -129,9 +129,9 @@ def _seed_result(
 
 
 def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) -> float | None:
-    """Return the share of right completions in an evaluation by lenient reading; None if not all were read.
+    """Return an evaluation's share of right completions in lenient reading; None if some were not read.
 
-    The evaluation's card stores the result. Without `reads`, only a stored result is used.
+    The evaluation's card stores the result. If `reads` is false, only a stored result is used.
     """
     from hone.extensions.viewer.card.facts import facts_of
     from hone.extensions.viewer.card.files import stored, write_card
@@ -147,7 +147,7 @@ def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) ->
     try:
         card = facts_of(folder, read)
         write_card(card, folder)
-    except (UserError, OSError):  # the study has other results
+    except (UserError, OSError):  # the study reports its other results
         return None
     all_read = card.lenient and len(card.leniency.examples) == card.leniency.asked
     return card.lenient["lenient"].after.mean if all_read else None
@@ -166,7 +166,7 @@ def _costs(folder: Path, stage: Stage) -> dict[str, float]:
 
 
 def _paired(one: list[SeedResult], other: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of both, [seeds, examples], for the seeds and examples that both have."""
+    """Return the values of `one` and of `other`, [seeds, examples], for common seeds and examples."""
     mine, theirs = ({result.seed: result.values for result in results} for results in (one, other))
     seeds = [seed for seed in mine if seed in theirs]
     examples = (
@@ -178,7 +178,7 @@ def _paired(one: list[SeedResult], other: list[SeedResult]) -> tuple[np.ndarray,
 
 
 def _equal(rows: list[Row]) -> list[EqualCost]:
-    """Compare each cell that ends with RL with the cells of SFT alone that imitate the same."""
+    """Compare each cell that ends with RL with the SFT-only cells that have the same SFT settings."""
     done = [(row, row.mean) for row in rows if row.mean is not None]
     found = []
     for row, value in done:
@@ -192,12 +192,12 @@ def _equal(rows: list[Row]) -> list[EqualCost]:
 
 
 def _imitated(row: Row) -> dict[str, Any]:
-    """Return the settings of a cell's SFT without the number of steps."""
+    """Return the SFT settings of a cell without `max_steps`."""
     return {key: value for key, value in row.cell.settings.items() if key[:4] == "sft." and key != "sft.max_steps"}
 
 
 def to_csv(results: Results) -> str:
-    """Return a row for each cell and seed. It has no times: a repetition on the same kind of CPU gives the same."""
+    """Return CSV with a row per cell and seed, without times: a repetition on an equal CPU gives equal text."""
     keys = list(dict.fromkeys(key for row in results.rows for key in row.cell.settings))
     shares = ["right", "lenient"] if results.study.eval.lenient else ["right"]
     out = io.StringIO()

@@ -1,4 +1,4 @@
-"""Runs the tasks of a study, several at a time, each in a separate process; finished ones are not run again."""
+"""Runs the tasks of a study in separate processes, several at a time; finished tasks are not repeated."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from hone.runs.reader import Run
 from hone.runs.view import INFO, read_lines, run_info
 
 SECONDS = "seconds.jsonl"
-"""Log of the study: seconds of each command, by the clock and by the processor."""
+"""Log of the study: wall-clock and CPU seconds of each command."""
 MAX_TOKENS = 256
-"""New tokens of an evaluated completion, if neither the study nor RL sets a limit."""
+"""Most new tokens of an evaluated completion, if neither the study nor RL sets a limit."""
 Say = Callable[[str], None]
 _TICK = 0.1
 _PORTS = 100
@@ -42,7 +42,7 @@ _PORTS = 100
 
 @dataclass(frozen=True)
 class Task:
-    """A command of the study: `hone KIND @ CONFIG`, in `folder`, with the weights of the task `needs`."""
+    """A command of the study: `hone KIND @ CONFIG`, in `folder`, with the weights from the task `needs`."""
 
     id: str
     title: str
@@ -59,7 +59,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """Ids of the tasks that are done, failed (with the reason), and not started."""
+    """Ids of tasks that are done, that failed (with the reason), and that are left to start."""
 
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Outcome:
 
 
 class Tasks(dict[str, Task]):
-    """Tasks by id, each after the one it needs; equal stages of cells once."""
+    """Tasks by id, a task after the one it needs. Equal stages of cells are one task."""
 
     def __init__(self, study: StudyConfig, cells: list[Cell]) -> None:
         super().__init__()
@@ -118,11 +118,11 @@ class _Active:
     log: Log
     began: float
     place: int
-    """Its number among the running tasks."""
+    """Slot of the task among running tasks."""
 
 
 class Runner:
-    """Runs tasks, as many at a time as allowed. `say` gets a line for each that ends, `status` the running ones."""
+    """Runs tasks, up to `jobs` at a time. `say` gets a line for each ended task, `status` the running tasks."""
 
     def __init__(self, study: StudyConfig, tasks: dict[str, Task], say: Say, status: Say) -> None:
         self.study, self.tasks, self.say, self.status = study, tasks, say, status
@@ -133,7 +133,7 @@ class Runner:
         self._began = time.monotonic()
 
     def run(self) -> None:
-        """Run all remaining tasks. If it ends early, also by Ctrl-C, it ends running ones."""
+        """Run all remaining tasks. An error or Ctrl-C ends the running tasks."""
         outcome = self.outcome
         if outcome.done and self._waiting:
             self.say(f"{len(outcome.done)} of {len(self.tasks)} runs are done already.")
@@ -144,7 +144,7 @@ class Runner:
                 time.sleep(_TICK)
                 self._take_what_ended()
         except BaseException:
-            end_all([active.child for active in self._active])  # a run saves what it has, if it has checkpoints
+            end_all([active.child for active in self._active])  # with checkpoints on, a run saves its state
             raise
         finally:
             for task in self._waiting:
@@ -154,7 +154,7 @@ class Runner:
                     outcome.left.append(task.id)
 
     def _start_what_may(self) -> int:
-        """Start the tasks that are ready, and return their number; start none once the budget is used up."""
+        """Start the ready tasks unless the budget is used up; return the number of started tasks."""
         budget, started = self.study.budget, 0
         if budget is not None and time.monotonic() - self._began >= 3600 * budget.hours:
             return 0
@@ -180,7 +180,7 @@ class Runner:
         if task.kind != "eval" and begun and config.ckpt is not None:
             update["resume"] = ResumeConfig()
         else:
-            shutil.rmtree(task.folder, ignore_errors=True)  # what a study that was killed has left
+            shutil.rmtree(task.folder, ignore_errors=True)  # left by a killed study
         task.folder.parent.mkdir(parents=True, exist_ok=True)
         file, written = (task.folder.parent / f"{task.id}.{end}" for end in ("toml", "log"))
         write_file(file, to_toml(changed(config, update)))
@@ -205,7 +205,7 @@ class Runner:
                 self.outcome.done.add(task.id)
                 self.say(f"{len(self.outcome.done)}/{len(self.tasks)} {task.title}: done{self._left()}")
                 continue
-            if task.kind == "eval":  # it writes what it has, though too much of it could not be graded
+            if task.kind == "eval":  # it writes its results even if too many completions could not be graded
                 (task.folder / INFO).unlink(missing_ok=True)
             self._failed(task, f"it {active.child.cause}, see {task.folder.parent / task.id}.log")
 
@@ -214,7 +214,7 @@ class Runner:
         self.say(f"{task.title}: FAILED, {problem}")
 
     def _left(self) -> str:
-        """Estimate the time left, by the mean time of tasks of each kind; "" if that is unknown."""
+        """Return the estimated time left, from the mean time of each kind of task; "" if it is unknown."""
         took: dict[str, list[float]] = {}
         for line in read_lines(self.study.output_dir / SECONDS):
             took.setdefault(line["kind"], []).append(line["seconds"])
@@ -225,7 +225,7 @@ class Runner:
 
 
 def beside(config: Any, place: int) -> Any:
-    """Return the config of one of several simultaneous runs: its servers get separate ports."""
+    """Return the config of a run in slot `place`: each slot has separate server ports."""
     if not isinstance(config, RLConfig) or config.orchestrator.client.base_url:
         return config
     if config.mode not in ("split", "cluster") and config.trainer.ranks == config.inference.replicas == 1:
@@ -234,7 +234,7 @@ def beside(config: Any, place: int) -> Any:
 
 
 def _processor() -> float:
-    """Return the processor seconds of all child processes that have ended."""
+    """Return the CPU seconds of all ended child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -245,7 +245,7 @@ def weights(folder: Path) -> Path | None:
 
 
 def values_of(folder: Path, metric: str) -> dict[int, float]:
-    """Return the mean reward, or the share of right answers, of each example's graded completions."""
+    """Return by example the mean reward, or the share of right answers, of its graded completions."""
     values: dict[int, list[float]] = {}
     for row in Run(folder).eval_rows():
         if row["reward"] is not None:

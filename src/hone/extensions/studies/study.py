@@ -1,4 +1,4 @@
-"""A study from its config to its report."""
+"""Runs a study, from config to report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hone.runs.outputs import Lock
 from hone.runs.view import LOCK
 
 CONFIG = "study.toml"
-"""The resolved config, which marks a study's folder."""
+"""The resolved config; marks a folder as a study's."""
 
 
 class Study:
@@ -32,15 +32,15 @@ class Study:
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file: choose another --output-dir")
         found = self.folder.iterdir() if self.folder.exists() else ()
-        # A study that could not write its config, or was killed before it did, has left these.
+        # A study may have left these, if it could not write its config or was killed before.
         foreign = [path for path in found if path.name != LOCK and not path.name.startswith(TMP_PREFIX)]
         if foreign and not (self.folder / CONFIG).exists():
-            raise UserError(f"{self.folder} holds other files than a study's: choose another --output-dir")
+            raise UserError(f"{self.folder} holds files but no study: choose another --output-dir")
 
     def run(self, say: Say = print, status: Say = lambda words: None) -> Study:
-        """Run the tasks that are left, and write the report, also if it ends early, as by Ctrl-C.
+        """Run the remaining tasks and write the report, also after an early end such as Ctrl-C.
 
-        Raises UserError if another process is running in the folder, or matplotlib is missing.
+        Raises UserError if another process runs in the folder, or if matplotlib is missing.
         """
         needs_matplotlib()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ class Study:
         return self
 
     def _shortages(self) -> list[str]:
-        """Name the tasks that hold out too few examples. Raises UserError if one can't be loaded."""
+        """Return a sentence per task with too few held-out examples. UserError if a task can't load."""
         from hone.environments.loading import configured
         from hone.evaluation.loop import shortage
 
@@ -91,8 +91,8 @@ class Study:
 
 @called_from(python=True)
 def study(config: StudyConfig | str | Path | None = None, **settings: Any) -> Study:
-    """Train variants over seeds, as `hone study` does; returns the study: `.results`, `.folder`, `.page`.
+    """Train variants over seeds, as `hone study` does; return the study, with `.results`, `.folder`, `.page`.
 
-    `config` is a TOML file, a `StudyConfig` or nothing, `settings` are keys of it. Finished runs are not run again.
+    `config` is a TOML file, a `StudyConfig` or None; `settings` override its keys. Finished runs are not repeated.
     """
     return Study(from_settings(StudyConfig, config, settings)).run()

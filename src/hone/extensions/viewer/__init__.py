@@ -1,1 +1,1 @@
-"""`hone view`: run directories as web pages, on this machine only. Imports neither torch nor transformers."""
+"""`hone view`: run directories as web pages, for this machine only. Imports neither torch nor transformers."""

@@ -1,4 +1,4 @@
-"""The runs under a folder, each with its name in URLs. A summary is cached until the run's files change."""
+"""The runs under a folder, and their names in URLs. A run's summary is cached until its files change."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class NotFound(UserError):
 
 @dataclass(frozen=True)
 class Entry:
-    """A run: `slug` names it in URLs, `name` is its path below the root. It has a `summary`, or a sentence on `damage`.
+    """A run: `slug` is its name in URLs, `name` its path below the root. It has a `summary`, or a sentence in `damage`.
 
-    `previous`: a later run in the same directory has moved it aside.
+    `previous`: a later run in the same directory has moved this run aside.
     """
 
     slug: str
@@ -44,16 +44,16 @@ class Entry:
 
 
 class Catalog:
-    """All runs under `root`, which may itself be one. Raises UserError if there is no such folder."""
+    """All runs under `root`, which may be a run. Raises UserError if the folder does not exist."""
 
     def __init__(self, root: Path):
         if not root.is_dir():
-            raise UserError(f"there is no folder {root}: name a run, or the folder that holds your runs")
+            raise UserError(f"there is no folder {root}: name a run, or a folder with runs")
         self.root = root
         self._known: dict[Path, tuple[Any, Entry]] = {}
 
     def entries(self) -> list[Entry]:
-        """Return the present runs, the one started last first."""
+        """Return the existing runs, the last started first."""
 
         def began(entry: Entry) -> str:
             info = entry.summary.info if entry.summary else {}
@@ -63,7 +63,7 @@ class Catalog:
         return sorted([entry for entry in found if entry is not None], key=began, reverse=True)
 
     def entry(self, slug: str) -> Entry:
-        """Return a run. Raises NotFound if there is none, UserError if it is unreadable."""
+        """Return a run. Raises NotFound if it does not exist, UserError if it is unreadable."""
         path = self._slugs().get(slug)
         entry = self._entry(slug, path) if path else None
         if entry is None:
@@ -80,7 +80,7 @@ class Catalog:
         return slugs
 
     def _entry(self, slug: str, path: Path) -> Entry | None:
-        """Return a run, from the cache if its files are the same; None if there is no run."""
+        """Return a run, from the cache if its files are unchanged; None if there is no run."""
         files = (slug, RunView(path).stamp(), holder(path))
         known = self._known.get(path)
         if known is not None and known[0] == files:
@@ -89,9 +89,9 @@ class Catalog:
         summary, damage = None, ""
         try:
             if existing_run(path) is None:
-                return None  # a run.json of something else
+                return None  # run.json of another program
             read = summarize(path)
-            _ = read.alarms  # a damaged log of events is damage of the run
+            _ = read.alarms  # raises if the log of events is damaged
             summary = read
         except FileNotFoundError:
             return None  # moved aside while it was read
@@ -106,7 +106,7 @@ class Catalog:
 
 
 def counted(entries: Sequence[Entry]) -> str:
-    """Count the readable runs, as `hone runs list` does: `4 runs, 1 evaluation`."""
+    """Count readable runs in words, as `hone runs list`: `4 runs, 1 evaluation`."""
     readable = [one for one in entries if not one.damage]
     evaluations = sum(one.is_evaluation for one in readable)
     previous = sum(one.previous and not one.is_evaluation for one in readable)
@@ -114,5 +114,5 @@ def counted(entries: Sequence[Entry]) -> str:
 
 
 def _as_text(name: str) -> str:
-    """Return a file's name as text; it may be any bytes."""
+    """Return a file name, which may be any bytes, as text."""
     return os.fsencode(name).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Descriptions of a run's charts and their lines, for `assets/charts.js`."""
+"""Charts of a run and their lines, as data for `assets/charts.js`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from markupsafe import Markup
 from hone.runs.metrics import unit
 
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
-"""Also the names of their colours in hone.css."""
+"""Outcomes, and their colours' names in hone.css."""
 _PALETTE = ("s1", "s2", "s3", "s4", "s5", "s6")
 _PHASES = {
     "data": "s5",
@@ -29,15 +29,15 @@ _PHASES = {
     "export": "s10",
     "record": "s6",
 }
-"""Colours of the phases of a step, in the order of the stack; others follow. No run has two phases of one colour."""
+"""Colours of a step's phases, in stack order; other phases follow. No run has two phases of one colour."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A metric in a chart. `*` matches any part of a name, which is `{}` in the label, with a line for each match.
+    """A metric in a chart. `*` matches any part of a name; each match is a line, with this part as `{}` in its label.
 
-    `color` is a name in hone.css. `low` and `high` are metrics that bound its interval. `points`: markers, without
-    smoothing. `steady`: it does not scatter. `weighted`: times the weight of its component in the reward.
+    `color` is a name in hone.css. `low` and `high` are the metrics of the interval's ends. `points`: markers, without
+    smoothing. `steady`: a line without scatter. `weighted`: multiplied by the component's weight in the reward.
     """
 
     metric: str
@@ -53,10 +53,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart against steps, tokens or hours, by default in the unit of its first metric.
+    """A chart over steps, tokens or hours. `unit`: by default the first metric's.
 
-    `stack`: lines are stacked areas; the rest of the metric `whole` is drawn as "other". `opens`: a click on a point
-    opens the samples of its step. `kinds` of runs have it, if they have the metric that it `needs`.
+    `stack`: lines are stacked areas; the remainder of the metric `whole` is drawn as "other". `opens`: a click on a
+    point opens the step's samples. `kinds`: kinds of runs with this chart; `needs`: a metric that they must have.
     """
 
     id: str
@@ -126,7 +126,7 @@ CHARTS = (
 
 
 def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts and lines of a run with these metrics and this run.json."""
+    """Return the charts of a run with the metrics `names` and the run.json `info`."""
     found = []
     for chart in CHARTS:
         lines = [made for line in chart.lines for made in _lines(line, names, info.get("reward_weights") or {})]
@@ -140,7 +140,7 @@ def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
 
 
 def _lines(line: Line, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[Line]:
-    """Yield a line for each metric that matches, with the next colours of the palette."""
+    """Yield a line for each matching metric, with the next colours of the palette."""
     pattern = re.escape(line.metric).replace(r"\*", "([^/]+)")
     matches = [match for name in names if (match := re.fullmatch(pattern, name))]
     for number, match in enumerate(matches):
@@ -154,7 +154,7 @@ def _lines(line: Line, names: Sequence[str], weights: Mapping[str, float]) -> It
 
 
 def _phases(lines: list[Line]) -> list[Line]:
-    """Return the phases of a step in the order of their stack."""
+    """Return the phases of a step in stack order."""
     phases = {line.label: line for line in lines if line.label not in ("step", "total")}
     if "wait" in phases:  # several processes: times of trainer and server are not part of the step
         phases = {name: line for name, line in phases.items() if name not in ("train", "publish", "update")}
@@ -163,7 +163,7 @@ def _phases(lines: list[Line]) -> list[Line]:
 
 
 def sparkline(values: Sequence[float]) -> Markup:
-    """Draw one or more values as a small line with the area below it; long series are averaged over stretches."""
+    """Draw values as a small line with the area below; long series are averaged over stretches."""
     width, height = 128, 28
     count = min(len(values), width // 2)
     edges = [round(index * len(values) / count) for index in range(count + 1)]

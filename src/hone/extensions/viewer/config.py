@@ -11,12 +11,12 @@ from hone.config.shared import ExecutedRun, GradingConfig
 
 
 class ViewConfig(BaseConfig):
-    """Show runs in a browser: curves, and the samples behind them. Reachable from this machine only."""
+    """Show runs in a browser: curves and samples. Only this machine can open the pages."""
 
     positional = "root"
 
     root: Path = Path("outputs")
-    """A run, or a folder that holds runs; also the first word of the command line."""
+    """A run, or a folder with runs; also the first word of the command line."""
     port: int = Field(default=8600, ge=1, le=65535)
     """Port on 127.0.0.1."""
 
@@ -24,16 +24,16 @@ class ViewConfig(BaseConfig):
 class ReportConfig(ExecutedRun):
     """Write the card of a run or an evaluation: settings, results and their uncertainty.
 
-    Two files in its directory: report.html and report.json. A running or killed run has one, too.
+    It is two files in the run's directory, report.html and report.json. The run may be running or killed.
     """
 
     output: Path | None = None
     """Write the files into this folder instead."""
     lenient: bool = True
-    """Also read incorrect completions leniently, by the task's grader."""
+    """Also let the task grade answers found anywhere in incorrect completions."""
     seconds: float = Field(default=60.0, gt=0)
-    """Time limit of that grading, in seconds; examples not read by then are left out, and counted."""
+    """Time limit of lenient grading, in seconds; later examples are left out and counted."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
-    """Print the facts as JSON, and write no file."""
+    """Print the card's facts as JSON, and write no file."""
     grading: GradingConfig = GradingConfig()
     """Execution of reward functions."""

@@ -1,4 +1,4 @@
-"""A completion as turns of a chat, with calls of tools."""
+"""A completion as turns of a chat, with tool calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hone.types import Message
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call: displayed arguments by name, or the `raw` text if it is malformed."""
+    """A tool call: arguments by name, as displayed, or the `raw` text of a malformed call."""
 
     name: str
     arguments: list[tuple[str, str]]
@@ -21,7 +21,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Turn:
-    """A message. `policy`: its index among the sampled ones; None if the environment wrote it."""
+    """A message. `policy`: its index among sampled messages; None if the environment wrote it."""
 
     role: str
     text: str
@@ -31,7 +31,7 @@ class Turn:
 
 
 def turns(messages: list[Message], sampled: bool = True) -> list[Turn]:
-    """Return the turns of messages; with `sampled`, the policy wrote the assistant's."""
+    """Return messages as turns. `sampled`: the policy wrote the assistant's messages."""
     made: list[Turn] = []
     for message in messages:
         role, calls = str(message.get("role") or "?"), message.get("tool_calls")
@@ -42,7 +42,7 @@ def turns(messages: list[Message], sampled: bool = True) -> list[Turn]:
 
 
 def messages_of(text: str | None) -> list[Message]:
-    """Parse a column of messages in JSON; if that fails, return its text as a message."""
+    """Parse JSON messages; if this fails, return the text as one message."""
     try:
         found = parse_json(text or "[]")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The page that compares runs: a chart for each chosen metric, and the settings that differ."""
+"""The page that compares runs: a chart per chosen metric, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hone.runs.metrics import METRICS, unit
 from hone.runs.summary import environments, shortened
 
 CHOSEN = 3
-"""Number of runs to draw if the query names none."""
+"""Number of runs to draw if the query names no run."""
 _LATER = ("canary/", "time/", "idle/", "queue/", "eval/")
-"""Prefixes of metrics that come last in the list to choose from."""
+"""Prefixes of metrics that come last in the list of metrics."""
 
 
 def curves(site: Site, query: QueryParams) -> str:
-    """Show the page for `runs` and `metrics` of the query, each repeated or with commas.
+    """Show the page for the query's `runs` and `metrics` (repeated keys, or values with commas).
 
-    Its script reads `x` (step, tokens or hours), `smooth` (in steps) and `log`.
+    The page's script reads `x` (step, tokens or hours), `smooth` (in steps) and `log`.
     """
     entries = {e.slug: e for e in site.catalog.entries() if e.summary is not None and not e.is_evaluation}
     named = names_in(query, "runs", entries)

@@ -1,4 +1,4 @@
-"""The pages of evaluations: the samples of one, and two compared example by example."""
+"""The pages of evaluations: samples of one evaluation, and a comparison of two by example."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CHANGES = {
     "worse": "less reward",
     "same": "as before",
 }
-"""Changes of an example between two evaluations, in the order of the page."""
+"""Changes of an example between two evaluations, in the page's order."""
 
 
 class Side(NamedTuple):
-    """One of two evaluations: of a `version` of a run, or a run of `hone eval` (None)."""
+    """One of two evaluations. `version`: of the run; None for a run of `hone eval`."""
 
     label: str
     slug: str
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
 
 def read_eval(run: RunView, version: int | None) -> list[Row]:
-    """Read an evaluation, with all keys that the pages use in each row. Raises UserError if it can't be read."""
+    """Read an evaluation's rows, each with all keys that pages use. Raises UserError if they can't be read."""
     try:
         rows = run.eval_rows(version)
     except OSError as error:
@@ -72,7 +72,7 @@ def read_eval(run: RunView, version: int | None) -> list[Row]:
 
 
 def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = None) -> str:
-    """Show the samples of a version of a run, or of a run of `hone eval`, which `against` compares with another one."""
+    """Show the samples of a run's version, or of a `hone eval` run. `against`: another such run to compare with."""
     entry = site.catalog.entry(slug)
     run, number = entry.state.files, None if version is None else whole("version", version)
     if number is not None:
@@ -115,7 +115,7 @@ def _mean(rows: list[Row]) -> float | None:
 
 
 def change(site: Site, query: QueryParams, slug: str, before: str, after: str) -> str:
-    """Show two evaluations of a run side by side, examples that became right or wrong first."""
+    """Show two evaluations of a run side by side; examples that became right or wrong come first."""
     entry = site.catalog.entry(slug)
     run, sides = entry.state.files, []
     for version in (whole("version", before), whole("version", after)):
@@ -127,7 +127,7 @@ def change(site: Site, query: QueryParams, slug: str, before: str, after: str) -
 def _compare(site: Site, query: QueryParams, entry: Entry, path: str, sides: list[Side]) -> str:
     kind = query.get("change", "")
     if kind not in ("", *CHANGES):
-        raise UserError(f"change cannot be {kind[:50]!r}: it is one of {', '.join(CHANGES)}")
+        raise UserError(f"change cannot be {kind[:50]!r}: give one of {', '.join(CHANGES)}")
     pairs, lone = paired(sides[0].rows, sides[1].rows)
     counts = Counter(pair.change for pair in pairs)
     turned, several = counts["right"] + counts["wrong"], any(pair.after["rollout"] for pair in pairs)
@@ -151,7 +151,7 @@ def _compare(site: Site, query: QueryParams, entry: Entry, path: str, sides: lis
 
 
 def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
-    """Pair completions of the same example and rollout, changes first; count those without a counterpart."""
+    """Pair completions of the same example and rollout, changed ones first; count completions without a partner."""
     known = _by_example(before)
     both = [(known[key], row) for key, row in _by_example(after).items() if key in known]
     pairs = [Pair(was, became, _change(was, became)) for was, became in both]
@@ -164,7 +164,7 @@ def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
 
 
 def _by_example(rows: list[Row]) -> dict[Any, Row]:
-    """Return completions by example and rollout, numbered if there are several: a task may repeat an example."""
+    """Return completions by example, rollout and a number, since a task may repeat an example."""
     seen: Counter[Any] = Counter()
     found = {}
     for row in rows:
@@ -185,12 +185,12 @@ def _change(before: Row, after: Row) -> str:
 
 def _check_evaluation(entry: Entry) -> None:
     if not entry.is_evaluation:
-        raise NotFound(f"{entry.name} is no evaluation: choose a run of `hone eval`, or a version that was evaluated")
+        raise NotFound(f"{entry.name} is not an evaluation: choose a run of `hone eval`, or an evaluated version")
 
 
 def _check_version(entry: Entry, version: int, versions: list[int]) -> None:
     if not versions:
-        raise NotFound(f"{entry.name} has no samples of versions: an RL run has them with `orchestrator.eval`")
+        raise NotFound(f"{entry.name} has no samples of evaluations: RL runs have them with `orchestrator.eval`")
     if version not in versions:
         has = ", ".join(map(str, versions))
-        raise NotFound(f"there is no evaluation of version {version}: there are those of {has}")
+        raise NotFound(f"there is no evaluation of version {version}: evaluated versions are {has}")

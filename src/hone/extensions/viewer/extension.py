@@ -1,4 +1,4 @@
-"""`hone view` and `hone report`: runs in a browser, and the card of one."""
+"""`hone view` and `hone report`: runs in a browser, and the card of a run."""
 
 from hone.extension import Command, Key, Watch
 

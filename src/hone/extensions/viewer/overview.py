@@ -1,4 +1,4 @@
-"""The overview of a run, in words and as charts, and its card."""
+"""The overview page of a run, with charts, and the page of its card."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hone.runs.summary import Summary, alarms_in, describe_event, environments, 
 from hone.runs.view import OVER
 
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "pushed", "not_finite", "predicted"}
-"""Events without a line on the curves: alarms are areas, and the others may happen at every step."""
+"""Events without a line on the curves: alarms are areas, other events may happen at every step."""
 _SOMEWHERE = 10**9
-"""A step that no run has: scripts replace it by the clicked one."""
+"""Placeholder step in links, which scripts replace by the clicked step."""
 INTERVAL = (
-    "of the last evaluation, over examples: Student's t of a reward, cut where rewards end, Wilson's of a share and "
-    "of a reward of 0 or 1, with the effective number of completions where an example has several."
+    "of the last evaluation, over examples. Rewards: Student's t, cut at the reward's bounds. Shares and rewards of "
+    "0 or 1: Wilson's, with the effective number of completions if examples have several."
 )
 _CHANGES = {
     "val/loss": "validation loss, nats per token",
@@ -35,7 +35,7 @@ _CHANGES = {
     "completion/length/mean": "length, tokens",
     "entropy": "entropy, nats per token",
 }
-"""Metrics of training that the overview shows before and now; the loss for SFT only."""
+"""Training metrics that the overview shows before and now; the loss only for SFT."""
 
 
 def run(site: Site, query: QueryParams, slug: str) -> str:
@@ -79,7 +79,7 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
 
 
 def card(site: Site, query: QueryParams, slug: str) -> str:
-    """Show the current card of a run, with the stored lenient reading of `hone report`."""
+    """Show the current card of a run, with the lenient reading that `hone report` stored."""
     entry = site.catalog.entry(slug)
     found = facts_of(entry.path, stored)
     return site.run_page("card.html", entry, "card/", f"Card of {entry.name}", card=found, body=body(found))
@@ -96,7 +96,7 @@ def headline(run: Summary) -> str:
 
 
 def stats(run: Summary, changed: Sequence[tuple[str, str, str, str, str]]) -> Iterator[tuple[str, str, str]]:
-    """Yield (title, value, note) of the current state, held-out results of `changes` first."""
+    """Yield (title, value, note) for the run's state; held-out results in `changed` come first."""
     for what, before, now, interval, _ in changed:
         if what.startswith("held"):
             yield what, now, ", ".join([f"before: {before}", *([f"95 %: {interval}"] if interval else [])])
@@ -111,7 +111,7 @@ def stats(run: Summary, changed: Sequence[tuple[str, str, str, str, str]]) -> It
 
 
 def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield (title, before or "–", now, 95 % interval, versions) of each metric, held-out ones first."""
+    """Yield (title, before or "–", now, 95 % interval, versions) for each metric, held-out metrics first."""
     rows: list[tuple[str, str, str]] = []
     for env in environments(series.names):
         rows += [(f"eval/{env}/reward/mean", f"held-out reward, {env}", f"eval/{env}/ci95")]
@@ -132,7 +132,7 @@ def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, 
 
 
 def _number(name: str, value: float | None, digits: int | None = None) -> str:
-    """Format a metric: a share in percent, others with these decimals, or with six digits."""
+    """Format a metric: a share in percent, others with `digits` decimals or six digits."""
     if value is None:
         return "–"
     if unit(name) == SHARE:
@@ -141,7 +141,7 @@ def _number(name: str, value: float | None, digits: int | None = None) -> str:
 
 
 def markers(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return alarms and rare events to mark on the curves; `until` is the step at which an alarm was over."""
+    """Return alarms and rare events to mark on the curves. `until`: the step at which an alarm ended."""
     found = [
         {"step": one.since, "kind": "alarm", "text": f"{one.name}: {one.evidence}", "until": one.over}
         for one in alarms_in(events)

@@ -1,9 +1,9 @@
-"""Searches of completions: words and filters, as in a page's address.
+"""Searches of completions: words and filters, given in a page's address.
 
     q=wait "let me check" /\\d+ \\* \\d+/     words, phrases, regular expressions: all must occur
     outcome=wrong&advantage=positive&reward_min=0.5&first=100&sort=-reward
 
-Case does not matter. Regular expressions are RE2's, which take time linear in the text, whatever is written.
+Case is ignored. Regular expressions are RE2's, which always take time linear in the text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SORTS = {
     "length": ("shortest", "length(text), step DESC, row"),
     "-length": ("longest", "length(text) DESC, step DESC, row"),
 }
-"""By name in the address: a title, and SQL."""
+"""By name in the address: title and SQL."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "outcome": tuple(str(outcome) for outcome in Outcome),
     "advantage": ("positive", "negative", "zero"),
@@ -56,7 +56,7 @@ _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")
 
 @dataclass(frozen=True)
 class Query:
-    """Words and filters; "" or None is no filter. `length`s are in characters, `first` and `last` are steps."""
+    """Words and filters; "" or None: no filter. Lengths are in characters; `first` and `last` are steps."""
 
     q: str = ""
     example: str = ""
@@ -75,13 +75,13 @@ class Query:
 
     @classmethod
     def from_address(cls, values: Mapping[str, str]) -> Query:
-        """Read the parameters of an address. Raises UserError for a bad value; ignores other names."""
+        """Parse the parameters of an address. Raises UserError for a bad value; ignores unknown names."""
         given = {field: values.get(field.name, "").strip() for field in fields(cls)}
         query = cls(**{f.name: _value(f.name, text, f.default) for f, text in given.items() if text})
         if len(query.q) > _LONGEST:
-            raise UserError(f"that is {len(query.q):,} characters to look for: {_LONGEST:,} are the most")
+            raise UserError(f"the search has {len(query.q):,} characters: at most {_LONGEST:,} are allowed")
         if query.page < 1:
-            raise UserError(f"there is no page {query.page}: pages are counted from 1")
+            raise UserError(f"there is no page {query.page}: pages start at 1")
         return query
 
     @property
@@ -92,7 +92,7 @@ class Query:
         return [found[2] or escape(found[1] or found[3]) for found in _TERM.finditer(clean(self.q))]
 
     def where(self) -> tuple[str, dict[str, Any]]:
-        """Return the condition in SQL, and its parameters; without steps, which choose files."""
+        """Return the condition in SQL, and its parameters. Steps are not in it: they select files."""
         patterns = {f"word{i}": pattern for i, pattern in enumerate(self.patterns())}
         values = {name: value for name in _CONDITIONS if (value := getattr(self, name)) not in ("", None)}
         parts = [f"regexp_matches(text, ${name}, 'i')" for name in patterns] + [_CONDITIONS[name] for name in values]
@@ -116,20 +116,20 @@ def escape(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace halves of characters, which an address may have and UTF-8 can't encode."""
+    """Replace lone surrogates, which an address may have and UTF-8 can't encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _value(name: str, text: str, default: Any) -> Any:
     if name in CHOICES and text not in CHOICES[name]:
-        raise UserError(f"{name} cannot be {text[:50]!r}: it is one of {', '.join(CHOICES[name])}")
+        raise UserError(f"{name} cannot be {text[:50]!r}: give one of {', '.join(CHOICES[name])}")
     if isinstance(default, str):
         return clean(text)
     whole = not name.startswith("reward")
     try:
         value = int(text) if whole else float(text)
     except ValueError:
-        raise UserError(f"{name} is {text[:50]!r}, which is no {'whole ' if whole else ''}number") from None
+        raise UserError(f"{name} is {text[:50]!r}, which is not a {'whole ' if whole else ''}number") from None
     if not math.isfinite(value) or abs(value) > 2**53:
-        raise UserError(f"{name} is {text[:50]!r}: give a number that is not as large")
+        raise UserError(f"{name} is {text[:50]!r}: give a smaller number")
     return value

@@ -1,4 +1,4 @@
-"""The list of runs: a row for each."""
+"""The page with the list of runs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ COLUMNS = {
 }
 EVALUATIONS = {name: COLUMNS[name] for name in ("name", "status", "held_out", "correct", "time", "usd", "started")}
 EVALUATIONS |= {"name": "evaluation", "held_out": "reward"}
-"""The same for runs of `hone eval`."""
+"""Columns for runs of `hone eval`."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, the key to sort by, a note below, and a tooltip."""
+    """A table cell: text, sort key, note below the text, and tooltip."""
 
     text: str = ""
     sort: str | float = ""
@@ -47,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A run in the table, with its cells by column. The filter searches `words`; `share` is done if it is running."""
+    """A run's row, with cells by column. The filter searches `words`; `share`: done part of a running run."""
 
     entry: Entry
     cells: dict[str, Cell]
@@ -56,9 +56,9 @@ class Row:
 
 
 def runs(site: Site, query: QueryParams) -> str:
-    """Show a table of training runs, and of evaluations and earlier runs below.
+    """Show a table of training runs; below it, tables of evaluations and of earlier runs.
 
-    `q` has words, `settings` keys of configs as columns, `sort` a column, with `-` in front for the highest first.
+    In the query: `q`, words; `settings`, config keys to show as columns; `sort`, a column, `-` for the highest first.
     """
     entries = site.catalog.entries()
     readable = [entry for entry in entries if entry.summary is not None]
@@ -92,7 +92,7 @@ def runs(site: Site, query: QueryParams) -> str:
 
 
 def differing_settings(states: Iterable[Summary]) -> list[str]:
-    """Return the settings that differ between runs of the same kind, if they can change the numbers."""
+    """Return the settings that can change results and differ between runs of the same kind."""
     first: dict[str, dict[str, Any]] = {}
     names: set[str] = set()
     for state in states:
@@ -101,7 +101,7 @@ def differing_settings(states: Iterable[Summary]) -> list[str]:
 
 
 def _sorted(rows: list[Row], sort: str) -> list[Row]:
-    """Return rows by the column `sort`, those without a value last."""
+    """Return the rows sorted by column `sort`, rows without a value last."""
     column = sort.removeprefix("-")
     values = {row.entry.slug: row.cells.get(column, Cell()).sort for row in rows}
     filled = [row for row in rows if values[row.entry.slug] != ""]
@@ -110,7 +110,7 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
 
 
 def _columns(id: str, rows: list[Row], settings: list[str]) -> dict[str, str]:
-    """Return the heads of a table of runs, with settings after names; prices and alarms only if a run has any."""
+    """Return the headings of a table of runs, settings after names; `usd` and `alarms` only if a run has them."""
     heads = EVALUATIONS if id == "evaluations" else COLUMNS
     unused = {key for key in ("usd", "alarms") if not any(row.cells[key].text for row in rows)}
     columns = {"name": heads["name"]} | dict(zip(settings, settings, strict=True))

@@ -1,4 +1,4 @@
-"""The pages of a step's completions, and of one completion."""
+"""The page of a step's completions, and the page of one completion."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hone.runs.files import parse_json
 from hone.types import Message
 
 ON_A_PAGE = 512
-"""Completions of a step on a page; its groups stay whole."""
+"""Most completions of a step on a page; groups are not split."""
 _MATES = ("group", "sample_id", "reward", "outcome", "advantage", "stop_reason", "state", "sampled_mask")
 
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one draw: the `rows` to show, of `count`."""
+    """The completions of one draw: `rows` are shown, of `count`."""
 
     index: int
     rows: list[Row]
@@ -38,7 +38,7 @@ class Group:
 
 
 def _open(site: Site, slug: str, step: str) -> tuple[Entry, Store, int, list[int]]:
-    """Return the run, its store, the step as a number, and all steps. Raises NotFound if one is missing."""
+    """Return the run, its store, the step's number, and all steps. Raises NotFound if run or step is missing."""
     entry = site.catalog.entry(slug)
     store = Store(entry.path)
     steps = list(store.stamps())
@@ -47,9 +47,9 @@ def _open(site: Site, slug: str, step: str) -> tuple[Entry, Store, int, list[int
     except NotFound as error:
         raise NotFound(f"{error}: the run has steps {steps[0]} to {steps[-1]}" if steps else str(error)) from None
     if not steps:
-        raise NotFound("this run has no completions: an RL run has them, once its first step is done")
+        raise NotFound("this run has no completions: only RL runs have them, after their first step")
     if number not in steps:
-        raise NotFound(f"there are no completions of step {number}: the run has those of {steps[0]} to {steps[-1]}")
+        raise NotFound(f"there are no completions of step {number}: the run has steps {steps[0]} to {steps[-1]}")
     return entry, store, number, steps
 
 
@@ -87,7 +87,7 @@ def step(site: Site, query: QueryParams, slug: str, step: str) -> str:
 
 
 def _groups(rows: list[Row], shown: list[Row], page: int) -> tuple[list[Group], int]:
-    """Return the groups of one page, and the number of pages."""
+    """Return the groups on page `page`, and the number of pages."""
     all_rows = {key: list(group) for key, group in itertools.groupby(rows, lambda row: row["group"])}
     pages: list[list[Group]] = [[]]
     count = 0
@@ -108,7 +108,7 @@ def _moments(rows: list[Row]) -> tuple[float | None, float | None]:
 
 
 def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> str:
-    """Show one completion with coloured tokens, its facts, and links to its neighbours in the step."""
+    """Show one completion with coloured tokens and its facts, and links to neighbours in the step."""
     entry, store, number, _ = _open(site, slug, step)
     index = whole("row", row)
     one = store.sample(number, index)
@@ -119,7 +119,7 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
         one = _row_of_trajectory(one, branches[trajectory - 1], trajectory)
     color = query.get("color") or "logprob"
     if color not in (*tokens.QUANTITIES, "none"):
-        raise UserError(f"color cannot be {color[:50]!r}: it is one of {', '.join(tokens.QUANTITIES)} or none")
+        raise UserError(f"color cannot be {color[:50]!r}: give one of {', '.join(tokens.QUANTITIES)} or none")
     known, why = vocabulary.find(store.run)
     read = None
     try:
@@ -171,7 +171,7 @@ def _further_trajectories(one: Row) -> list[dict[str, Any]]:
 
 
 def _row_of_trajectory(one: Row, branch: dict[str, Any], number: int) -> Row:
-    """Replace the first trajectory in a sample's row by another one."""
+    """Return a sample's row with another trajectory instead of the first."""
     given, mask = branch.get("messages"), branch.get("sampled_mask") or []
     messages: list[Message] = given if given is not None and conversation.is_messages(given) else []
     turns = sum(bool(is_sampled) and not before for before, is_sampled in itertools.pairwise([False, *mask]))

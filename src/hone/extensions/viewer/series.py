@@ -1,4 +1,4 @@
-"""The metrics and timings of a run as columns, with a row for each step. Missing values are NaN here, null in JSON."""
+"""The metrics and timings of a run as columns with a row per step. Missing values are NaN here, null in JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 from hone.runs.view import RunView
 
 POINTS = 2000
-"""Most rows to draw completely; of more, only the extremes of each metric."""
+"""Most rows to draw completely; with more, only each metric's extremes are drawn."""
 
 
 class Series:
-    """The current columns of a run. Raises UserError for a damaged line."""
+    """The columns of a run's current files. Raises UserError for a damaged line."""
 
     def __init__(self, folder: Path):
         lines: dict[int, dict[str, Any]] = {}
@@ -26,7 +26,7 @@ class Series:
         for record in [*run.metric_lines(), *run.timing_lines()]:
             lines.setdefault(record["step"], {}).update(record)
         self.steps = np.array(sorted(lines), np.int64)
-        """The steps that have a line, ascending [rows]."""
+        """Steps with a line, ascending [rows]."""
         self._columns: dict[str, np.ndarray] = {}
         for row, step in enumerate(self.steps.tolist()):
             for name, value in lines[step].items():
@@ -38,7 +38,7 @@ class Series:
         return list(self._columns)
 
     def column(self, name: str) -> np.ndarray:
-        """Return float64 [rows], NaN if there is no value."""
+        """Return a metric as float64 [rows]; NaN if a step has no value."""
         found = self._columns.get(name)
         return np.full(len(self.steps), math.nan) if found is None else found
 
@@ -58,12 +58,12 @@ def _read(folder: Path, changed: Any) -> Series:
 
 
 def read_series(folder: Path) -> Series:
-    """Return the current columns of a run; they are read again only if its files have changed."""
+    """Return the columns of a run; read again only if files have changed."""
     return _read(folder, RunView(folder).stamp())
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:
-    """Return x axes by name, each [rows]: `step`, and `tokens` and `hours` of training before the step."""
+    """Return x axes by name, [rows] each: `step`, and `tokens` and `hours` trained before the step."""
     total = series.column("time/total")
     seconds = np.nancumsum(series.column("time/step")) if np.isnan(total).all() else total
 
@@ -75,8 +75,8 @@ def axes(series: Series) -> dict[str, np.ndarray]:
 
 
 def extremes(values: np.ndarray, points: int) -> np.ndarray:
-    """Return ascending indices of at most `points` values that look like all when drawn: the extremes of each part, the
-    first and the last. NaN are left out.
+    """Return ascending indices of at most `points` values that look like all when drawn: extremes of each part,
+    the first and the last value. NaN are left out.
     """
     known = np.flatnonzero(~np.isnan(values))
     if len(known) <= points:
@@ -92,8 +92,8 @@ def extremes(values: np.ndarray, points: int) -> np.ndarray:
 def to_json(series: Series, names: Iterable[str], stacks: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
     """Return the data of a page's charts.
 
-    `x` has the axes of the used rows, `series` the values `y` of each metric: one for each row or, for a sparse or
-    thinned metric, for each of `rows`, indices of rows. Metrics of one of the `stacks` are thinned to the same rows.
+    `x`: the axes, for the used rows. `series`: the values `y` of each metric, one per used row; a sparse or thinned
+    metric also has `rows`, the indices of its values' rows. Metrics in a stack are thinned to the same rows.
     """
     count = len(series.steps)
     columns = {name: series.column(name) for name in names}
@@ -121,7 +121,7 @@ def to_json(series: Series, names: Iterable[str], stacks: Iterable[Sequence[str]
 
 
 def _plain(values: np.ndarray) -> list[Any]:
-    """Convert numbers for JSON: None if not finite."""
+    """Convert numbers for JSON; None if not finite."""
     if values.dtype.kind == "i":
         return values.tolist()
     return [value if math.isfinite(value) else None for value in values.tolist()]

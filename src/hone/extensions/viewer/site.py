@@ -1,4 +1,4 @@
-"""Shared parts of pages: templates with their filters, links between pages, the tabs of a run."""
+"""Shared parts of pages: templates and their filters, links, the tabs of a run."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 ASSETS = Path(str(resources.files("hone.extensions.viewer"))) / "assets"
 _TABS = {"": "overview", "step": "samples", "sample": "samples"}
 _TABS |= {"eval": "held-out samples", "change": "before and after", "card": "run card"}
-"""The tab of a run's page by the first word of its path."""
+"""Tab of a run's page, by the first word of the page's path."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """Relative links, for any proxy, from the page `here`: a path that ends with a slash, or "" (the list of runs)."""
+    """Relative links, for any proxy, from the page `here`: a path that ends with "/", or "" for the list of runs."""
 
     here: str = ""
 
     def to(self, *path: object, **query: Any) -> str:
-        """Return the link to a page by the parts of its path, without None."""
+        """Return the link to the page with these path parts, without None."""
         parts = "".join(f"{quote(str(part), safe='~')}/" for part in path if part is not None)
         given = {name: value for name, value in query.items() if value not in (None, "")}
         return (self._up + parts or "./") + (f"?{urlencode(given, errors='replace')}" if given else "")
@@ -55,11 +55,11 @@ class Site:
         self.catalog = catalog
 
     def page(self, template: str, here: str, title: str, **values: Any) -> str:
-        """Render a page at the path `here` (as in `Links`). Templates get `links`, `title` and these values."""
+        """Render a page at the path `here` (as in `Links`). Its template gets `links`, `title` and `values`."""
         text = self._templates.get_template(template).render(
             links=Links(here), title=title, root=str(self.catalog.root), **values
         )
-        return text.encode("utf-8", "backslashreplace").decode()  # JSON can bring halves of characters
+        return text.encode("utf-8", "backslashreplace").decode()  # JSON can contain lone surrogates
 
     def run_page(
         self, template: str, entry: Entry, path: str, title: str, step: int | None = None, **values: Any
@@ -70,7 +70,7 @@ class Site:
         return self.page(template, f"run/{entry.slug}/{path}", title, **frame, **values)
 
     def error(self, here: str, title: str, sentence: str) -> str:
-        """Render an error at the path `here`, with a link to the run if that can be shown."""
+        """Render an error at the path `here`, with a link to the run if its page can be shown."""
         parts = unquote(here).split("/")
         found = [entry for entry in self.catalog.entries() if parts[0] == "run" and parts[1:2] == [entry.slug]]
         run = found[0] if found and not found[0].damage and "".join(parts[2:]) else None
@@ -89,24 +89,24 @@ class Site:
 
 
 def with_code(text: str) -> Markup:
-    """Return a sentence with code for text in backticks."""
+    """Return HTML of a sentence, with text in backticks as code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(visible(text)))))
 
 
 def json_block(value: Any) -> Markup:
-    """Return JSON for `<script type="application/json">`: no text in it can end the element."""
+    """Return JSON for `<script type="application/json">`, escaped so that no text in it ends the element."""
     return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
 
 
 def again(query: QueryParams, **changes: Any) -> str:
-    """Return the address of the same page with changed parameters, without empty ones."""
+    """Return the same page's address with changed parameters; empty ones are left out."""
     unchanged = [(name, value) for name, value in query.multi_items() if name not in changes]
     given = [(name, str(value)) for name, value in changes.items() if value not in (None, "")]
     return f"?{urlencode(unchanged + given, errors='replace')}"
 
 
 def names_in(query: QueryParams, key: str, known: Iterable[str] = ()) -> list[str]:
-    """Return the values of a key that may be repeated, or have commas between values."""
+    """Return the values of a key that is repeated, or has values with commas."""
     there = set(known)
     names = (name for value in query.getlist(key) for name in ([value] if value in there else value.split(",")))
     return list(dict.fromkeys(filter(None, names)))
@@ -115,5 +115,5 @@ def names_in(query: QueryParams, key: str, known: Iterable[str] = ()) -> list[st
 def whole(name: str, text: str) -> int:
     """Parse a number in an address. Raises NotFound for other text."""
     if not text.isdecimal() or len(text) > 9:
-        raise NotFound(f"{name} is {text if len(text) <= 20 else f'{text[:20]}…'!r}, which is no number")
+        raise NotFound(f"{name} is {text if len(text) <= 20 else f'{text[:20]}…'!r}, which is not a number")
     return int(text)

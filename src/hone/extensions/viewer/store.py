@@ -1,9 +1,9 @@
-"""The completions of a run, from `rollouts/step_*.parquet`: of a step, a single one, or hits of a search.
+"""The completions of a run, from `rollouts/step_*.parquet`: of a step, a single one, or the hits of a search.
 
-A run may be writing or rolled back meanwhile: a search leaves out files that can't be read, and names them.
+The run may write files or be rolled back meanwhile: a search leaves out unreadable files, and names them.
 
 DuckDB searches many files in a tenth of the time of loops over pyarrow, as it reads only the needed columns and rows.
-User input reaches it as parameters, never as part of SQL.
+DuckDB gets user input as parameters, never in SQL text.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     import pyarrow
 
 Row = dict[str, Any]
-"""A completion: columns of `hone.runs.rollouts.schema`, with `row` (its place in its file) and `tokens` (sampled)."""
+"""A completion: columns of `hone.runs.rollouts.schema`, `row` (its index in the file) and `tokens` (sampled)."""
 Stamps = dict[int, tuple[str, int, int]]
-"""The files by step: path, time of the last change in ns, bytes."""
+"""Files by step: path, time of the last change in ns, size in bytes."""
 LIGHT = (
     "step", "draw", "group", "sample_id", "example_id", "reward", "components", "weights", "outcome", "detail",
     "advantage", "state", "stop_reason", "prompt", "text", "answer", "completion", "sampled_mask",
 )  # fmt: skip
-"""Columns for lists of completions: no token ids, no logprobs."""
+"""Columns for lists of completions, without token ids and logprobs."""
 _TEXTS = ("text", "outcome", "detail", "stop_reason", "state", "answer", "sample_id", "example_id")
 _FACTS = ("step", "sample_id", "reward", "outcome", "advantage", "state", "stop_reason", "text", "sampled_mask")
 _SECONDS = 10.0
-"""Time limit of a query."""
+"""Time limit of a query, in seconds."""
 _CONFIG = {
     "threads": 2,
     "memory_limit": "200MB",
@@ -50,7 +50,7 @@ _MOST_DAMAGED = 20
 
 @cache
 def _database() -> tuple[Any, threading.Semaphore]:
-    """Return the in-memory database, and a semaphore for two queries at a time."""
+    """Return the in-memory database, and a semaphore for two simultaneous queries."""
     import duckdb
 
     made = duckdb.connect(":memory:", config=_CONFIG)  # pyright: ignore[reportArgumentType]
@@ -60,9 +60,9 @@ def _database() -> tuple[Any, threading.Semaphore]:
 
 
 def ask(sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> dict[str, Any]:
-    """Return the result of a statement as arrays by column, which take a hundredth of the memory of tuples.
+    """Return the result of an SQL statement as arrays by column, which take a hundredth of the memory of tuples.
 
-    Raises UserError after `seconds`, or if it runs out of memory.
+    Raises UserError after `seconds`, or if memory runs out.
     """
     import duckdb
 
@@ -73,16 +73,16 @@ def ask(sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> d
         try:
             return cursor.execute(sql, dict(parameters)).fetchnumpy()
         except duckdb.InterruptException:
-            raise UserError(f"this took more than {seconds:g} s: look at fewer steps, or for rarer words") from None
+            raise UserError(f"this took more than {seconds:g} s: search fewer steps, or rarer words") from None
         except duckdb.OutOfMemoryException:
-            raise UserError("this takes more memory than the viewer allows itself: look at fewer steps") from None
+            raise UserError("this takes more memory than the viewer may use: search fewer steps") from None
         finally:
             timer.cancel()
 
 
 @dataclass(frozen=True)
 class Hits:
-    """A page of a search: the number of all hits, the rows of this page with the first word's match in each, and
+    """A page of a search: the number of all hits, the rows of this page, the first word's match in each row, and
     sentences about unreadable files.
     """
 
@@ -93,13 +93,13 @@ class Hits:
 
 
 class Store:
-    """The completions of the run in `folder`. Cheap to make: searches are cached by the files' stamps."""
+    """The completions of the run in `folder`. Searches are cached as long as the files' stamps are the same."""
 
     def __init__(self, folder: Path) -> None:
         self.run = Run(folder)
 
     def stamps(self, first: int | None = None, last: int | None = None) -> Stamps:
-        """Return the existing files of a range of steps."""
+        """Return the existing files for steps `first` to `last`."""
         found: Stamps = {}
         for step, path in steps_in(self.run.path / ROLLOUTS, ".parquet").items():
             if (first or 0) <= step <= (step if last is None else last) and (known := stamp(path)):
@@ -107,26 +107,26 @@ class Store:
         return found
 
     def rows(self, step: int, columns: Sequence[str] = LIGHT) -> list[Row]:
-        """Return the completions of a step, in order. Raises UserError if there are none, or its file is damaged."""
+        """Return a step's completions, in order. Raises UserError if the step's file is missing or damaged."""
         return _rows(self._table(step, columns))
 
     def sample(self, step: int, row: int) -> Row:
-        """Return one completion with all columns. Raises UserError if there is none."""
+        """Return one completion with all columns. Raises UserError if it does not exist."""
         table = self._table(step, None)
         if not 0 <= row < len(table):
-            raise UserError(f"step {step} has no completion {row}: they are numbered from 0 to {len(table) - 1}")
+            raise UserError(f"step {step} has no completion {row}: completions are 0 to {len(table) - 1}")
         return _rows(table.slice(row, 1))[0] | {"row": row}
 
     def _table(self, step: int, columns: Sequence[str] | None) -> pyarrow.Table:
         try:
             return self.run.rollouts(step, columns)
         except FileNotFoundError:
-            raise UserError(f"the completions of step {step} have just gone: the run was rolled back") from None
+            raise UserError(f"the completions of step {step} were just removed: the run was rolled back") from None
         except KeyError as error:
             raise UserError(f"step {step} cannot be shown: its file lacks a column ({error})") from None
 
     def search(self, query: Query) -> Hits:
-        """Return the page of completions that `query` asks for. Raises UserError for a bad expression."""
+        """Return the query's page of hits. Raises UserError for an invalid regular expression."""
         import duckdb
 
         patterns = query.patterns()
@@ -136,7 +136,7 @@ class Store:
             except duckdb.Error as error:
                 why = first_line(error).removeprefix("Invalid Input Error: ")
                 raise UserError(
-                    f"/{pattern[:100]}/ is no regular expression ({why}): correct it, or put it in quotes"
+                    f"/{pattern[:100]}/ is not a regular expression ({why}): correct it, or use quotes"
                 ) from None
         files = tuple(self.stamps(query.first, query.last).items())
         steps, rows, skipped = _search(files, replace(query, page=1))
@@ -150,7 +150,7 @@ class Store:
         return Hits(len(steps), shown, found, [*skipped, *gone])
 
     def at(self, steps: np.ndarray, rows: np.ndarray) -> tuple[list[Row], list[str]]:
-        """Return the completions of these steps and rows, and sentences about missing ones."""
+        """Return the completions with these steps and rows, and sentences about missing files."""
         places = list(zip(steps.tolist(), rows.tolist(), strict=True))
         found: dict[tuple[int, int], Row] = {}
         gone = []
@@ -167,7 +167,7 @@ class Store:
 
 
 def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the columns of a statement over `read_parquet($files, …)`, and sentences about unreadable files."""
+    """Return the columns of a statement on `read_parquet($files, …)`, and sentences about unreadable files."""
     import duckdb
 
     def read(steps: Sequence[int]) -> dict[str, np.ndarray]:
@@ -187,19 +187,19 @@ def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str,
             read([step])
         except duckdb.Error as error:
             gone = not Path(file).exists()
-            why = "it has gone meanwhile" if gone else f"it is damaged ({first_line(error)[:200]})"
+            why = "it was removed meanwhile" if gone else f"it is damaged ({first_line(error)[:200]})"
             bad[step] = f"{file} is left out: {why}"
         if len(bad) > _MOST_DAMAGED:
-            raise UserError(f"many files of {Path(file).parent} cannot be read: restore them from a copy")
+            raise UserError(f"many files in {Path(file).parent} cannot be read: restore them from a backup")
     if not bad:
-        raise UserError(f"this cannot be looked up ({problem})")
+        raise UserError(f"this search failed ({problem})")
     columns, more = scan(sql, values, {step: stamps[step] for step in stamps if step not in bad})
     return columns, [*bad.values(), *more]
 
 
 @lru_cache(maxsize=8)
 def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return steps and rows of all hits in these files, in order; cached for turning pages."""
+    """Return steps and rows of all hits in these files, in order; cached for the next pages."""
     condition, values = query.where()
     sql = (
         "SELECT step, file_row_number AS row FROM read_parquet($files, file_row_number = true) "
@@ -211,11 +211,11 @@ def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarra
 
 
 def _rows(table: pyarrow.Table) -> list[Row]:
-    """Return rows as Python values: maps as dicts, `tokens` instead of the mask if there are no token ids."""
+    """Return rows as Python values, maps as dicts. Without token ids, `tokens` replaces the sampled mask."""
     tokens = _count_true(table["sampled_mask"]) if "sampled_mask" in table.column_names else [0] * len(table)
     if "sampled_mask" in table.column_names and "token_ids" not in table.column_names:
         table = table.drop_columns(["sampled_mask"])
-    rows = [dict.fromkeys(LIGHT) | row for row in table.to_pylist()]  # a file of others may lack any column
+    rows = [dict.fromkeys(LIGHT) | row for row in table.to_pylist()]  # a file of another program may lack any column
     for i, row in enumerate(rows):
         row |= {"row": i, "tokens": tokens[i]} | {name: row[name] or "" for name in _TEXTS}
         for name in ("components", "weights"):

@@ -1,6 +1,6 @@
 """The text of a completion by token, with logprob, entropy, gap and advantage.
 
-Each token is an element, coloured by one of them, with all of them as a tooltip. The middle of a long text is folded.
+Each token is an HTML element: its colour shows one quantity, its tooltip shows all. The middle of long texts is folded.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from hone.pages import visible
 from hone.runs.reader import Run
 
 FOLD = 20_000
-"""Characters of a completion before it is folded."""
+"""Most characters of a completion that is not folded."""
 _HEAD = 0.8
-"""The share of them from the beginning; the rest is the end."""
+"""Share of FOLD for the beginning of a folded text; the rest is for its end."""
 _ELEMENTS = 8000
-"""Most tokens with an element each; in a longer text a stretch of one colour is an element, without a tooltip."""
+"""Up to this many tokens, each token is an element; in longer texts, a stretch of one colour, without tooltip."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity to colour tokens by: `edges` separate its levels; a signed one has levels on both sides of 0."""
+    """A quantity for the colour of tokens: `edges` separate levels; a signed quantity has levels on both sides of 0."""
 
     title: str
     edges: tuple[float, ...]
     signed: bool = False
 
     def legend(self) -> list[tuple[str, str]]:
-        """Return the class of each level with its range in words."""
+        """Return each level's CSS class and range in words."""
         ends = [f"{edge:g}" for edge in self.edges]
         ranges = [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"{ends[-1]} and more"]
         if not self.signed:
@@ -49,28 +49,28 @@ class Quantity:
         return [*low, ("", f"{ranges[0]} either way"), *((f"l{i}", f"+{ranges[i]}") for i in range(1, len(ranges)))]
 
     def classes(self, values: np.ndarray) -> list[str]:
-        """Return the class of each value; "" below the first edge, and for NaN."""
+        """Return each value's CSS class; "" below the first edge, and for NaN."""
         levels = np.searchsorted(self.edges, np.abs(np.nan_to_num(values)), side="right")
         signs = ("m" if self.signed and value < 0 else "l" for value in values)
         return [f"{sign}{level}" if level else "" for sign, level in zip(signs, levels.tolist(), strict=True)]
 
 
 QUANTITIES = {
-    "logprob": Quantity("surprise: minus the logprob that the sampler gave the token, in nats", (0.1, 0.5, 1, 2, 4, 8)),
-    "entropy": Quantity("entropy of the distribution that the token came from, in nats", (0.1, 0.3, 0.7, 1.2, 2, 3)),
+    "logprob": Quantity("surprise: minus the sampler's logprob of the token, in nats", (0.1, 0.5, 1, 2, 4, 8)),
+    "entropy": Quantity("entropy of the token's distribution, in nats", (0.1, 0.3, 0.7, 1.2, 2, 3)),
     "gap": Quantity("gap: the trainer's logprob minus the sampler's, in nats", (0.001, 0.005, 0.02, 0.1, 0.5), True),
-    "advantage": Quantity("advantage: which way training pushed the token", (0.01, 0.25, 0.5, 1, 2), True),
+    "advantage": Quantity("advantage: positive if training made the token likelier", (0.01, 0.25, 0.5, 1, 2), True),
 }
-"""By name in the address."""
+"""Quantities by name in the address."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a completion from the first sampled one on: pieces of text, each with values or NaN.
+    """The tokens of a completion, from the first sampled one on: pieces of text, each with values or NaN.
 
-    `prompt` is the text before it, with the template and the tools. If several tokens are one character, their logprobs
-    and gaps are added, and the largest entropy counts. `missing` has the reason for each quantity without values.
-    `sampled` marks pieces of the policy.
+    `prompt` is the text before, with template and tools. If several tokens form one character, their logprobs and gaps
+    are added, and the largest entropy counts. `missing`: reasons for quantities without values. `sampled` marks pieces
+    sampled by the policy.
     """
 
     pieces: list[Piece]
@@ -103,9 +103,9 @@ class Tokens:
     def _describe(self, i: int) -> str:
         piece = self.pieces[i]
         ids = " + ".join(map(str, self.ids[piece.start : piece.start + piece.count].tolist()))
-        where = f"id {ids}, place {self.first + piece.start}"
+        where = f"id {ids}, position {self.first + piece.start}"
         if not self.sampled[i]:
-            return f"{where}\nnot sampled: the environment's"
+            return f"{where}\nnot sampled: from the environment"
         logprob, entropy, gap, advantage = (float(self.values[name][i]) for name in QUANTITIES)
         known = [f"probability {math.exp(logprob):.3g}, logprob {logprob:.4g}"]
         known += [f"entropy {entropy:.3g} nats, gap {gap:.3g} nats, advantage {advantage:.3g}"]
@@ -113,16 +113,16 @@ class Tokens:
 
 
 def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
-    """Read the tokens of a completion (a row of `Store.sample`). Raises UserError if its columns don't match."""
+    """Read the tokens of a completion (a row of `Store.sample`). Raises UserError if the row's columns don't match."""
     ids, mask, logprobs = (np.asarray(row[name] or ()) for name in ("token_ids", "sampled_mask", "logprobs"))
     if not len(ids) == len(mask) == len(logprobs):
-        raise UserError("tokens are not coloured: the row has another number of logprobs than tokens; restore its file")
+        raise UserError("tokens are not coloured: the row's numbers of logprobs and tokens differ; restore its file")
     mask = mask.astype(bool)
     advantage: Any = row.get("advantage") or 0.0
     if (calls := row.get("call_advantages")) is not None:
         if len(calls) != np.count_nonzero(np.diff(mask, prepend=False) & mask):
             raise UserError(
-                "tokens are not coloured: the row has another number of advantages than calls; restore its file"
+                "tokens are not coloured: the row's numbers of advantages and calls differ; restore its file"
             )
         advantage = token_advantages(calls, mask)
     first = int(mask.argmax()) if mask.any() else len(ids)
@@ -144,7 +144,7 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
         advantage = distilled(advantage, logprobs, np.asarray(scored), *weights)
     by_token["advantage"] = np.where(mask & trained, np.broadcast_to(advantage, len(logprobs))[first:], np.nan)
     if not trained:
-        missing["advantage"] = f"it was not trained on ({row.get('state') or 'its state is not known'})"
+        missing["advantage"] = f"the completion was not trained on ({row.get('state') or 'its state is not known'})"
     starts = np.array([piece.start for piece in pieces], dtype=int)
     merge = {"logprob": np.add, "gap": np.add, "entropy": np.fmax, "advantage": np.fmax}
     values = {n: merge[n].reduceat(v, starts) if len(starts) else np.zeros(0) for n, v in by_token.items()}
@@ -152,31 +152,31 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
 
 
 def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
-    """Return the train step's record of the sampled tokens; if it is missing, {} and the reason."""
+    """Return the train step's record of the sampled tokens, and ""; if it is missing, {} and the reason."""
     if row.get("branch"):
-        return {}, "what the train step noted is shown of the first trajectory only"
+        return {}, "records of the train step are shown for the first trajectory only"
     try:
         table = run.token_stats(row["step"])
     except (UserError, OSError) as error:
-        return {}, f"what the train step noted cannot be read: {error}"
+        return {}, f"the train step's record cannot be read: {error}"
     if table is None:
-        return {}, "the train step noted nothing: it was not recorded (`trainer.record_tokens`)"
+        return {}, "the train step's values were not recorded (`trainer.record_tokens`)"
     noted = next(iter(table.slice(row["row"], 1).to_pylist()), {})
     if noted.get("sample_id") != row["sample_id"]:
-        return {}, "tokens/ has another completion in this row: it is not of this run"
+        return {}, "this row in tokens/ is another completion's: the file is not of this run"
     found = [values for name in ("entropies", "trainer_logprobs") if (values := noted.get(name)) is not None]
     if not found:
         state = row.get("state") or "its state is not known"
-        cut = "it was cut by its limit, and orchestrator.truncated = mask"
-        return {}, f"it was not trained on ({cut if state == 'trained' else state})"
+        cut = "it was cut at its length limit, and orchestrator.truncated = mask"
+        return {}, f"the completion was not trained on ({cut if state == 'trained' else state})"
     if any(len(values) != sampled for values in found):
-        return {}, "tokens/ has not as many values as tokens were sampled"
+        return {}, "the numbers of values in tokens/ and of sampled tokens differ"
     return noted, ""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text, of which `hidden` characters between `head` and `tail` are left out."""
+    """A text; `hidden` characters between `head` and `tail` are left out."""
 
     head: str
     tail: str = ""
@@ -187,7 +187,7 @@ Block = tuple[conversation.Turn, Text]
 
 
 def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[list[Block], str]:
-    """Return the turns of a completion with coloured tokens, or why they are not coloured."""
+    """Return the turns of a completion with coloured tokens, and the reason if they are not coloured."""
     turns = conversation.turns_of_row(one)
     runs = tokens.turns() if tokens else []
     if tokens and len(turns) == 1:
@@ -200,7 +200,7 @@ def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[lis
             made.append((turn, _coloured(tokens, runs[turn.policy], each, color)))
         else:
             made.append((turn, plain(turn.text, each)))
-    return made, "" if fits or tokens is None else "tokens are not coloured: the turns differ from those sampled"
+    return made, "" if fits or tokens is None else "tokens are not coloured: the turns differ from the sampled turns"
 
 
 def _coloured(tokens: Tokens, which: range, limit: int, color: str) -> Text:
@@ -215,7 +215,7 @@ def _coloured(tokens: Tokens, which: range, limit: int, color: str) -> Text:
 
 
 _visible = lru_cache(maxsize=50_000)(visible)
-"""Cached, as tokens repeat."""
+"""Cached because tokens repeat."""
 
 
 def plain(text: str, limit: int = FOLD) -> Text:

@@ -1,4 +1,4 @@
-"""The texts of tokens, by the tokenizer of a run."""
+"""The texts of tokens, by a run's tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "tokenizer.json"
 
 
 class Piece(NamedTuple):
-    """The text of the tokens `start` to `start + count - 1` of a list: one token, or several of one character."""
+    """The text of tokens `start` to `start + count - 1` in a list: one token, or several that form a character."""
 
     text: str
     start: int
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
 
 class Vocabulary:
-    """The tokens of a tokenizer.json. Raises UserError if it can't be read."""
+    """The tokens of a tokenizer.json. Raises UserError if the file can't be read."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
@@ -37,7 +37,7 @@ class Vocabulary:
         self._special = {i for i, token in added.items() if token.special}
 
     def pieces(self, ids: Sequence[int]) -> list[Piece]:
-        """Return the texts of a list of ids: U+FFFD for bytes that are no UTF-8, `<id 99>` for an unknown id."""
+        """Return the texts of ids: U+FFFD for bytes that are not UTF-8, `<id 99>` for an unknown id."""
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
@@ -64,8 +64,8 @@ def load(path: Path) -> Vocabulary:
 
 
 def find(run: Run) -> tuple[Vocabulary | None, str]:
-    """Return the vocabulary of the run's newest weights or checkpoint or its model; or None and the reason."""
-    why = "tokens are not coloured: there is no tokenizer, for neither weights, a checkpoint nor the model is here"
+    """Return the vocabulary of the run's newest weights, its newest checkpoint or its model; or None and the reason."""
+    why = "tokens are not coloured: there is no tokenizer, as weights, checkpoints and the model are not here"
     for path in _places(run):
         if path.is_file():
             try:
@@ -76,7 +76,7 @@ def find(run: Run) -> tuple[Vocabulary | None, str]:
 
 
 def _places(run: Run) -> list[Path]:
-    """Return possible places of a run's tokenizer, the best first, without fetching from the hub."""
+    """Return possible paths of a run's tokenizer, the best first; fetches nothing from the hub."""
     folders = [*list(run.weights().values())[-1:], *reversed(run.folders(CHECKPOINTS).values())]
     try:
         model = run.config.get("model", {})

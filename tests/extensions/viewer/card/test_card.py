@@ -104,15 +104,15 @@ def test_evaluations_without_a_common_example_are_not_compared(tmp_path):
     ("facts", "words"),
     [
         ({"exact": False, "inexact": [{"step": 1, "cause": "a deadline"}]}, "The run is not reproducible"),
-        ({"status": "running"}, "The run is not at its end"),
-        ({"git": {"revision": "0" * 40, "dirty": True}}, "changes that are in no revision"),
+        ({"status": "running"}, "The run has not ended"),
+        ({"git": {"revision": "0" * 40, "dirty": True}}, "uncommitted changes"),
         ({"status": "budget"}, "ended before its last step"),
         ({"drift": [{"step": 1}]}, "resumed with other settings"),
         ({}, "This is one seed (3)"),
         ({}, "20 % of the evaluated completions were cut off"),
         ({}, "1 of 41 evaluated completions could not be graded"),
         ({}, "1 example could not be compared"),
-        ({}, "Of 90 training prompts, 7 are held-out ones too"),
+        ({}, "Of 90 training prompts, 7 are also held out"),
         ({}, "Alarms at the end: zero_std."),
     ],
 )
@@ -246,7 +246,7 @@ def test_an_evaluation_has_a_card(tmp_path):
     (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     card = facts_of(folder, leniently)
     assert card.verdict[0].startswith("Mean reward 0.300 (0.1") and ", 25.0 % (" in card.verdict[0]
-    assert card.verdict[1].startswith("Read leniently 50.0 % (") and "25 % lose only by their form" in card.verdict[1]
+    assert card.verdict[1].startswith("Read leniently, 50.0 % (") and "25 % fail only by their form" in card.verdict[1]
     assert card.tables["What it took"]["time"] == "0:02"
     assert [one.name for one in card.samples[:2]] == ["right by its statement"] * 2
     assert "Strict against lenient" in whole_page(card)

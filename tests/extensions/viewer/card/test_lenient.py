@@ -181,7 +181,7 @@ def task(reference=None, rubric: Rubric | None = None) -> SingleTurnEnv:
             task(lambda example: PARSER.wrap(example.answer), Rubric([inline(lambda completion, answer: 1.0)])),
             "doesn't tell right from wrong",
         ),
-        (task(), "declares no text as reference"),
+        (task(), "declares no reference text"),
         (load_environment("calculator"), "several turns"),
     ],
 )

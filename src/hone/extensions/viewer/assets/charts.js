@@ -1,5 +1,5 @@
-// What Plotly draws of the numbers of runs: their columns, the traces of a chart, and how it is laid out. A view says
-// how: {axis, smooth, share, log}.
+// Plotly data from the numbers of runs: columns, traces and layout of a chart. A view has the options {axis, smooth,
+// share, log}.
 "use strict";
 
 const charts = (() => {
@@ -7,7 +7,7 @@ const charts = (() => {
   const AXES = { step: "step", tokens: "trained tokens", hours: "hours" };
   const HEADS = { step: "step %{x}", tokens: "%{x:,.0f} trained tokens", hours: "%{x:.3~f} hours" };
 
-  // What `hone.extensions.viewer.series.to_json` made, as columns {step, tokens, hours, y} by name.
+  // The result of `hone.extensions.viewer.series.to_json` as columns {step, tokens, hours, y} by name.
   function expand(payload) {
     const found = new Map();
     const { x } = payload;
@@ -19,7 +19,7 @@ const charts = (() => {
     return found;
   }
 
-  // Centred moving mean over `width` steps, which ascend; what is missing counts for nothing.
+  // Centred moving mean over `width` ascending steps; missing values are ignored.
   function smoothed(values, width, steps) {
     const half = Math.floor(width / 2);
     let begin = 0;
@@ -34,7 +34,7 @@ const charts = (() => {
     });
   }
 
-  // Plotly reads text as HTML of a few tags; this way it stays text.
+  // Plotly reads text as HTML of a few tags; escaped, it stays text.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   function faded(color, alpha) {
@@ -44,10 +44,10 @@ const charts = (() => {
 
   const of = (data, name) => data.get(name) || NONE;
 
-  // What a hover adds where the axis does not say it.
+  // Values that a hover adds if the axis does not show them.
   const at = (view) => (view.axis === "step" ? "" : ", step %{customdata}");
 
-  // A metric as a line: its moving mean in front of the raw one, or markers with their intervals.
+  // A metric as a line: the moving mean in front of raw values, or markers with intervals.
   function line(spec, data, view) {
     const points = of(data, spec.metric), y = points.y.map((one) => (one === null ? null : one * spec.scale));
     const color = spec.css || hone.color(spec.color), digits = view.share ? ".1%" : ".5~g";
@@ -90,7 +90,7 @@ const charts = (() => {
     return trace;
   }
 
-  // Areas on top of each other; what is below 0 lies below the others. Steps that have none of them are left out.
+  // Stacked areas; negative values are stacked below 0. Steps without any of the values are left out.
   function stack(chart, data, view) {
     const sums = new Map();
     for (const spec of chart.lines) for (const [step, y] of known(of(data, spec.metric))) {
@@ -110,7 +110,7 @@ const charts = (() => {
     return found;
   }
 
-  // Steps and values of a metric, where it has one.
+  // Steps and values of a metric, without missing values.
   const known = (points) => points.step.map((step, row) => [step, points.y[row]]).filter(([_, y]) => y !== null);
 
   function area(label, color, x, steps, y, view) {
@@ -122,13 +122,13 @@ const charts = (() => {
     };
   }
 
-  // Where a step lies on the axis: where the last row up to it does. `x` has the axes of all rows.
+  // Position of a step on the axis: that of the last row up to it. `x` has the axes of all rows.
   const place = (step, x, axis) => (axis === "step" ? step
     : x[axis][Math.max(0, x.step.findLastIndex((one) => one <= step))] ?? null);
 
   const tint = (one) => hone.color(one.kind === "alarm" ? "warn" : "muted");
 
-  // A dotted line for each event, a shaded stretch for an alarm that lasts; `end` is the last step.
+  // A dotted line per event, a shaded stretch per alarm; `end` is the last step.
   function eventShapes(events, x, view, end) {
     const common = { yref: "paper", y0: 0, y1: 1, layer: "below" };
     return events.flatMap((one) => {
@@ -139,7 +139,7 @@ const charts = (() => {
     });
   }
 
-  // The marks that say what the events are.
+  // Marks with the texts of events.
   function eventMarks(events, x, view) {
     const wrap = (text) => plain(text).replace(/(.{60}\S*) /g, "$1<br>");
     return {
@@ -159,9 +159,9 @@ const charts = (() => {
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: { color: muted }, automargin: true };
     const log = chart.log || view.log, share = chart.share && !chart.log;
     return {
-      margin: { l: 48, r: 40, t: 6, b: 34 }, // on the right the buttons have a strip of their own: they cover nothing
+      margin: { l: 48, r: 40, t: 6, b: 34 }, // on the right, a strip for the buttons, so that they cover nothing
       modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: fg },
-      // Not transparent: behind the line under the pointer Plotly draws a thick one in this colour, of no colour white.
+      // Not transparent: Plotly draws a thick line in this colour behind the line under the pointer; without it, white.
       paper_bgcolor: hone.color("bg"), plot_bgcolor: hone.color("bg"),
       font: { family: "system-ui, sans-serif", size: 12, color: fg },
       hovermode: "x unified",

@@ -1,4 +1,4 @@
-// The charts of a page: of one run, or of several runs over each other. The address holds how they are drawn.
+// The charts of a page: of one run, or of several runs in one chart. The address has the options.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -23,7 +23,7 @@ document.addEventListener("DOMContentLoaded", () => {
     return { drawn, lay: charts.layout(chart, seen, charts.eventShapes(page.markers, page.x, seen, page.last)) };
   }
 
-  // A point of an evaluation opens its samples, any other those of its step.
+  // A point of an evaluation opens the evaluation's samples, other points their step's samples.
   function open(points) {
     const go = (link, at) => { location.href = link.replace(page.somewhere, at); };
     const held = points.find((one) => one.data.meta === "eval" && page.evals.includes(one.customdata));
@@ -54,7 +54,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // --- the page ---
 
-  // A chart is drawn when it comes into sight, and without that in a quiet moment or before printing.
+  // A chart is drawn when it scrolls into view, else when the browser is idle or before printing.
   function panel(chart) {
     const element = document.querySelector(`[data-chart="${CSS.escape(chart.id)}"]`);
     const lazy = { chart, seen: false, draw() {
@@ -115,7 +115,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const field of [axis, smooth, byId("log")]) field?.addEventListener("change", keep);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 
-  if (form) { // other runs and metrics are another page; the lists are narrowed by words
+  if (form) { // other runs and metrics load another page; words filter the lists
     form.addEventListener("change", (event) => { if (/^(runs|metrics)$/.test(event.target.name)) form.requestSubmit(); });
     for (const swatch of document.querySelectorAll(".swatch")) {
       const run = page.runs.find((one) => one.slug === swatch.dataset.run);

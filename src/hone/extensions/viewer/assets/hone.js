@@ -1,14 +1,14 @@
-// What every page shares: keys (/ searches, [ and ] turn pages), and data that lie in the page. Text of models is only ever textContent.
+// Shared by all pages: keys (/ searches, [ and ] turn pages), and data in the page. Model text is only set as textContent.
 "use strict";
 
 const hone = (() => {
-  // The colour of that name in hone.css, e.g. "accent".
+  // The value of a colour name in hone.css, e.g. "accent".
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
   // The JSON in <script type="application/json" id=ID>.
   const data = (id) => { const block = document.getElementById(id); return block && JSON.parse(block.textContent); };
 
-  // State of the page in its address, so that a link can be shared; what is as `usual` is left out.
+  // Stores the page's state in its address, so that links can be shared; values equal to `usual` are left out.
   function remember(values, usual = {}) {
     const url = new URL(location.href);
     for (const [key, value] of Object.entries(values)) {
@@ -18,14 +18,14 @@ const hone = (() => {
     try { history.replaceState(null, "", url); } catch { /* a file in some browsers */ }
   }
 
-  // Says "live" in the header, or why not; nothing for "".
+  // Shows "live" in the header, or the reason why not; "" hides it.
   function live(text, lost = false) {
     const place = document.getElementById("live");
     place.hidden = !text; place.textContent = text; place.classList.toggle("lost", lost);
   }
 
-  // Hands fresh copies of this page to `update`: every two seconds while a run is running (less often if the server needs
-  // a while for one), every 15 when none is, when the page is hidden, or nobody answers.
+  // Calls `update` with fresh copies of this page: every 2 s while a run is running (less often if the server is slow),
+  // every 15 s if no run is running, the page is hidden, or the server does not answer.
   function follow(update) {
     const SLOW = 15000, FAST = 2000; // milliseconds
     let timer = 0, working = document.querySelector("main").dataset.live === "1";

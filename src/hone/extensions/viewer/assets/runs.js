@@ -1,4 +1,4 @@
-// The tables of runs keep up with running runs: fresh ones in their place, with what was chosen and unfolded.
+// Replaces the tables of runs by fresh ones while runs are running; keeps the chosen runs and unfolded parts.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => hone.follow((page) => {

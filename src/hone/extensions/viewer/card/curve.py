@@ -14,15 +14,15 @@ from markupsafe import Markup
 from hone.extensions.viewer.series import extremes
 
 MOST = 600
-"""Most points of a line; longer ones show the extremes of each part, so that no spike is lost."""
+"""Most points of a line; a longer line shows the extremes of each part, so no spike is lost."""
 WIDTHS = {"wide": 720, "narrow": 360}
-"""For pages, and for phones, where letters would otherwise be too small; hone.css shows one of the two."""
+"""Widths for pages and for phones, with letters of readable size; hone.css shows one of the two."""
 _LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 46, 14, 12, 30, 270
 Lines = Sequence[Mapping[str, Any]]
 
 
 def curve(kind: str, lines: Lines, env: str | None) -> Markup:
-    """Draw metrics.jsonl's lines, in each of `WIDTHS`; empty Markup for a run without numbers."""
+    """Draw the lines of metrics.jsonl, once for each width; empty Markup if there are no numbers."""
     name, held = ("loss", "val/loss") if kind == "sft" else ("reward/mean", f"eval/{env}/reward/mean")
     known = [line for line in lines if line.get(name) is not None]
     steps, values = [line["step"] for line in known], np.array([line[name] for line in known], dtype=np.float64)
@@ -47,7 +47,7 @@ def curve(kind: str, lines: Lines, env: str | None) -> Markup:
 
 
 def _svg(width: int, raw: Sequence[Any], smooth: Sequence[Any], points: Sequence[Any]) -> str:
-    """Draw both lines and the points, each (step, value, low, high); low and high may be None."""
+    """Draw two lines of (step, value), and points of (step, value, low, high); low and high may be None."""
     xs = [point[0] for point in (*raw, *points)]
     ys = [y for _, *some in (*raw, *points) for y in some if y is not None]
     low, high = min(0.0, *ys), max(ys)

@@ -34,7 +34,7 @@ from hone.runs.summary import Summary, environments, status_text, summarize
 Read = Callable[[Summary, Sequence[Evaluated]], Leniency]
 """Reads evaluations leniently, or returns an earlier reading."""
 SHOWN = 2
-"""Number of completions to show that are right only by lenient reading."""
+"""Number of shown completions that are right only by lenient reading."""
 NOT_READ = Leniency("completions were not read leniently: hone report does it")
 
 
@@ -51,7 +51,7 @@ class Card:
 
     run: Summary
     lines: list[dict[str, Any]]
-    """Of metrics.jsonl."""
+    """Lines of metrics.jsonl."""
     events: list[dict[str, Any]]
     evaluated: list[Evaluated] = field(default_factory=list)
     """The first and the last evaluation, if they can be compared; else the last, if its samples are recorded."""
@@ -60,7 +60,7 @@ class Card:
     lenient: Mapping[str, Change] = field(default_factory=dict)
     """The measures of strict and lenient reading."""
     samples: list[Sample] = field(default_factory=list)
-    """`SHOWN` that are right only by lenient reading, then the best, a median and the worst."""
+    """`SHOWN` samples that are right only by lenient reading, then the best, a median and the worst."""
     tables: Mapping[str, tables.Facts] = field(default_factory=dict)
     verdict: list[str] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Card:
 
     @property
     def good(self) -> bool | None:
-        """True if the reward rose, False if it fell, None if that is not sure."""
+        """True if the reward rose, False if it fell, None if it is not sure."""
         reward = self.measures.get("reward")
         return reward.difference.mean > 0 if reward and reward.sure else None
 
@@ -97,7 +97,7 @@ class Card:
 
 
 def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
-    """Make the card of the run or evaluation in `path`, as it is now. Raises UserError if it is neither, or damaged.
+    """Return the card of the run or evaluation in `path`, as it is now. UserError if it is neither, or damaged.
 
     `ours`: this process holds the run's lock.
     """
@@ -151,16 +151,16 @@ def _last_step(run: Run) -> list[Row]:
 
 
 def chosen(rows: Sequence[Row]) -> list[Sample]:
-    """Return the best, the median and the worst by reward, if there are as many."""
+    """Return the best, the median and the worst row by reward, or fewer if rows are fewer."""
     order = sorted((row for row in rows if row["outcome"] not in FAILED), key=lambda row: -row["reward"])
     names = {len(order) - 1: "worst", len(order) // 2: "median", 0: "best"} if order else {}
     return [Sample(names[i], order[i]) for i in sorted(names)]
 
 
 def _with_recorded_intervals(card: Card, found: Comparison) -> Comparison:
-    """Take the intervals of the mean reward from the evaluations' records, which end where rewards do.
+    """Use the recorded intervals of the mean rewards, which are cut at the reward's bounds.
 
-    If not all examples are in both evaluations, those are of other examples, and left out.
+    If some examples are in one evaluation only, recorded intervals are not used.
     """
 
     def recorded(one: Evaluated, level: Level) -> Level:

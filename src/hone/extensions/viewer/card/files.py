@@ -1,6 +1,6 @@
-"""The files of a run card: report.html, a single file, and report.json with its numbers.
+"""The files of a run card: report.html, which needs no other file, and report.json with the numbers.
 
-Lenient reading takes long, so `stored` reads its result back from report.json while the run is the same.
+Lenient reading takes long, so `stored` takes its result from report.json if the samples are the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TEMPLATES = environment(FileSystemLoader(_VIEWER / "templates"))
 
 
 def write_card(card: Card, folder: Path) -> list[Path]:
-    """Write the two files into `folder`, each whole or not at all; return their paths."""
+    """Write both files atomically into `folder`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in ((PAGE, whole_page(card)), (RECORD, to_json(card))):
         write_file(folder / name, text.encode("utf-8", "backslashreplace"))
@@ -47,7 +47,7 @@ def refuse_others(folder: Path, card: Card) -> None:
     page, record = folder / PAGE, folder / RECORD
     ours = read_json(record).get("run") if record.is_file() else None
     if (page.exists() or ours) and (not isinstance(ours, dict) or ours.get("id") != card.run.info["id"]):
-        raise UserError(f"{page} is not the card of {card.run.path}: choose another --output, or remove what is there")
+        raise UserError(f"{page} is not the card of {card.run.path}: choose another --output, or remove this file")
 
 
 def to_json(card: Card) -> str:
@@ -76,7 +76,7 @@ def to_json(card: Card) -> str:
 
 
 def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
-    """Return the lenient reading in the run's folder, if it is of the same samples."""
+    """Return the lenient reading stored in the run's folder; NOT_READ if samples differ."""
     try:
         facts = read_json(run.path / RECORD)["lenient"]
         if facts["evaluations"] == _digests(run.path, evaluated):
@@ -102,7 +102,7 @@ def body(card: Card) -> Markup:
 
 
 def whole_page(card: Card) -> str:
-    """Return report.html. A content policy forbids scripts and loading."""
+    """Return report.html. Its content policy forbids scripts and loading."""
     css = (_VIEWER / "assets" / "hone.css").read_text(encoding="utf-8")
     template = _TEMPLATES.get_template("report.html")
     return template.render(title=card.title, body=body(card), style=Markup(css), version=__version__)

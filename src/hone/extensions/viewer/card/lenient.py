@@ -1,11 +1,11 @@
-r"""Strict against lenient reading: separates skill from format in a gain.
+r"""Strict and lenient reading: separates skill from format in a gain.
 
-Strict is the task's verdict on a completion. If that is not correct, lenient reading finds an answer in it, which the
-task grades in the form of the example's reference. The change of the lenient score is skill, the change of the
-gap between the two is format. Tasks that don't tell right from wrong answers in that form are not read.
+Strict is the task's verdict on a completion. If it is not correct, lenient reading looks for an answer in the text, and
+the task grades it in the form of the example's reference. The lenient score's change is skill; the change of the gap
+between both scores is format. Tasks that don't tell right from wrong answers in this form are not read.
 
 An answer is in a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`, `x = …`), or at the
-end (the last number, or line). Only the last place of each kind counts; one with several answers has none, so that
+end (the last number, or line). Only the last place of each kind counts, and only if it has one answer, so that
 guessing does not pay.
 
     candidates("So <answer>41</answer>. No, it is 42", Kind.NUMBER)  # {"tag": "41", "end": "42"}
@@ -33,25 +33,25 @@ from hone.runs.summary import Summary
 from hone.types import Example, Outcome, Score
 
 TRIED = 16
-"""Examples to try if a task can be read leniently."""
+"""Examples that test if a task can be read leniently."""
 AT_ONCE = 8
 """Examples to read, and texts to grade, before the clock is checked again."""
 LONGEST = 2_000
 """Most characters of an answer."""
 END = 4 * LONGEST
-"""Characters at the end of a text to read, so that any text takes only milliseconds."""
+"""Characters read at the end of a text, so that any text takes milliseconds."""
 
 
 class CannotSay(Exception):
-    """Why a task's completions can't be read leniently, as the end of a sentence."""
+    """Has the reason why a task's completions can't be read leniently."""
 
 
 def read_recorded(
     run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float, trust_local_task: bool = False
 ) -> Leniency:
-    """Read the evaluations of a run with the task of its config; in `seconds`, once the task is loaded.
+    """Read a run's evaluations with the task of its config, for about `seconds` after loading the task.
 
-    Call this within `trust.opened_run`. With `trust_local_task` the task may have changed since the run.
+    Call it within `trust.opened_run`. With `trust_local_task`, the task may have changed since the run.
     """
     config = Run(run.path).config
     recorded = run.info.get("sources", {}).get("environment")
@@ -122,15 +122,15 @@ class _Reader:
                 if correct or (not score.outcome.is_failure and score.reward > row["reward"]):
                     found[key].append(Answer(row["example"], row["rollout"], kind, score.reward, correct))
         if not done:
-            raise CannotSay("no example was read in the time that there was")
+            raise CannotSay("no example was read within the time limit")
         return Leniency("", sorted(done), found, len(self.order))
 
     def try_out(self) -> None:
-        """Raise CannotSay unless right answers in the task's form are correct, and wrong ones are not."""
+        """Raise CannotSay unless the grader tells right from wrong answers in the task's form."""
         if self.env.max_turns > 1 or self.env.keeps_state:
             raise CannotSay("a conversation of several turns is not read leniently: its state is not recorded")
         if self.env.rubric.needs_ids:
-            raise CannotSay("its reward takes the tokens of a completion, which an answer in other words has not")
+            raise CannotSay("its reward needs the tokens of a completion, which an answer in other words lacks")
         subjects = [self.subject(self.evaluated[0].by_example[example][0]) for example in self.order[:TRIED]]
         right = [(one, answer_of(one)) for one in subjects]
         wrong = [(one, other) for one in subjects if (other := wrong_answer(one, subjects))]
@@ -141,7 +141,7 @@ class _Reader:
             raise CannotSay("this task's grader doesn't tell right from wrong answers in the form of its references")
 
     def scores(self, answers: Sequence[tuple[Subject, str]]) -> list[Score]:
-        """Grade answers in the task's form; stop if the time is over, or the grader hangs."""
+        """Grade answers in the task's form; stop at the time limit, or if the grader hangs."""
         pairs = [(subject.example, statement_of(subject).stating(answer)) for subject, answer in answers]
         scores: list[Score] = []
         while len(scores) < len(pairs) and self.clock() < self.end:
@@ -151,18 +151,18 @@ class _Reader:
         return scores
 
     def candidates(self, row: Row) -> list[tuple[str, Subject, str]]:
-        """Return possible answers in a completion: the kind of place, the example, and the answer."""
+        """Return possible answers in a completion as (kind of place, example, answer)."""
         subject = self.subject(row)
         kind = kind_of(subject, self.env.answer_is_exact)
         found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
         return [(name, subject, answer) for name, answer in found.items()]
 
     def subject(self, row: Row) -> Subject:
-        """Return a row's example and reference. Raises CannotSay without a reference, or if it is code or JSON."""
+        """Return a row's example and reference. Raises CannotSay if the reference is missing, code or JSON."""
         example = Example(list(row["prompt"]), str(row["answer"]), dict(row["info"] or {}), row["example_id"])
         subject = subject_of(self.env, example)
         if not isinstance(subject.reference, str):
-            raise CannotSay("the task declares no text as reference, which would show the form of its answers")
+            raise CannotSay("the task declares no reference text, which would show the form of its answers")
         if statement_of(subject).form is Form.CODE:
             raise CannotSay("its answers are code, or JSON, which can't be found in other words")
         return subject
@@ -192,10 +192,10 @@ _MATH = re.compile(r"\$([^$\n]+)\$|\\\(((?:(?!\\[()]).)+)\\\)")
 
 
 def candidates(text: str, kind: Kind, like: str = "") -> dict[str, str]:
-    """Return different answers by the kind of place, the most reliable place first.
+    """Return distinct answers by kind of place, the most reliable place first.
 
-    `kind` is the task's; `like` is one of its answers, which shows if they are words, letters of a choice or dates. If
-    few answers are possible (a letter, yes or no), only the most reliable place counts.
+    `kind`: kind of the task's answers. `like`: an example, to tell words, letters of a choice and dates apart. If few
+    answers are possible (a letter, yes or no), only the most reliable place counts.
     """
     text, pattern = visible_text(text)[-END:], _pattern(kind, like)
     few = kind is Kind.WORD and (pattern in (_LETTER, _CAPITAL) or any(like.lower() in pair for pair in OPPOSITES))
@@ -227,7 +227,7 @@ def _pattern(kind: Kind, like: str) -> re.Pattern[str]:
 
 
 def _tagged(text: str) -> str | None:
-    """Return the text after the last opening tag that has text, else the text before a first closing tag."""
+    """Return the text after the last opening tag with text, else the text before the first tag if that closes."""
     tags = [*_TAG.finditer(text)]
     ends = [tag.start() for tag in tags[1:]] + [len(text)]
     inside = [text[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=False) if not tag[1]]
@@ -247,7 +247,7 @@ def _answers(place: str, kind: Kind, pattern: re.Pattern[str]) -> list[str]:
 
 
 def _balanced(expression: str) -> str:
-    """Strip outer brackets of arithmetic that have no partner."""
+    """Strip unbalanced outer brackets of arithmetic."""
     text = expression.strip()
     while text.count(")") > text.count("(") and text.endswith(")"):
         text = text[:-1].rstrip()

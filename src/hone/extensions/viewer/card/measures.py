@@ -1,8 +1,8 @@
-"""Measures of evaluations, and their changes from one to another on the same examples.
+"""Measures of evaluations, and their changes between two evaluations on the same examples.
 
-Rows are as in results.jsonl (`hone.evaluation.result.EvalSample.row`), one for each completion. Both evaluations have
-the same examples, so that their difficulty cancels. Examples are the independent draws: completions of one are averaged
-first.
+Rows are as in results.jsonl (`hone.evaluation.result.EvalSample.row`), one per completion. Both evaluations have the
+same examples, so that the examples' difficulty cancels. Examples are the independent draws: an example's completions
+are averaged first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hone.types import Outcome
 FAILED = frozenset({Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT, "rollout_failed"})
 """Outcomes of rows without a reward."""
 LEAST = 6
-"""Least examples that change to show a difference: if all of five get better, a sign test has p = 2 / 2**5 > 0.05."""
+"""Least changed examples for a verdict: if five change, all for the better, a sign test has p = 2 / 2**5 > 0.05."""
 Row = Mapping[str, Any]
 Values = Mapping[int, float]
 """A measured value by example."""
@@ -45,7 +45,7 @@ class Evaluated:
 
     @cached_property
     def by_example(self) -> dict[int, list[Row]]:
-        """The graded rows of each example that has any, by rollout."""
+        """Graded rows by example, in the order of rollouts."""
         found: dict[int, list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: (row["example"], row["rollout"])):
             if row["outcome"] not in FAILED:
@@ -58,13 +58,13 @@ class Evaluated:
 
     @cached_property
     def rollouts(self) -> int:
-        """Most completions of an example."""
+        """Most graded completions of one example."""
         return max(self.counts.values(), default=0)
 
     @property
     def measures(self) -> dict[str, Values]:
-        """By example: the mean reward, the share of `correct` completions, and the unbiased estimate of pass@k for
-        k = 2, 4, … of each example with k graded completions.
+        """By example: mean reward, share of correct completions, and for k = 2, 4, … the unbiased estimate of pass@k
+        if the example has k graded completions.
         """
         counts = {e: (len(rows), sum(map(is_correct, rows))) for e, rows in self.by_example.items()}
         rewards = {e: sum(row["reward"] for row in rows) / len(rows) for e, rows in self.by_example.items()}
@@ -79,7 +79,7 @@ MEASURES = ("strict reward", "lenient reward", "reward gap", "strict", "lenient"
 
 
 class Answer(NamedTuple):
-    """An answer in a completion: the kind of place, and its reward and correctness in the task's form."""
+    """An answer found in a completion: kind of place, and reward and correctness, if graded in the task's form."""
 
     example: int
     rollout: int
@@ -90,7 +90,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Leniency:
-    """A lenient reading: `examples` were read, of `asked`; `found` has the answers of each evaluation, by its key.
+    """A lenient reading of `examples`, out of `asked`. `found`: the answers in each evaluation, by `Evaluated.key`.
 
     `why_not`: the reason if nothing was measured.
     """
@@ -125,7 +125,7 @@ class Leniency:
 
 @dataclass(frozen=True)
 class Level:
-    """A mean over examples, and its 95 % interval from `low` to `high`; None if that is unknown."""
+    """A mean over examples, and its 95 % interval from `low` to `high` (None: unknown)."""
 
     mean: float
     low: float | None = None
@@ -134,7 +134,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Change:
-    """A mean before and after, and the difference, over `examples` measured both times; `moved` counts changed ones."""
+    """A mean before and after, and the difference, over `examples` measured in both; `moved` examples changed."""
 
     before: Level
     after: Level
@@ -144,9 +144,9 @@ class Change:
 
     @property
     def sure(self) -> bool:
-        """True if at least `LEAST` examples changed, and the interval of the difference leaves out 0.
+        """True if at least `LEAST` examples changed, and the interval of the difference excludes 0.
 
-        There is no interval if all examples changed by the same.
+        There is no interval if all examples changed by the same amount.
         """
         low, high = self.difference.low, self.difference.high
         return self.moved >= LEAST and (low is None or high is None or not low <= 0.0 <= high)
@@ -156,8 +156,8 @@ class Change:
 class Comparison:
     """Changes from an evaluation to a later one, by measure: `reward`, `correct`, `pass@2`, ….
 
-    By their first completions, `right` examples became correct, and `wrong` ones incorrect. `apart` examples are left
-    out, as they are not the same in both, or not graded in both.
+    By first completions, `right` examples became correct, and `wrong` examples incorrect. `apart` examples are left
+    out: they differ between the evaluations, or are not graded in both.
     """
 
     measures: Mapping[str, Change]
@@ -215,7 +215,7 @@ def _level(name: str, values_E: np.ndarray, counts_E: np.ndarray) -> Level:
 
 
 def _mean_level(values_E: np.ndarray) -> Level:
-    """Return the mean and Student's t interval over examples; no interval if all are equal, or there is one."""
+    """Return mean and Student's t interval over examples; no interval for equal values or a single one."""
     interval, mean = mean_interval(list(values_E[:, None])), float(values_E.mean())
     if interval is None or interval.high - interval.low < 1e-9:
         return Level(mean)
@@ -227,7 +227,7 @@ def is_correct(row: Row) -> bool:
 
 
 def usable(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows. Raises UserError if one lacks a field that a card needs."""
+    """Return the rows. Raises UserError if a row lacks a field that a card needs."""
     for number, row in enumerate(rows, 1):
         wrong = [name for name, kind in _NEEDED.items() if not isinstance(row.get(name, ...), kind)]
         if not wrong and row["outcome"] not in FAILED:
@@ -239,7 +239,7 @@ def usable(rows: Sequence[Row]) -> list[Row]:
 
 
 def mcnemar(right: int, wrong: int) -> float:
-    """Compute McNemar's exact test (1947), two-sided: the binomial test of `right` of all changes, p = 1/2.
+    """Return the two-sided p of McNemar's exact test (1947): binomial, `right` out of all changes, p = 1/2.
 
     Whole numbers keep small p values exact.
     """

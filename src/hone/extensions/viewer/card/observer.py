@@ -17,7 +17,7 @@ LENIENT_SECONDS = 10.0
 
 
 def observer(config: Any, by_program: bool) -> Observer | None:
-    """Return the observer that writes the card, with `report`."""
+    """Return the observer that writes the card, or None without `report`."""
     return Card() if config.report else None
 
 

@@ -15,7 +15,7 @@ from hone.runs.progress import duration
 from hone.runs.summary import Summary
 
 Facts = Mapping[str, str | list[str]]
-"""The text, or its lines, by label; empty ones are left out."""
+"""Text, or lines of text, by label; empty texts are left out."""
 
 
 def tables(run: Summary, events: list[dict[str, Any]]) -> dict[str, Facts]:
@@ -106,11 +106,11 @@ _NAMES = {
     "lenient": "correct, lenient: skill",
     "gap": "lenient minus strict: format",
 }
-"""Measures in words; pass@k has its own name."""
+"""Measures in words; pass@k keeps its name."""
 
 
 def measure_rows(measures: Mapping[str, Change], compared: bool) -> list[list[str]]:
-    """Return rows of a table of measures: name, before, after and change; or name and value of a single evaluation."""
+    """Return a table's rows: name, before, after, change; or name and value if not `compared`."""
     rows = []
     for name, one in measures.items():
         before, after, share = one.before, one.after, "reward" not in name

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 INTERVAL = "95 % interval "
 TRUNCATED = 0.1
-"""A larger share of truncated completions is a caveat."""
+"""If a larger share of completions is truncated, a caveat says so."""
 
 
 def verdict(card: Card) -> list[str]:
@@ -73,9 +73,9 @@ def _level(card: Card) -> Iterator[str]:
     yield f"Mean reward {level_words(reward, False)}, {level_words(correct, True)} correct, on {examples}."
     if card.lenient:
         right, lost = level_words(card.lenient["lenient"].after, True), percent(card.lenient["gap"].after.mean)
-        yield f"Read leniently {right} are right: {lost} lose only by their form."
+        yield f"Read leniently, {right} are right: {lost} fail only by their form."
     if last.step is not None:
-        yield f"It is of version {last.step}; there is no other of the same examples to compare it with."
+        yield f"This is version {last.step}; no other evaluation has the same examples to compare."
 
 
 def _recorded(card: Card) -> Iterator[str]:
@@ -96,20 +96,20 @@ def caveats(card: Card) -> list[str]:
 def _about_run(card: Card) -> Iterator[str]:
     run, info = card.run, card.run.info
     if run.status in ("running", "paused", KILLED, "failed", "interrupted", "copying"):
-        yield f"The run is not at its end: {card.status}. This card is of what is there."
+        yield f"The run has not ended: {card.status}. This card shows the results so far."
     elif run.status in ("stopped", "budget"):
         yield f"The run ended before its last step: {card.status}."
     if not info.get("exact", True):
-        yield "The run is not reproducible: another one of the same config may give other numbers."
+        yield "The run is not reproducible: another run of the same config may give other numbers."
     if raised := [alarm.name for alarm in run.alarms]:
         yield f"Alarms at the end: {', '.join(dict.fromkeys(raised))}."
     if (git := info.get("git")) and git["dirty"]:
-        yield "The code had changes that are in no revision."
+        yield "The code had uncommitted changes."
     if info.get("drift"):
-        yield "It was resumed with other settings, or another task, than it began with."
+        yield "The run was resumed with other settings or another task."
     for event in [event for event in card.events if event.get("kind") == "overlap" and not event.get("dropped")][:1]:
         checked, rows = event["checked"], event["rows"]
-        yield f"Of {checked:,} training prompts, {rows:,} are held-out ones too: evaluation looks better than it is."
+        yield f"Of {checked:,} training prompts, {rows:,} are also held out: results look better than they are."
     yield f"This is one seed ({info['seed']}). Rerun with other seeds (--seed) to see the spread."
 
 
@@ -125,7 +125,7 @@ def _about_evaluation(card: Card) -> Iterator[str]:
         yield f"{apart} could not be compared (not the same in both evaluations, or not graded in both)."
     if len(reading.examples) < reading.asked:
         read = f"{len(reading.examples):,} of {reading.asked:,} examples"
-        yield f"{read}, chosen at random, were read leniently: the others were left out to save time."
+        yield f"{read}, chosen at random, were read leniently: the rest was left out to save time."
 
 
 def counted(count: int, what: str) -> str:

@@ -22,7 +22,7 @@ from hone.runs.summary import refuse_interrupted
 
 
 def run(config: ReportConfig) -> int:
-    """Gather, write and print. Returns 0. Raises UserError where there is no run, or the files can't be written."""
+    """Write and print the card; return 0. Raises UserError if there is no run, or the files can't be written."""
     path = find_run(config.run)
     refuse_interrupted(path)
     folder = config.output or path
@@ -35,7 +35,7 @@ def run(config: ReportConfig) -> int:
         with trust.opened_run(run.path, run.info, config.trust_local_task, config.reward):
             return read_recorded(run, evaluated, config.grading, config.seconds, config.trust_local_task)
 
-    with redirect_stdout(sys.stderr) if config.as_json else nullcontext():  # what a task prints is no JSON
+    with redirect_stdout(sys.stderr) if config.as_json else nullcontext():  # a task's prints are not JSON
         card = facts_of(path, read if config.lenient else stored)
     if config.as_json:
         print_json(to_json(card).rstrip())
@@ -49,6 +49,6 @@ def run(config: ReportConfig) -> int:
         raise UserError(f"{where} can't be written ({error.strerror}): choose another folder with --output") from None
     print("\n".join([f"{card.title} ({card.status})\n", *card.verdict]))
     if card.caveats:
-        print("\n".join(["\nTo be careful about:", *(f"- {line}" for line in card.caveats)]))
+        print("\n".join(["\nCaveats:", *(f"- {line}" for line in card.caveats)]))
     print(f"\nWrote {', '.join(map(str, files))}")
     return 0

@@ -14,11 +14,11 @@ from hone.serving import listen, serve
 
 HOST = "127.0.0.1"
 GRACE = 1
-"""Seconds to finish a page when the server is stopped."""
+"""Seconds to finish pages when the server stops."""
 
 
 def run(config: ViewConfig) -> int:
-    """Serve until Ctrl-C; returns 0 then. Raises UserError if there is no such folder, or the port is taken."""
+    """Serve until Ctrl-C, then return 0. Raises UserError if the folder is missing, or the port is taken."""
     catalog, url = Catalog(config.root), f"http://{HOST}:{config.port}/"
     with listen(HOST, config.port) as listener:
         entries = catalog.entries()
@@ -26,7 +26,7 @@ def run(config: ViewConfig) -> int:
             url += f"run/{entries[0].slug}/"
         text = f"Showing {counted(entries)} under {config.root} at {url}\n"
         if not entries:
-            text += f"Warning: there is no run under {config.root}: name a run, or the folder that holds your runs\n"
+            text += f"Warning: there is no run under {config.root}: name a run, or a folder with runs\n"
         forward = f"ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address"
         text += f"from another machine   {forward}\nstop                   Ctrl-C"
         serve(create_app(Site(catalog)), listener, text, GRACE)
