@@ -1,7 +1,7 @@
 """Checks that a text gets the same reward each time: in another process, and after other texts.
 
-Rewards are computed in fresh worker processes, functions marked `inline` too. One grades the texts in order, then from
-the last to the first; the other in order again, with another hash seed.
+Rewards are computed in fresh worker processes, even of functions marked `inline`. One process grades the texts in
+order, then in reverse; the other grades them in order, with another hash seed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def check_behaviour(env: Environment, subjects: Sequence[Subject]) -> Check:
             findings = _difference("nondeterministic", title, remedy, first, _in_order(prober, texts))
     if not findings and len(backwards) == len(first):
         title = "the reward of a text depends on what was graded before it"
-        remedy = "keep nothing between two gradings: no module variables, caches that pay, generators without a seed"
+        remedy = "keep no state between gradings: no module variables, caches that change rewards, unseeded generators"
         findings = _difference("global-state", title, remedy, first, backwards[::-1])
-    where = "in two processes and two orders" if isolated else "in one process, for no new one can load the task"
+    where = "in two processes and two orders" if isolated else "in one process: no new process can load the task"
     summary = f"{len(texts)} texts were graded twice or more, {where}"
     return Check("behaviour", summary, tuple(findings), {"texts": len(texts), "isolated": isolated})
 

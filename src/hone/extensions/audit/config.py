@@ -26,7 +26,7 @@ class AuditConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the task of a run that trains, set up as it is there."""
+        """Return a training run's task with its settings."""
         return task_of_run(kind, table, "env_template")
 
     env: str | None = None
@@ -75,5 +75,5 @@ class AuditConfig(BaseConfig):
         for name in given & TASK_FIELDS if self.template is not None else ():
             raise UserError(f"{flag((name,))} is for the audit of a task, not of a chat template: leave it out")
         if self.chat_template is not None and self.template is None and self.model is None:
-            raise UserError("--chat-template overrides a model's: name the model with --template, or with -m to sample")
+            raise UserError("--chat-template needs a model: name it with --template, or with -m to sample")
         return self
