@@ -162,7 +162,7 @@ def _keys(finding: Finding) -> list[str]:
 
 
 def allowing(report: Report, allows: Mapping[str, str]) -> Report:
-    """Turn allowed findings into notes with the reason; if only some of its texts are allowed, drop those texts."""
+    """Turn allowed findings into notes with the reason; if only some texts of a finding are allowed, drop those."""
     # The command line turns dashes into underscores.
     allowed = {name.replace("_", "-"): reason for name, reason in allows.items()}
 

@@ -1,4 +1,4 @@
-"""Differences of two runs: their configs, and the first step and quantity of their records that differs."""
+"""Differences of two runs: their configs, and the first step and quantity in which their records differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hone.runs.settings import Change, differing, flat
 
 @dataclass(frozen=True)
 class RunDiff:
-    """`equal` are the equal updates before `difference`, `lengths` the numbers of updates of each run, `causes` the
+    """`equal`: steps with equal updates before `difference`; `lengths`: numbers of updates of both runs; `causes`:
     differences besides the config.
     """
 
