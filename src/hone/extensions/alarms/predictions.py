@@ -62,7 +62,7 @@ class Prediction:
 
     @property
     def key(self) -> tuple:
-        """The prediction's content, whatever the last step is."""
+        """The prediction's content, independent of the run's last step."""
         return (self.metric, None if self.end else self.step, self.op, self.number, self.p)
 
     def holds(self, value: float) -> bool:

@@ -27,7 +27,7 @@ class Form(StrEnum):
     LINE = "line"
     """The rest of a line: `ANSWER: 42`, `The answer is 42.`"""
     CODE = "code"
-    """JSON or code: an answer has a single spelling."""
+    """JSON or code, where an answer has a single spelling."""
     BARE = "bare"
     """No marks: the completion is the answer."""
 
@@ -127,7 +127,7 @@ def statement_of(subject: Subject) -> Statement:
 def answer_span(subject: Subject) -> tuple[int, int] | None:
     """Find the answer in the reference: by the task's parser, else by the data's answer, else by common marks.
 
-    If it is in a fenced block, return the whole block.
+    For an answer in a fenced block, return the whole block.
     """
     text = subject.text
     if not text.strip():

@@ -61,7 +61,7 @@ def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
 
 
 def _in_order(prober: Prober, texts: Sequence[Text]) -> list[Probe]:
-    """Grade one text at a time, in order; stop after `MOST_HUNG` have hung."""
+    """Grade one text at a time, in order; stop after `MOST_HUNG` timeouts."""
     probes: list[Probe] = []
     for text in texts:
         prober.hung.clear()

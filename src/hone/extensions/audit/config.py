@@ -48,17 +48,17 @@ class AuditConfig(BaseConfig):
     model: str | None = Field(default=None, validation_alias=AliasChoices("model", "m"))
     """Also sample from this model: pass rate, groups of equal rewards, truncation. As in `hone eval`."""
     rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
-    """Completions per example of the model."""
+    """Completions of the model per example."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
     """Most new tokens per completion in training, and in this audit (by default 1024)."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Sampling temperature of the model."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the choice of examples."""
+    """Seed of the choice of examples and of sampling."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the report as JSON instead of tables."""
     html: Path | None = None
-    """Write the report as a page, in one file."""
+    """Write the report as a single HTML file."""
     precision: Precision = DEFAULT_PRECISION
     """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`."""
     threads: int | None = Field(default=None, ge=1)

@@ -13,7 +13,7 @@ from hone.model.tool_calls import Call, openai_call
 from hone.types import Message, content_hash
 
 CALLS_AT_ONCE = 4
-"""Number of calls in a message with several."""
+"""Number of calls in a message that has several."""
 MOST_TURNS = 64
 """Maximum number of turns of a conversation."""
 ANSWERED = 2
@@ -35,7 +35,7 @@ STYLES = {
     " with all styles": f"# Solution\n<think>\n{_PROSE}\n{_WORDS * 3}\n</think>\n{_BULLETS}\n```python\nprint(1)\n```\n"
     "{answer}",
 }
-"""Styles that reward functions are known to pay for. `answer` may be empty."""
+"""Styles that reward functions are known to pay for. {answer} may be empty."""
 PLAIN = {"": "{answer}"}
 LONGER = {
     " with long reasoning": STYLES[" with long reasoning"],
@@ -54,7 +54,7 @@ def inversion_texts(env: Environment, subjects: Sequence[Subject]) -> list[Text]
 
 
 def wrong_text(subject: Subject, subjects: Sequence[Subject]) -> str | None:
-    """Return the reference with a wrong answer, else another example's reference; None if there is neither."""
+    """Return the reference with a wrong answer, else another example's reference; None if neither exists."""
     wrong = wrong_answer(subject, subjects) if answer_span(subject) else None
     if wrong is not None:
         return statement_of(subject).answering(wrong)
@@ -85,7 +85,7 @@ def _say(text: str) -> Message:
 
 
 def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield texts to follow the reference's earlier messages; in tasks with tools most texts come alone."""
+    """Yield (name, text): a text replaces the reference's last message; in tasks with tools most stand alone."""
     s = statement_of(subject)
     answers = [
         ("no answer", "", STYLES),

@@ -3,7 +3,7 @@
     report = audit_environment(load_environment("gsm8k"))
     report.verdict, report.names()  # fail, {"growth"}
 
-The fast part, run by `rl` before step 0, omits texts that may hang or be executed, fresh processes, and the model.
+The fast part, run by `rl` before step 0, omits texts that may hang a grader or run code, new processes, and the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hone.extensions.audit.reward import check_exploits, check_reference, check_
 from hone.extensions.audit.statistics import check_signal
 
 FAST_REFERENCES, FAST_EXAMPLES = 32, 4
-"""Number of examples before training: for references, and for all other texts."""
+"""Number of examples in the fast part: for references, and for all other texts."""
 BACKSTOP = 3.0
 """Wall-time limit of grading a text, as a multiple of its processor-time limit: ends a grader that sleeps."""
 _NOT_TRIED = "texts that may hang a grader or run code were not tried"
@@ -40,7 +40,7 @@ _EXPLAINS = {
         "inversion", "range", "no-signal",
     },
 }  # fmt: skip
-"""The findings that each key explains; omitted if the key is found and not allowed."""
+"""The findings that each key explains. They are omitted if the key is found and not allowed."""
 
 
 def audit_environment(
@@ -91,7 +91,7 @@ def audit_before_training(
     max_tokens: int | None = None,
     count_tokens: Callable[[str], int] | None = None,
 ) -> Report:
-    """Audit a task in short: without texts that could hang a grader or be executed, and without new processes."""
+    """Audit a task quickly: without texts that could hang a grader or be executed, and without new processes."""
     began = time.perf_counter()
     prober = with_derived(Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed))
     reference = check_reference(prober)
@@ -109,7 +109,7 @@ def _further_checks(
     count_tokens: Callable[[str], int] | None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> list[Check]:
-    """Make the remaining checks; return none if grading failed at every reference."""
+    """Make the remaining checks; return [] if grading failed for every reference."""
     env, references = prober.env, prober.references
     if references and all(probe.failed for probe in references):
         return []
@@ -151,13 +151,13 @@ def _report(
 
 
 def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report:
-    """Return the report with each finding changed; None leaves it out."""
+    """Return the report with `change` applied to each finding; None omits the finding."""
     changed = [(check, [new for old in check.findings if (new := change(old))]) for check in report.checks]
     return replace(report, checks=tuple(replace(check, findings=tuple(findings)) for check, findings in changed))
 
 
 def _keys(finding: Finding) -> list[str]:
-    """Return the key of `allows` for each text of a finding."""
+    """Return the key in `allows` (`NAME:WHAT`) for each text of a finding."""
     return [f"{finding.name}:{what}".replace("_", "-") for what in finding.what]
 
 

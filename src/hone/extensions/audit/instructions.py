@@ -68,7 +68,7 @@ class AskedForm:
 def check_instructions(
     prober: Prober, max_tokens: int | None = None, count_tokens: Callable[[str], int] | None = None
 ) -> Check:
-    """Grade right answers in the forms that the prompts ask for, and compare lengths with `max_tokens`."""
+    """Grade right answers in the forms that the prompts ask for, and compare references' lengths with `max_tokens`."""
     prompts = [
         "\n".join(message_text(m) for m in s.example.prompt if m["role"] != "assistant") for s in prober.subjects
     ]

@@ -57,7 +57,7 @@ class Total:
 
     @property
     def rank(self) -> tuple[float, bool, int, int]:
-        """Sort key of wrong answers, the best last: by reward, with an answer, by fewest calls, by fewest words."""
+        """Sort key of wrong answers, the best last: higher reward, has an answer, fewer calls, fewer words."""
         return self.reward, self.answered, -sum(self.calls), -self.words
 
     def figures(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
 
 
 def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
-    """Return the component with the largest lead of a wrong answer; if it is not enough, all that lead."""
+    """Return the component with the wrong answer's largest lead, or all with a lead if one is not enough."""
     ahead = {name: best.parts.get(name, 0.0) - worst.parts.get(name, 0.0) for name in {**best.parts, **worst.parts}}
     most = max(ahead, key=lambda name: (ahead[name], best.parts.get(name, 0.0)))
     paying = tuple(name for name, more in ahead.items() if more > _SMALL and best.parts.get(name, 0.0) > 0)

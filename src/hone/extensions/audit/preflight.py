@@ -27,7 +27,7 @@ SHOWN = 3
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer | None:
-    """Return the observer that audits an RL run's task. If `by_program`, it mostly only warns."""
+    """Return the observer that audits an RL run's task. If `by_program`, most failures only warn."""
     return Audit(refuses=not by_program) if isinstance(config, RLConfig) else None
 
 

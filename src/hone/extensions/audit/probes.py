@@ -26,7 +26,7 @@ from hone.types import BOUND, Example, Message, Outcome, Rollout, Score, Usage
 Script = str | Sequence[Message]
 """The model's output: a text, or messages; only assistant messages are used."""
 AT_ONCE = 8
-"""Number of texts of new names to try at a time."""
+"""Number of texts, each with a new name, to try at a time."""
 MOST_HUNG = 4
 """After a grader hung at texts of this many names, no more are tried."""
 DERIVED_FROM = 4
@@ -124,8 +124,8 @@ class Prober:
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
         """Grade the texts; return their probes in order.
 
-        A hanging grader uses up its time limit, so the first text of each name is tried first. If it hangs, other texts
-        of the name are left out; after `MOST_HUNG` such names, all texts.
+        A hanging grader uses up its time limit, so the first text of each name is tried first. If that hangs, other
+        texts of the name are left out; after `MOST_HUNG` such names, all texts.
         """
         firsts: dict[str, int] = {}
         for index, text in enumerate(texts):
@@ -160,7 +160,7 @@ class Prober:
 
 
 def with_derived(prober: Prober) -> Prober:
-    """Return a prober with references made from the answers, in the form that is correct most often.
+    """Return a prober with references made from answers of the data, in the form that is correct most often.
 
     The forms are tried on a few examples. The prober keeps its subjects if the task declares references or has several
     turns, if no form is correct, or if correctness does not depend on the answer.

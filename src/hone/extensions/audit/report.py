@@ -139,7 +139,7 @@ def report_page(report: Report) -> str:
 
 
 def show_report(console: Console, report: Report, longest: int = _LONGEST) -> None:
-    """Print each check in a line, the tables, then the findings with texts that show them, the worst last."""
+    """Print a line for each check, the tables, then the findings (the worst last) with texts that show them."""
     counts = [f"{report.facts[name]:,} {name}" for name in ("examples", "texts") if name in report.facts]
     console.print(Text(f"audit of {report.subject}: {', '.join([*counts, f'{report.seconds:.1f} s'])}\n"))
     table = Table(box=None, pad_edge=False, show_header=False)

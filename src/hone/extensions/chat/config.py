@@ -11,7 +11,7 @@ from hone.config.shared import DEFAULT_PRECISION, Precision
 class ChatConfig(BaseConfig):
     """Talk to a model in the terminal; with a run, to its initial model and to its last weights, side by side.
 
-    Each line of the standard input is a question; its end, or Ctrl-C, ends the conversation.
+    Each line of the standard input is a question. The end of the input, or Ctrl-C, ends the conversation.
     """
 
     positional = "model"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LONG = 2 * 3600
 """Seconds beyond which a run should have checkpoints."""
 CUT = 0.02
-"""Least share of reference answers beyond the limit for a note."""
+"""A note warns if this share of reference answers exceeds the limit."""
 KEPT_GIB = 4
 """A note warns if a step may store more GiB of token ids than this."""
 CUSTOMARY = {
@@ -148,7 +148,7 @@ def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
 
 
 def _rounded(tokens: int) -> int:
-    """Round up to three binary digits, and to a multiple of 8."""
+    """Round up to three significant binary digits, and to a multiple of 8."""
     step = max(8, 1 << (int(tokens).bit_length() - 3))
     return -(-int(tokens) // step) * step
 

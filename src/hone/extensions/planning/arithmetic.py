@@ -117,7 +117,7 @@ class Lengths:
     """Mean lengths in tokens of `prompt` and `completion` (all turns of a conversation), and the largest possible.
 
     `measured` names the source of the means, "" if they are guessed. `reached` is the longest completion of a batch, 0
-    for the largest possible; `turns` is the limit of a conversation.
+    for the largest possible; `turns` is the turn limit of a conversation.
     """
 
     prompt: float

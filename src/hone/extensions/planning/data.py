@@ -32,7 +32,7 @@ don't predict lengths."""
 
 @dataclass(frozen=True)
 class Facts:
-    """The numbers of training examples (`pool`) and `held_out` ones, `turns`, and lengths in tokens of some examples.
+    """Numbers of training (`pool`) and `held_out` examples, `turns`, and lengths in tokens of some examples.
 
     For several tasks, `pool` is the sum, `held_out` the least and `turns` the most. `estimated`: tokens are estimated
     from characters. `tokens`: all tokens of a data set for SFT. `notes` say why something could not be read.

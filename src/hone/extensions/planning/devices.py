@@ -67,7 +67,7 @@ DEVICES = {
     "h200": _gpu("H200 141 GB", 150.1, 989, 67, 4.8, 3.50),
     "b200": _gpu("B200 180 GB", 191.0, 2250, 75, 8.0, 5.00),
 }
-"""By the name that `--on` takes. Memory is what the driver shows as total."""
+"""Devices by the name that `--on` takes. Memory is what the driver shows as total."""
 SIZES = {"16gb": "t4", "24gb": "rtx4090", "32gb": "rtx5090", "40gb": "a100-40", "48gb": "l40s", "80gb": "h100"}
 SIZES |= {"141gb": "h200", "180gb": "b200"}
 """Device by memory size."""

@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """The machine and the run of `config`, if any. `offline`: no other machine is asked."""
+    """The machine and the run of `config`, if any. `offline`: no other machine is contacted."""
 
     offline: bool = False
     config: RLConfig | SFTConfig | None = None

@@ -210,9 +210,9 @@ def measured_words(plan: Plan, measured: Plan) -> Iterator[tuple[str, list[str]]
 
 
 def times_words(times: Times) -> str:
-    """Return `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`.
+    """Format `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`.
 
-    Parts below a twentieth of the step are not named.
+    Parts below 5 % of the step count as the rest.
     """
     parts = {"sampling": times.sample, "grading": times.grade, "training": times.train}
     parts = {name: part / times.step for name, part in parts.items() if part >= 0.05 * times.step}
@@ -239,7 +239,7 @@ def short(plan: Plan) -> list[str]:
 
 
 def count(parameters: int) -> str:
-    """Return `0.43M`, `135M`, `1.54B`."""
+    """Format `0.43M`, `135M`, `1.54B`."""
     if parameters < 1e9:
         return f"{parameters / 1e6:.{2 if parameters < 1e7 else 0}f}M"
     return f"{parameters / 1e9:.{2 if parameters < 1e10 else 0}f}B"

@@ -2,7 +2,7 @@
 
 Sampling reads all weights and the keys and values of every sequence for each token: it is bound by memory bandwidth
 until the batch is large enough to be bound by arithmetic. Training is 6 FLOPs for each parameter and token (2 forward,
-4 backward), and attention besides. Both wait for kernel launches, which take all the time of a tiny model.
+4 backward), plus attention. Sampling and training wait for kernel launches, which take all the time of a tiny model.
 """
 
 from __future__ import annotations

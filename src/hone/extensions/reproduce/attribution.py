@@ -1,7 +1,7 @@
 """Explains a change of reward by two graders' scores of the same completions: skill, parser, truncation, format.
 
-For each completion, `recorded` is the recorded reward; `main` and `extra` are the other grader's, on the recorded
-grader's scale. In a window of steps, over the completions that both could grade:
+For each completion, `recorded` is the recorded reward; `main` and `extra` are parts of the other grader's reward, on
+the recorded grader's scale. In a window of steps, over the completions that both graders could grade:
 
     skill       mean of `main` over the completions that the length limit did not stop
     truncation  mean of `main` over all completions, minus skill
@@ -183,8 +183,8 @@ class Verdict:
 
 
 def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
-    """Choose the windows to compare: the best rewarded and the last; if they are about equal, the first and the
-    last."""
+    """Choose the windows to compare: the best rewarded and the last; if their rewards are about equal, the first
+    and the last."""
     best, last = max(windows, key=lambda w: w.recorded), windows[-1]
     return (best, last) if best.recorded - last.recorded > noise(best, last, Z_BEST) else (windows[0], last)
 

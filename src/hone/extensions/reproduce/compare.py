@@ -1,6 +1,6 @@
 """The first difference between two records of the same step.
 
-Quantities are compared in the order of a step (`QUANTITIES`), so the first one that differs causes the others. Metrics
+Quantities are compared in the order of a step (`QUANTITIES`), so the first difference causes the others. Metrics
 begin with gradient norm and loss.
 """
 
@@ -38,7 +38,7 @@ QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluati
 NOTHING = "nothing"
 """Shown for a value that one of two records lacks."""
 TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance != 0}
-"""Largest difference of metrics that several ranks round differently, in multiples of the limit; None: not compared."""
+"""By metric that several ranks round differently: allowed difference, in multiples of `limit`; None: not compared."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _answer_to(completion: str | None, turn: int) -> Any:
 def _compare(
     step: int, quantity: str, what: str, first: Mapping, second: Mapping, limit: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield names whose values differ, beyond a tolerance if `limit` is not 0; `what` is formatted with the name."""
+    """Yield a difference per name whose values differ, beyond a tolerance if `limit` is not 0; `what` gets the name."""
     for name in dict.fromkeys([*first, *second]):
         value, other, times = first.get(name, NOTHING), second.get(name, NOTHING), 0.0
         if value == other or (_is_nan(value) and _is_nan(other)):

@@ -5,7 +5,7 @@ rollouts/, evals/, metrics.jsonl   against hashes.jsonl
 hashes.jsonl, metrics.jsonl        against the hashes in each checkpoint, and the order of their steps
 the ledgers in checkpoints         against the rollouts: exactly the draws of all earlier steps
 
-timings.jsonl, events.jsonl and logs/ (from clocks) and tokens/ (follows from the rest) are not covered. Only the
+timings.jsonl, events.jsonl and logs/ (depend on clocks) and tokens/ (follows from the rest) are not covered. Only the
 certificate has the hashes of run.json (without tables of extensions) and config.toml. Executing a step again exposes
 forged hashes.
 """

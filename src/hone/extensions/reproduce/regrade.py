@@ -223,7 +223,7 @@ def sort_by_typical_length(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def scores_table(pairs: Sequence[Pair]) -> pyarrow.Table:
-    """Make a table of new scores, a row for each completion; it joins with the rollouts by step and sample_id."""
+    """Make a table of new scores, a row for each completion; `step` and `sample_id` join it with the rollouts."""
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()

@@ -68,7 +68,7 @@ def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replaye
 
 
 def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
-    """Yield the name of saved weights of the current version, and the first tensor not as replayed, or None."""
+    """Yield the name of saved weights of the current version, and the first tensor that differs, or None."""
     trainer, run, model = rebuilt.trainer, rebuilt.records.run, rebuilt.trainer.model
     version, saved, replayed = trainer.version, {}, trainer.tensors()
     if version in rebuilt.intact:

@@ -128,7 +128,7 @@ class RewardCheck(Observer):
             env.close_workers()
 
     def _begin(self) -> None:
-        """Start a check of the last step, unless one is running."""
+        """Start a check of the last step, unless a check is running."""
         if not self._is_idle():
             return
         self._take()  # a task that could not be graded is not tried again

@@ -1,7 +1,7 @@
 """Verify a run: compare its files with their hashes, and execute random steps of it again in full.
 
 Recorded rollouts are replayed from the nearest checkpoint before a step (or the initial model) up to it. Then the
-step is sampled, graded and trained anew, and compared quantity by quantity. A server's samples can't be repeated: their
+step is sampled, graded and trained anew, and compared quantity by quantity. A server's samples can't be repeated: the
 recorded completions are graded and trained on. Rollouts of a program are trained on with their recorded rewards. Steps
 that a killed run had not hashed are always executed again, as is the last evaluation. Five verdicts:
 
@@ -72,7 +72,7 @@ class StepCheck:
 
 @dataclass
 class Verification:
-    """The findings. `resampled`: steps were sampled anew; `regraded`: they were graded anew.
+    """The result. `resampled`: steps were sampled anew; `regraded`: they were graded anew.
 
     `reasons` say why a difference would prove nothing; `notes` name what was not checked. `limit` is the largest
     relative difference of training values that counts as equal.
