@@ -387,7 +387,7 @@ def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, veri
     assert (code, certificate["verdict"]) == (0, "verified")
     assert [check["step"] for check in certificate["steps"]] == [3, 4]
     assert certificate["notes"][-1].startswith(
-        "steps 0 to 2 can't be executed again: at step 3 it was resumed with --allow"
+        "steps 0 to 2 can't be executed again: at step 3 the run was resumed with --allow"
     )
 
 

@@ -193,7 +193,7 @@ def check_device(subject: Subject) -> Iterator[Row]:
     yield judge("torch", f"{version}, a build for {f'CUDA {build}' if build else 'CPUs'}")
     for index, (name, free, total) in enumerate(gpus):
         taken = f"{size(total - free)} are taken by other processes" if total - free > GIB else ""
-        fix = "CUDA_VISIBLE_DEVICES=…   # another one; or end the process that nvidia-smi names"
+        fix = "CUDA_VISIBLE_DEVICES=…   # another GPU; or end the process that nvidia-smi names"
         yield judge(f"GPU {index}", f"{name}, {size(total)}, {size(free)} free", taken, fix)
     if gpus:
         return
@@ -226,7 +226,7 @@ def check_memory(subject: Subject) -> Iterator[Row]:
 
     total, free = ram()
     little = "the quickstart takes 0.8 GiB, a model of 0.6B parameters about 12" if free < 2 * GIB else ""
-    yield judge("RAM", f"{size(free)} free of {size(total)}", little, "ps aux --sort=-rss | head   # who has it?")
+    yield judge("RAM", f"{size(free)} free of {size(total)}", little, "ps aux --sort=-rss | head   # who uses it?")
 
 
 def check_disk(subject: Subject) -> Iterator[Row]:

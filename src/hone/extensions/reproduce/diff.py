@@ -39,7 +39,7 @@ def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step:
     if not shared:
         raise UserError(
             f"there is nothing to compare: {first.path} recorded {lengths[0]} steps, {second.path} {lengths[1]}, and "
-            "none is in both: name runs that took a step, with their metrics.jsonl"
+            "no step is in both: name runs that share a step in metrics.jsonl"
         )
     equal: list[int] = []
     difference = None

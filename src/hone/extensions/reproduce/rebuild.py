@@ -104,7 +104,7 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
     if config.model.lora is not None:
         adapter = f", and put its adapter back to {path}" if (path := config.model.lora.path) else ""
         raise UserError(
-            f"{run.path}: {problem}, and its checkpoints hold only the adapter: say where it is by --model{adapter}"
+            f"{run.path}: {problem}, and its checkpoints hold only the adapter: name the model by --model{adapter}"
         )
     exported = run.weights()
     if not exported:
@@ -123,7 +123,7 @@ def _renderer(name: str, config: Any) -> ChatRenderer:
 
 
 def exported_parameters(folder: Path, precision: str, implementation: str) -> dict[str, torch.Tensor]:
-    """Load the parameters of an exported model by name; with LoRA, those of the adapter in its folder."""
+    """Load the parameters of an exported model by name; with LoRA, those of the adapter in `folder`."""
     if (folder / ADAPTER).is_dir():
         return load_adapter(folder / ADAPTER, model_config(folder, implementation=implementation))
     return merged_parameters(folder, precision, implementation)

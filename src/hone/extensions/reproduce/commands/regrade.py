@@ -119,7 +119,7 @@ class Regrading:
         run, regraded, steps, graders = self.run, self.regraded, self.steps, self.graders
         extent = f"{len(regraded.points):,} of {len(steps):,} steps, {steps[0]} to {steps[-1]}"
         if regraded.failed_old or regraded.failed_new:
-            extent += f"; without {regraded.failed_old:,} that could not be graded then and {regraded.failed_new:,} now"
+            extent += f"; without {regraded.failed_old:,} that failed when recorded and {regraded.failed_new:,} now"
             extent += f" ({regraded.failure})" if regraded.failed_new else ""
         print_labelled("run", f"{run.path}: {status_of(run.info, holder(run.path))}, {run.info['id']}")
         print_labelled("recorded by", describe(graders.task.id, graders.task.args))
@@ -142,7 +142,7 @@ class Regrading:
             print(f"\nTo ask another grader:\n  hone regrade {shlex.quote(str(run.path))} --env ID")
         elif self.verdict.cause == "parser":
             audit = command("hone", "audit", graders.task.id, a=graders.task.args, env_template=graders.task.template)
-            print(f"\nTo see what else the recorded grader loses:\n  {audit}")
+            print(f"\nTo see what else the recorded grader rejects:\n  {audit}")
 
     def _check_lines(self) -> list[str]:
         """Say if the run's own task gives the recorded scores, and what can't be graded exactly."""

@@ -97,7 +97,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     verification.limit = rebuilt.limit
     where = f"{rebuilt.missing_model}; say where it is by --model"
     if rebuilt.first:
-        where = f"at step {rebuilt.first} it was resumed with --allow-drift, and config.toml is that of later steps"
+        where = f"at step {rebuilt.first} the run was resumed with --allow-drift, and config.toml is of later steps"
     lost = [step for step in taken if step not in (*candidates, evaluated)]
     if lost and candidates:
         notes.append(f"steps {lost[0]} to {lost[-1]} can't be executed again: {where}")
@@ -116,7 +116,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     if getattr(rebuilt.config, "teacher", None) is not None:
         notes.append("the teacher's scores of tokens are taken from the records")
     if verification.limit:
-        ranks = f"it was trained on up to {most_ranks(recorded.info)} ranks"
+        ranks = f"the run was trained on up to {most_ranks(recorded.info)} ranks"
         notes.append(f"{ranks}: training counts as equal up to a relative difference of {verification.limit:g}")
     steps: list[int] = []
     if candidates:
@@ -147,7 +147,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     )
     if not steps and verification.difference is None:
         verification.verdict = "not comparable"
-        problem = f"{where}, and it has no checkpoint" if taken else "the run recorded none"
+        problem = f"{where}, and there is no checkpoint" if taken else "the run recorded none"
         verification.reasons = [f"no step can be executed again: {problem}"]
 
 
