@@ -13,7 +13,7 @@ from typing import Any
 
 NOTHING = math.nan
 SIGMAS = 5.0
-"""Standard errors by which two windows must differ: extremes of thousands of windows are compared."""
+"""Least difference of two windows, in standard errors: extremes of thousands of windows are compared."""
 RECENT = 10
 """Number of windows to estimate the scatter from: ten steps sometimes scatter too little."""
 

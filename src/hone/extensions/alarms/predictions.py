@@ -167,7 +167,7 @@ def read(config: Any, env_id: str | None = None) -> list[Prediction]:
 
 
 def parse(text: str, last: int = -1) -> Prediction:
-    """Parse a prediction for a run whose last step is `last`. Raises UserError for another form of text."""
+    """Parse a prediction for a run that ends with step `last`. Raises UserError for another form of text."""
     match = _FORM.fullmatch(text)
     if match is None or not math.isfinite(float(match["number"])):
         raise UserError(f"{_quoted(text)} can't be read: write {_EXAMPLE}")

@@ -103,7 +103,7 @@ def _falling_reward(history: History, threshold: float) -> Measured:
 
 
 def _unparsable(history: History, threshold: float) -> Measured:
-    """Look for a rise of unparsable answers, at least as large as that of wrong answers."""
+    """Look for a rise of unparsable answers, at least as large as the rise of wrong answers."""
     lowest = history.series("outcome/unparsable").lowest
     if not (change := _change(history, "outcome/unparsable", lowest, threshold)):
         return None

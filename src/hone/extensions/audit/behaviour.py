@@ -52,7 +52,7 @@ def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
         if subject.text:
             kinds |= {"a right answer": subject.text, "a right answer and a line break": f"{subject.text}\n"}
             kinds["several answers"] = f"{everything}\n{REASONING}\n{subject.text}"
-            if not texts:  # tools of the reference are called once, for they may take their time
+            if not texts:  # tools of the reference are called once, as they may be slow
                 texts.append(Text(subject, "a right answer", subject.render(subject.text)))
         if (wrong := wrong_text(subject, subjects)) is not None:
             kinds |= {"a wrong answer": wrong, "a long wrong answer": f"{REASONING * 5}\n{wrong}"}
@@ -76,6 +76,6 @@ def _difference(name: str, title: str, remedy: str, first: Sequence[Probe], othe
         had, got = (f"no reward ({p.score.outcome})" if p.failed else f"{p.score.reward:.6g}" for p in (one, other))
         if had != got:
             shown = tuple(probe.evidence("the same each time") for probe in (one, other))
-            title = f"{title}: {one.name!r} gets {got} in place of {had}"
+            title = f"{title}: {one.name!r} gets {got} instead of {had}"
             return [Finding(name, Verdict.FAIL, title, remedy, (one.name,), shown)]
     return []

@@ -95,7 +95,7 @@ def check_instructions(
 
 
 def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
-    """Return the forms that every prompt names, without tags whose contents differ between prompts (data)."""
+    """Return the forms that every prompt names, without tags that differ in content between prompts (data)."""
     contents: dict[str, set[str]] = defaultdict(set)
     for prompt in prompts:
         for tag, inner in _PAIR.findall(prompt):

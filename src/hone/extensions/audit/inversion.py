@@ -140,7 +140,7 @@ def _component(rubric: Rubric, name: str, right: Sequence[Probe], wrong: Sequenc
 
 
 def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
-    """Find components whose value for a well-formed answer is outside their declared range."""
+    """Find components with a value outside their declared range, for a well-formed answer."""
     words, shown = {}, []
     for probe in probes:
         for name, value in probe.score.components.items():

@@ -32,7 +32,7 @@ from hone.types import Example, Message, Rollout, Segment
 
 
 class Chat(Environment):
-    """A task whose questions are lines of standard input, and the sampler of all models, which prints answers."""
+    """A task with lines of standard input as questions, and the sampler of all models, which prints answers."""
 
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)

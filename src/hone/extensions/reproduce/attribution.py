@@ -102,7 +102,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Window:
-    """The completions of steps `first` to `last`: means and shares of those that both graders could grade.
+    """The completions of steps `first` to `last`: means and shares of completions graded by both.
 
     `error` is the standard error of the recorded mean, over steps. `count` is the number of all completions.
     """
@@ -246,11 +246,11 @@ def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tupl
         words = "The other grader pays for no completion, so it can't tell what changed: is it for this task?"
         return "undecided", words
     if total > 0 and after > -before:
-        return "parser", "The recorded grader pays for what the other one does not accept: that is not skill."
+        return "parser", "The recorded grader pays for answers that the other one rejects: that is not skill."
     if total > 0:
         return "parser", "Answers took a form that the recorded grader reads; as many were right before."
     if before > -after:
-        return "parser", "The recorded grader had paid for what the other one does not accept."
+        return "parser", "The recorded grader had paid for answers that the other one rejects."
     if before < -max(0.05, noise(windows[0], windows[1])):
         return "parser", "Your parser lost it, if the other grader is right, which was more lenient from the start."
     if skill > SMALL:

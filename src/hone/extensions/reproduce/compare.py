@@ -43,7 +43,7 @@ TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tole
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The record of step N, with None for what is unknown. `before` and `after`: fingerprints of versions N and N + 1;
+    """The record of step N; unknown fields are None. `before` and `after`: fingerprints of versions N and N + 1;
     `evals`: the rows of `evals/step_N.jsonl`.
     """
 
@@ -160,7 +160,7 @@ def _answer_to(completion: str | None, turn: int) -> Any:
 def _compare(
     step: int, quantity: str, what: str, first: Mapping, second: Mapping, limit: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield a difference per name whose values differ, beyond a tolerance if `limit` is not 0; `what` gets the name."""
+    """Yield a difference per name with two values, beyond a tolerance if `limit` is not 0; `what` gets the name."""
     for name in dict.fromkeys([*first, *second]):
         value, other, times = first.get(name, NOTHING), second.get(name, NOTHING), 0.0
         if value == other or (_is_nan(value) and _is_nan(other)):

@@ -27,7 +27,7 @@ class ReplayConfig(ExecutedRun):
 class VerifyConfig(ExecutedRun):
     """Check a run's files against their hashes, and execute random steps of it again.
 
-    The result is written beside the run, as `<run>.verify.json`; nothing is written into the run.
+    The result is written beside the run, as `<run>.verify.json`. Writes nothing into the run.
     """
 
     steps: int = Field(default=3, ge=0)
@@ -91,7 +91,7 @@ class JsonConfig(BaseConfig):
 class RegradeConfig(ExecutedRun):
     """Grade a run's completions with another grader: did the model change, or only the reading of its answers?
 
-    Needs neither model nor GPU. Nothing is written into the run, and it may still be running.
+    Needs neither model nor GPU. Writes nothing into the run, which may still be running.
     """
 
     env: GraderConfig = GraderConfig()

@@ -1,4 +1,4 @@
-"""Differences of two runs: their configs, and the first step and quantity in which their records differ."""
+"""Differences of two runs: their configs, and the first differing step and quantity in their records."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ class RebuiltRL(Rebuilt):
         return replace(self._update(step, groups), evals=self.memory.evals)
 
     def _with_recorded(self, name: str, groups: Sequence[Group]) -> list[Group]:
-        """Add a recorded column to the groups, for completions whose tokens are as recorded."""
+        """Add a recorded column to the groups, for completions with the same tokens as recorded."""
         recorded = self._recorded_rollouts(self.trainer.version)
 
         def column(again: Rollout) -> np.ndarray | None:

@@ -123,7 +123,7 @@ def _renderer(name: str, config: Any) -> ChatRenderer:
 
 
 def exported_parameters(folder: Path, precision: str, implementation: str) -> dict[str, torch.Tensor]:
-    """Load the parameters of an exported model by name; with LoRA, those of the adapter in `folder`."""
+    """Load the parameters of an exported model by name; with LoRA, parameters of the adapter in `folder`."""
     if (folder / ADAPTER).is_dir():
         return load_adapter(folder / ADAPTER, model_config(folder, implementation=implementation))
     return merged_parameters(folder, precision, implementation)

@@ -69,7 +69,7 @@ class Records:
         return self.run.rollouts(step).to_pylist() if step in self.rollout_steps else None
 
     def record(self, step: int, without: tuple[str, ...] = (), samples: bool = True) -> StepRecord:
-        """Return a step's record without metrics whose prefix is in `without`; with completions only if `samples`."""
+        """Return a step's record without metrics with a prefix in `without`; with completions only if `samples`."""
         metrics = self.metrics.get(step)
         if metrics is not None:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(without)}

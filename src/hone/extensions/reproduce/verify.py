@@ -43,7 +43,7 @@ WITH_EVALUATION = ("done", "budget")
 class StepCheck:
     """One step, executed again; if `is_evaluation`, the evaluation of version `step`.
 
-    `start` names the weights from which `replayed` steps were replayed. `difference` is the first difference, in a
+    `start` names the weights before the `replayed` steps. `difference` is the first difference, in a
     replayed step if `fingerprint` is None. `damage` is a file that was changed.
     """
 
