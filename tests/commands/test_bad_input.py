@@ -47,7 +47,7 @@ CASES = {
     "audit gsm8k --html no/such/page.html": "--html no/such/page.html: there is no folder no/such",
     'audit gsm8k -a \'{"mode": "other"}\'': "mode is 'other'",
     "audit --template hone/tiny -m hone/tiny": "--model is for the audit of a task",
-    "audit gsm8k --chat-template x.jinja": "--chat-template overrides a model's",
+    "audit gsm8k --chat-template x.jinja": "--chat-template needs a model",
     "eval revers-text": "did you mean reverse-text",
     "eval reverse-text -a '{\"min_char\": 3}'": "num_eval_examples, min_chars, ",
     'eval reverse-text -a \'{"dataset": "no.jsonl"}\'': "no.jsonl does not exist",

@@ -329,7 +329,7 @@ def test_other_merged_weights_and_another_base_are_refused(kind, cook, warm_mode
     last = f"weights/step_{STEPS}"
     tampering.edit_tensor(model / "model.safetensors", up, True)
     assert trials.run(["verify", str(run), "--model", str(model), "--steps", "1"], log) == 2
-    assert "is not the model that it began with" in log.read_text()
+    assert "is not the model that the run began with" in log.read_text()
     more = ["--resume", "--max-steps", str(STEPS + 1), "--model.name", str(model)]
     assert trials.run(recipe.argv(run, *more), log) == 2 and "with another initial model" in log.read_text()
     tampering.edit_tensor(run / last / "model.safetensors", up, True)

@@ -153,7 +153,7 @@ def test_a_branch_starts_without(tmp_path):
     assert "predictions" not in Run(tmp_path / "b").info and Run(tmp_path / "b").config["predict"] == []
     assert predictions.problem(Run(tmp_path / "b").info, tmp_path / "b") == ""
     start(tmp_path / "b", *texts, **branch).finish("stopped")  # the command again
-    with pytest.raises(UserError, match="the branch begins at step 4: predict a later one"):
+    with pytest.raises(UserError, match="the branch begins at step 4: predict a later step"):
         start(tmp_path / "c", "reward/mean@3 > 0.9 p=0.5", **branch)
     assert not (tmp_path / "c" / "run.json").exists()
     with start(tmp_path / "c", *texts, "reward/mean@6 > 0.9 p=0.5", **branch) as run:

@@ -57,7 +57,7 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str):
             "another reward in another process: 'a right answer' gets 1.0",
         ),
         ("hashed", "nondeterministic", "another reward in another process"),
-        ("cached", "global-state", "'a right answer' gets 1 in place of 1.1"),
+        ("cached", "global-state", "'a right answer' gets 1 instead of 1.1"),
         ("longest", "global-state", "the reward of a text depends on what was graded before it: '"),
     ],
 )

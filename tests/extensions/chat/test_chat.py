@@ -122,7 +122,7 @@ def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, mo
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 40}))
     first, second = (reply(model, question * 3)[0] for question in ("first ", "second "))
-    anew = f"The conversation with {model} fills its context, and begins anew.\n"
+    anew = f"The conversation with {model} fills the context: a new one begins.\n"
     printed = converse(monkeypatch, capsys, ["first " * 3, "second " * 3], str(model))
     assert printed == f"{first}\n{second}\n{anew}"
     monkeypatch.setattr("sys.stdin", io.StringIO("long " * 20))
@@ -159,7 +159,7 @@ def test_what_can_not_talk_is_refused(trained, tmp_path, monkeypatch, capsys):
     fails(capsys, main(["chat", "run"]), "run has no weights yet")
     assert main(["eval", "reverse-text", "-n", "1", "-r", "1", "-t", "2", "--output-dir", "measured"]) == 0
     capsys.readouterr()
-    fails(capsys, main(["chat", "measured"]), "is an evaluation and made no weights: hone chat hone/tiny")
+    fails(capsys, main(["chat", "measured"]), "is an evaluation, without weights: try hone chat hone/tiny")
     (faulty := shutil.copytree(trained / "weights/step_3", tmp_path / "faulty")).joinpath(
         "chat_template.jinja"
     ).write_text(FAULTY)

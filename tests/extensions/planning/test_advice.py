@@ -95,7 +95,7 @@ SETTINGS = {
     "--orchestrator.sampling.temperature 0.2": "temperature = 0.2 hardly explores",
     "--orchestrator.eval.interval 200": "eval.interval = 200 is beyond max_steps = 100",
     "--orchestrator.eval.num-examples 900": "num_examples = 900, but only 500 examples are held out",
-    "--ckpt.interval 500": "ckpt.interval = 500 is beyond max_steps = 100: nothing comes before the end",
+    "--ckpt.interval 500": "ckpt.interval = 500 is beyond max_steps = 100: nothing happens before the end",
     "--budget.hours 0.01": "budget.hours = 0.01 ends the run after about",
     "--budget.tokens 1000": "budget.tokens = 1,000 ends the run after about 0 of 100 steps",
 }
@@ -115,7 +115,7 @@ def test_one_rollout_of_a_prompt_is_no_surprise_where_prompts_are_compared() -> 
 
 def test_no_evaluation_and_no_checkpoints_in_a_long_run() -> None:
     texts = found("--max-steps", "100000", facts=replace(FACTS, pool=10**6))
-    assert texts[0].startswith("no evaluation: the reward on training prompts will be the only sign")
+    assert texts[0].startswith("no evaluation: the reward on training prompts will be the only measure")
     assert texts[1].startswith("no checkpoints in a run of about") and "--ckpt.interval" in texts[1]
 
 
@@ -160,4 +160,4 @@ def test_the_start_leaves_a_step_that_does_not_fit_to_the_warning_before() -> No
             *EVAL, *flags.split(), facts=Facts(), shape=KNOWN["qwen3-0.6b"], device=replace(CPU, memory=gib * GIB)
         )
         assert not found.fits and found.memory is not None and found.memory.peak == phase
-        assert ("more than that" in short(found)[0]) is said
+        assert ("which is too little" in short(found)[0]) is said

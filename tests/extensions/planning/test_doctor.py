@@ -85,7 +85,7 @@ def test_verdict_and_lines() -> None:
     broken = Finding("python", "torch", "error", "word " * 30, "pip install 'torch>=2.11'")
     assert verdict([fine], "make quickstart") == "Ready. Next: make quickstart"
     assert verdict([fine, warned], "x") == "Ready, with 1 warning. Next: x"
-    assert verdict([broken, broken, warned], "x").startswith("2 errors and 1 warning: fix what is an error")
+    assert verdict([broken, broken, warned], "x").startswith("2 errors and 1 warning: fix the errors")
     page = list(lines([fine, broken, warned], 60))
     assert [line for status, line in page if not status] == ["disk", "python"]
     assert max(len(line) for status, line in page if status != "fix") <= 60
@@ -106,7 +106,7 @@ def test_a_torch_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "torch.py").write_text("import os\nos._exit(7)")
     monkeypatch.syspath_prepend(tmp_path)
     found = examined("device")["torch"]
-    assert found.status == "error" and "it ends the interpreter" in found.text and "torch>=2.11" in found.fix
+    assert found.status == "error" and "it crashes the interpreter" in found.text and "torch>=2.11" in found.fix
 
 
 GPU = ["A100", 80 * 2**30, 80 * 2**30]
@@ -164,7 +164,7 @@ def test_an_environment_without_packages(tmp_path: Path) -> None:
     assert "install --python" in found["required"]["fix"] and "torch" in found["required"]["fix"]
     assert "free of" in found["hub cache"]["text"]
     assert found["environment"]["text"] == str(tmp_path / "venv")
-    assert "fix what is an error" in report["verdict"]
+    assert "fix the errors" in report["verdict"]
 
 
 def test_a_port_that_is_taken() -> None:
@@ -222,7 +222,7 @@ def test_open_files(limit: int, status: str, text: str, monkeypatch: pytest.Monk
 
 def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    assert examined("hub")["access"].text == "not asked (--offline)"
+    assert examined("hub")["access"].text == "not checked (--offline)"
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
@@ -232,7 +232,7 @@ def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = rl("--wandb.project", "p")
     assert examined("wandb", asks)["login"].status == "error" and examined("wandb")["login"].status == "ok"
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert examined("wandb", asks)["login"].text == "a key is there"
+    assert examined("wandb", asks)["login"].text == "a key was found"
     assert examined("wandb", rl("--wandb.mode", "offline"))["login"].text == "not needed: mode offline"
 
 

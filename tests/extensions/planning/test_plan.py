@@ -54,7 +54,7 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_on_a_cluster_is_planned_as_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["plan", "--model.name", "hone/tiny", "--on", "h100", "--cluster"]
     assert main([*line, "--json"]) == 0
-    note = "mode split: memory is the trainer's alone, time that of one device that samples and trains"
+    note = "mode split: memory is the trainer's only; time is for one device that samples and trains"
     assert note in json.loads(capsys.readouterr().out)["notes"]
     assert main(line) == 0
     last = capsys.readouterr().out.splitlines()[-1]

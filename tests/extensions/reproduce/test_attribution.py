@@ -141,17 +141,17 @@ def change(found) -> dict[str, float]:
         ((0.9, 0.9), (0.2, 0.9), "parser", "Your parser lost it: the model did not get worse."),
         ((0.8, 0.8), (0.2, 0.95), "parser", "Your parser lost it: the model did not get worse."),
         ((0.9, 0.9), (0.1, 0.75), "parser", "Your parser lost most of it: the model got a little worse."),
-        ((0.9, 0.5), (0.5, 0.5), "parser", "The recorded grader had paid for what the other one does not see."),
-        ((0.4, 0.9), (0.1, 0.9), "parser", "if the other grader is right: it was more lenient from the start."),
+        ((0.9, 0.5), (0.5, 0.5), "parser", "The recorded grader had paid for answers that the other one rejects."),
+        ((0.4, 0.9), (0.1, 0.9), "parser", "if the other grader is right, which was more lenient from the start."),
         ((0.9, 0.9), (0.2, 0.8), "parser", "by 0.70 from steps 0-1 to 0-1: parser -0.60, skill -0.10, truncation 0.00"),
         ((0.9, 0.9), (0.2, 0.2), "skill", "The model got worse: both graders say so."),
         ((0.7, 0.9), (0.2, 0.4), "skill", "The model got worse"),  # a stricter parser, as strict all along
         ((0.9, 0.9), (0.3, 0.6), "mixed", "Several things together: "),
         ((0.2, 0.2), (0.9, 0.9), "skill", "The model got better: both graders say so."),
-        ((0.2, 0.2), (0.9, 0.2), "parser", "The recorded grader pays for what the other one does not see"),
-        ((0.1, 0.4), (0.4, 0.4), "parser", "Answers came into a form that the recorded grader reads"),
+        ((0.2, 0.2), (0.9, 0.2), "parser", "The recorded grader pays for answers that the other one rejects"),
+        ((0.1, 0.4), (0.4, 0.4), "parser", "Answers took a form that the recorded grader reads"),
         ((0.5, 0.5), (0.5, 0.5), "none", "did not change"),
-        ((0.5, 0.5), (0.5, 0.9), "none", "Its parts moved against each other."),
+        ((0.5, 0.5), (0.5, 0.9), "none", "Its parts moved in opposite directions."),
     ],
 )
 def test_verdicts(before, after, cause, words) -> None:
@@ -163,7 +163,7 @@ def test_verdicts(before, after, cause, words) -> None:
 def test_a_grader_that_makes_the_same_of_everything_tells_nothing() -> None:
     right, nothing = verdict((0.9, 1.0), (0.2, 1.0)), verdict((0.9, 0.0), (0.2, 0.0))
     assert (right.cause, nothing.cause) == ("undecided", "undecided")
-    assert "calls everything right" in right.sentence and "sees nothing in any completion" in nothing.sentence
+    assert "calls everything right" in right.sentence and "pays for no completion" in nothing.sentence
     early = window(columns([0.5], [0.5]), 0, 0)
     assert early is not None and judge(right.before, right.after, [early]).cause == "parser"
 

@@ -51,7 +51,7 @@ CHANGES = [
     (lambda r: r.metrics.update(lr=2.0), "metrics: lr is 0.001 in A and 2.0 in B"),
     (lambda r: r.metrics.update(loss=0.2), "metrics: loss is 0.1 in A and 0.2 in B"),
     (lambda r: r.metrics.pop("grad_norm"), "metrics: grad_norm is 2.0 in A and nothing in B"),
-    (lambda r: r.rows[3].update(advantage=-0.5), "advantages: that of sample 5-11-1 is 0.5 in A and -0.5 in B"),
+    (lambda r: r.rows[3].update(advantage=-0.5), "advantages: the advantage of sample 5-11-1 is 0.5 in A and -0.5 in"),
     (lambda r: r.rows[3].update(answer="ba"), "rollouts: the column answer of sample 5-11-1 is ab in A and ba in B"),
     (lambda r: r.rows[2].update(reward=None), "rewards: the reward of sample 5-11-0 is 1.0 in A and nothing in B"),
     (
@@ -64,7 +64,7 @@ CHANGES = [
     ),
     (
         lambda r: r.rows[1].update(logprobs=[0.0, -1.5, -0.5]),
-        "logprobs: that of token 2 of sample 5-10-1 is -0.25 in A and -0.5 in B",
+        "logprobs: the logprob of token 2 of sample 5-10-1 is -0.25 in A and -0.5 in B",
     ),
     (
         lambda r: r.rows[1].update(sampled_mask=[False, True, False]),

@@ -124,7 +124,7 @@ def test_a_parser_that_lost_the_answers_is_told_from_a_model_that_lost_them(drif
     printed = capsys.readouterr().out
     assert "Your parser lost it: the model did not get worse." in printed
     assert "| I think that yes is it\n  recorded: unparsable (0), as recorded\n  now:      correct (1)" in printed
-    assert "To see what else the recorded grader loses:\n  hone audit early\n" in printed
+    assert "To see what else the recorded grader rejects:\n  hone audit early\n" in printed
 
 
 def test_a_reward_that_does_not_come_out_again_is_named(drifted, capsys, monkeypatch):
@@ -147,7 +147,7 @@ def test_failures_are_counted_and_in_no_mean(folder, capsys):
     assert [w["graded"] for w in found["windows"]] == [4, 3, 3, 4]
     assert [w["recorded"] for w in found["windows"]] == [1.0] * 4
     printed = capsys.readouterr().out
-    assert "without 1 that could not be graded then and 1 now (ValueError: boom was said)" in printed
+    assert "without 1 that failed when recorded and 1 now (ValueError: boom was said)" in printed
 
 
 def test_a_grader_that_fails_too_often_ends_it(folder, capsys):

@@ -60,8 +60,8 @@ def test_changed_rollouts_are_named(copied, replay, capsys):
 @pytest.mark.parametrize(
     ("change", "quantity"),
     [
-        (swap_rewards, "advantages: that of sample 3-6-0 is"),
-        (lambda rows: rows[1].update(advantage=0.125), "advantages: that of sample 3-6-1 is 0.125 in the run"),
+        (swap_rewards, "advantages: the advantage of sample 3-6-0 is"),
+        (lambda rows: rows[1].update(advantage=0.125), "advantages: the advantage of sample 3-6-1 is 0.125 in the run"),
         (lambda rows: rows[0]["logprobs"].__setitem__(-1, -9.0), "metrics: "),
     ],
 )
@@ -83,7 +83,7 @@ def test_what_can_not_be_replayed_says_why(bench, rl_run, sft_run, replay, copie
     fails(capsys, replay(copied, "--output-dir", str(copied / "weights" / "mine")), "where nothing may be written")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    fails(capsys, replay(copied, "--output-dir", str(tmp_path / "full")), "holds something else")
+    fails(capsys, replay(copied, "--output-dir", str(tmp_path / "full")), "holds other files")
     (copied / "rollouts" / "step_000003.parquet").unlink()
     fails(capsys, replay(copied), "no rollouts of step 3", "another copy of the run")
     shutil.rmtree(copied / "checkpoints")

@@ -76,7 +76,7 @@ def test_it_is_replayed_and_verified_without_the_teacher(taught: Path, bench: Be
     assert main(["verify", str(taught), "--steps", str(STEPS)]) == 0
     shown = capsys.readouterr().out
     assert f"{STEPS} steps came out equal, bit for bit" in shown.replace(" and the evaluation at the end", "")
-    assert "what the teacher said of the tokens is taken from the records" in shown
+    assert "the teacher's scores of tokens are taken from the records" in shown
     assert main(["replay", str(taught)]) == 0
     assert "verdict       equal" in capsys.readouterr().out
 

@@ -60,7 +60,7 @@ def score_predictions(config: RunsPredictionsConfig) -> int:
         print(f"\nBrier score of {len(known)} decided: {brier:.4f} (0 is perfect; lower is better)")
         print(f"    always 0.5:  0.2500\n    always the share that came true ({rate:.2f}):  {rate * (1 - rate):.4f}")
     if undecided := len(rows) - len(known):
-        print(f"{undecided} undecided: a run that goes on decides them (hone runs list says how).")
+        print(f"{undecided} undecided: resume their runs to decide them (hone runs list says how).")
     if left_out:
         print("\n".join(left_out))
     return 0

@@ -13,22 +13,22 @@ from hone.errors import UserError
 Action = Literal["off", "warn", "checkpoint", "pause", "stop"]
 
 ALARMS = {
-    "falling_reward": (0.15, "The reward fell by this share of its best while completions grew by a fifth."),
+    "falling_reward": (0.15, "The reward fell by this share of its best value while completions grew by a fifth."),
     "zero_std": (0.8, "This share of the groups have equal rewards, and teach nothing."),
-    "unparsable": (0.1, "The share of unparsable completions rose from its lowest by this."),
-    "wrong": (0.15, "The share of correct completions fell from its best by this; they are wrong, but well-formed."),
-    "component": (0.1, "A component other than the answer's rose by this, weighted, and correctness did not: a hack."),
+    "unparsable": (0.1, "The share of unparsable completions rose by this above its lowest."),
+    "wrong": (0.15, "The share of correct completions fell by this below its best; more are wrong, but well-formed."),
+    "component": (0.1, "A component other than the answer's rose by this (weighted), and correctness did not: a hack."),
     "truncation": (0.4, "This share of completions were cut at the length limit."),
-    "entropy_collapse": (0.05, "The entropy fell below this share of the beginning's, with the task not solved."),
-    "entropy_blowup": (0.5, "The entropy rose from its lowest by this many nats a token."),
+    "entropy_collapse": (0.05, "The entropy fell below this share of the initial entropy, with the task not solved."),
+    "entropy_blowup": (0.5, "The entropy rose by this many nats a token above its lowest."),
     "kl": (0.1, "The KL to the initial policy is above this many nats a token; needs `loss.kl_coef` above 0."),
     "ratio": (0.2, "This share of tokens had their importance ratio clipped."),
     "gap": (None, "Logprobs of sampler and trainer differ by more than the bounds of `gap`."),
-    "regraded": (None, "Recorded completions were graded again, and got other scores: the reward changes, or draws."),
+    "regraded": (None, "Recorded completions were graded again, with other scores: the reward changes or is random."),
     "grad_spike": (10, "The gradient's norm is this many times the norm of the 20 steps before, or is not finite."),
-    "identical": (0.5, "This share of completions equal one of another prompt, more than at first, and are wrong."),
+    "identical": (0.5, "This share of completions equal another prompt's, more than at first, and are rarely right."),
     "grader": (0.02, "This share of completions could not be graded."),
-    "solved_pool": (0.95, "This share of completions are correct, or of prompts are retired."),
+    "solved_pool": (0.95, "This share of completions are correct, or this share of prompts are retired."),
     "dead_pool": (20, "No completion was correct for this many steps, and the reward does not rise."),
     "no_signal": (5, "No group was trained on for this many steps in a row."),
 }
@@ -36,7 +36,7 @@ ALARMS = {
 
 
 class AlarmConfig(BaseConfig):
-    """One alarm."""
+    """Settings of one alarm."""
 
     bare = "action"
 
@@ -57,20 +57,20 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
     bare = "action"
 
     action: Annotated[Action, Meta("watching")] = "warn"
-    """`warn`; save a `checkpoint` as well; `pause` (saved) until `hone runs continue`; `stop` (saved); or `off`."""
+    """`off`; `warn`; also save a `checkpoint`; save and `pause` until `hone runs continue`; save and `stop`."""
     window: int = Field(default=10, ge=2)
-    """Steps to average, now and at the beginning, to compare the two."""
+    """Number of steps to average, now and at the beginning, for comparison."""
 
     @model_validator(mode="after")
     def _check_thresholds(self) -> AlarmsConfig:
         if self.of("gap").threshold is not None:
             raise UserError("the alarm gap has no threshold: set gap.mean, gap.max and gap.stop")
         if self.of("regraded").threshold is not None:
-            raise UserError("the alarm regraded has no threshold: any other score raises it")
+            raise UserError("the alarm regraded has no threshold: any changed score raises it")
         return self
 
     def of(self, name: str) -> AlarmConfig:
-        """Return the settings of an alarm, with the common action and the default threshold if it has none."""
+        """Return the settings of an alarm, with the common action or default threshold where it sets none."""
         alarm: AlarmConfig = getattr(self, name)
         return AlarmConfig(action=alarm.action or self.action, threshold=alarm.threshold or ALARMS[name][0])
 
@@ -81,6 +81,6 @@ class RunsPredictionsConfig(BaseConfig):
     positional = "root"
 
     root: Path = Path("outputs")
-    """The folder; also the first word of the command line. Runs in `.previous/` count as well."""
+    """Folder of runs; also the first word of the command line. Runs in `.previous/` count as well."""
     jsonl: bool = False
-    """Print a JSON object per prediction and line, without overall scores."""
+    """Print each prediction as a line of JSON, without overall scores."""

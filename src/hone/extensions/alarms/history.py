@@ -1,4 +1,4 @@
-"""The metrics of a run's steps, averaged over windows: what alarms compare."""
+"""The metrics of a run's steps, averaged over windows, for alarms to compare."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 NOTHING = math.nan
 SIGMAS = 5.0
-"""Least difference of two windows in standard errors: extremes of thousands of windows are compared."""
+"""Least difference of two windows, in standard errors: extremes of thousands of windows are compared."""
 RECENT = 10
-"""Windows of steps to estimate the scatter: ten steps sometimes scatter too little."""
+"""Number of windows to estimate the scatter from: ten steps sometimes scatter too little."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Mean of some steps in a row, and its standard error by how much steps differ. NaN if unknown."""
+    """Mean of some steps in a row, and its standard error, from differences of steps. NaN if unknown."""
 
     mean: float = NOTHING
     error: float = NOTHING
@@ -38,7 +38,7 @@ def differ(one: Window, other: Window, sigmas: float = SIGMAS) -> bool:
 
 @dataclass
 class Series:
-    """A metric, step by step, with the mean of each window that ends at a step. A missing value is NaN."""
+    """A metric at each step, with the window that ends at the step. A missing value is NaN."""
 
     window: int
     values: list[float] = field(default_factory=list)
@@ -69,15 +69,15 @@ class Series:
             self.highest = here
 
     def _standard_error(self, values: list[float]) -> float:
-        """Estimate it by differences of neighbours, here or in general: a trend, or a jump, isn't scatter."""
+        """Estimate the error from differences of neighbours: a trend or a jump isn't scatter."""
         here = [(after - before) ** 2 for before, after in pairwise(values)]
         return math.sqrt(max(fmean(here), fmean(self._squares)) / 2 / len(values)) if here else 0.0
 
 
 class History:
-    """Metrics of the steps of a run so far; unknown where a step does not have them. Windows are of `window` steps.
+    """Metrics of a run's steps so far; NaN at a step without the metric. Windows have `window` steps.
 
-    `info`, its run.json, has the weights of the reward's components, and which of them decides what is correct.
+    `info` is run.json, with the weights of the reward's components and the component that decides correctness.
     """
 
     def __init__(self, window: int, info: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -119,7 +119,7 @@ class History:
         return self.at(name, len(self) - 1)
 
     def at(self, name: str, index: int) -> Window:
-        """Return the window that ends at the step of this index; unknown if there is none."""
+        """Return the window that ends at the step of this index; UNKNOWN if there is none."""
         return self.series(name).windows[index] if 0 <= index < len(self) else UNKNOWN
 
     def first(self, name: str) -> Window:

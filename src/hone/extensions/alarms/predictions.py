@@ -1,6 +1,6 @@
 """Predictions: what a user expects of a run, fixed before step 0 and scored at its end.
 
-`--predict "reward/mean@40 > 0.6 p=0.8"` says that a metric of a step will hold a bound, with a probability p. The Brier
+`--predict "reward/mean@40 > 0.6 p=0.8"` says that a metric at a step will satisfy a bound with probability p. The Brier
 score of a prediction is (p - o)², o being 1 if it came true and 0 if not (Brier, 1950): 0 is perfect, always saying 0.5
 gets 0.25, and honest probabilities score best in the long run. run.json has the predictions with a hash over them, the
 run's id and its settings; the event `predicted` repeats the hash, so that a later edit shows.
@@ -32,7 +32,7 @@ KEY = "predictions"
 MADE = "predicted"
 """Kind of the event that has the hash."""
 SCORED = ("done", "budget", "stopped")
-"""Statuses at which a run scores what can be decided."""
+"""Statuses at which a run scores its predictions."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FORM = re.compile(
     rf"\s*(?P<metric>\S.*?)\s*@\s*(?P<step>\d+|end)\s*(?P<op>>=|<=|>|<)\s*(?P<number>{_NUMBER})"
@@ -44,7 +44,7 @@ _OPS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
 
 @dataclass(frozen=True)
 class Prediction:
-    """`metric` at `step` is `op` `number`, with probability `p`. `end`: the step was given as the run's last."""
+    """`metric` at `step` is `op` `number`, with probability `p`. `end`: the step was given as `end`."""
 
     metric: str
     step: int
@@ -62,7 +62,7 @@ class Prediction:
 
     @property
     def key(self) -> tuple:
-        """The content of the prediction, for any last step."""
+        """The prediction's content, independent of the run's last step."""
         return (self.metric, None if self.end else self.step, self.op, self.number, self.p)
 
     def holds(self, value: float) -> bool:
@@ -72,7 +72,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Scored:
-    """The result of a prediction: `outcome` None if it is undecided, and `why`."""
+    """The result of a prediction; if undecided, `outcome` is None and `why` the reason."""
 
     prediction: Prediction
     outcome: bool | None
@@ -125,7 +125,7 @@ class Predictions(Observer):
 def checked(config: Any, env_id: str | None = None) -> list[str]:
     """Return the predictions of a run of `config` without its parent's. `env_id`: the task's id, if known.
 
-    Raises UserError for what can't be predicted: also other predictions in a resume, and early steps in a branch.
+    Raises UserError for impossible predictions, other predictions in a resume, and early steps in a branch.
     """
     folder, resume = config.output_dir, config.resume
     info = view.run_info(folder) if resume else None
@@ -141,7 +141,7 @@ def checked(config: Any, env_id: str | None = None) -> list[str]:
 
 
 def read(config: Any, env_id: str | None = None) -> list[Prediction]:
-    """Return the predictions of a run of `config`. UserError for an impossible one, with an alternative."""
+    """Return the predictions of a run of `config`. UserError for an impossible prediction, with an alternative."""
     if not config.predict:
         return []
     from hone.runs.metrics import written
@@ -167,7 +167,7 @@ def read(config: Any, env_id: str | None = None) -> list[Prediction]:
 
 
 def parse(text: str, last: int = -1) -> Prediction:
-    """Return the prediction in a text, for a run with the last step `last`. Raises UserError for another form."""
+    """Parse a prediction for a run that ends with step `last`. Raises UserError for another form of text."""
     match = _FORM.fullmatch(text)
     if match is None or not math.isfinite(float(match["number"])):
         raise UserError(f"{_quoted(text)} can't be read: write {_EXAMPLE}")
@@ -183,12 +183,12 @@ def _quoted(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number as short as it can be and read back: `0.6`, `40`, `1e-06`."""
+    """Return the shortest text that reads back as the number: `0.6`, `40`, `1e-06`."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
 def record(config: Any, kind: str, run_id: str) -> dict[str, Any]:
-    """Return the predictions of a run that begins now, for run.json; empty without any. Raises as `read`."""
+    """Return the predictions of a run that begins now, for run.json; {} if it has none. Raises as `read`."""
     found = read(config)
     if not found:
         return {}
@@ -233,13 +233,13 @@ def _digest_in_events(folder: Path) -> str | None:
 
 
 def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
-    """Return the hash of predictions that no event has yet."""
+    """Return the hash of the predictions, if no event has it yet."""
     digest = info.get(KEY, {}).get("sha256")
     return None if digest == _digest_in_events(folder) else digest
 
 
 def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
-    """Raise UserError if a resume has other predictions than the run; none, or the same, are fine."""
+    """Raise UserError if a resume has other predictions than the run; giving none, or the same, is fine."""
     if damage := problem(info, folder):
         raise UserError(f"{folder / view.INFO}: {damage}: restore it, or begin a new run in another --output-dir")
     recorded = entries(info)
@@ -251,19 +251,19 @@ def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
 
 
 def of_branch(config: Any, parent: Mapping[str, Any], step: int | None) -> list[str]:
-    """Return the new predictions of a branch at `step` (None: at the newest checkpoint). UserError for early ones."""
+    """Return the new predictions of a branch at `step` (None: at the newest checkpoint). UserError for early steps."""
     inherited = {one.key for one in entries(parent)}
     added = [text for text in config.predict if parse(text).key not in inherited]
     if added and step is None:
         step = Checkpoints(config.resume.dir / view.CHECKPOINTS).newest()[0]
     for text in added:
         if step is not None and not (one := parse(text)).end and one.step <= step:
-            raise UserError(f"{_quoted(text)}: the branch begins at step {step}: predict a later one")
+            raise UserError(f"{_quoted(text)}: the branch begins at step {step}: predict a later step")
     return added
 
 
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
-    """Score the predictions that a run's metrics decide. A metric that was not finite makes them false."""
+    """Score a run's predictions by its metrics. A metric that was not finite makes its predictions false."""
     predicted = entries(info)
     lines = {line["step"]: line for line in view.RunView(folder).metric_lines()} if predicted else {}
     scored = []
@@ -297,7 +297,7 @@ def mean_brier(scored: Sequence[Scored]) -> float | None:
 
 
 def in_words(info: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yield the results of a run's predictions: a headline with the score, a line for each; nothing without any."""
+    """Yield the results of a run's predictions: a headline with the score, then a line for each prediction."""
     scored = score(info, folder)
     if not scored:
         return

@@ -17,18 +17,18 @@ from hone.runs.observer import Finding
 from hone.runs.progress import percent
 
 SOLVED = 0.9
-"""From this share of correct completions on, sameness and low entropy raise no alarm."""
+"""From this share of correct completions on, low entropy and flat correctness raise no alarm."""
 GROWN = 1.2
 """Completions have grown if they are this many times as long as at the best reward."""
 FLAT, PATIENCE = 0.1, 3
-"""Correctness is flat if it rose by less than FLAT of itself, and of a component's gain, for PATIENCE windows: partial
-credit, and the form of an answer, rise before it does."""
+"""Correctness is flat if it rose by at most FLAT x min(itself, a component's gain) for PATIENCE windows: partial
+credit, and the form of an answer, rise earlier."""
 RISEN = 0.2
 """Least rise of the share of identical completions: some tasks have few answers from the beginning."""
 LASTING = 3
-"""Steps in a row that must have large gradients, unless one is a new maximum."""
+"""Steps in a row that must have large gradients, unless one gradient is far above the maximum."""
 RISING = 1.0
-"""Standard errors of a rise of the reward, even a slow one, that keeps a pool alive."""
+"""Least rise of the reward, in standard errors, at which a pool is not dead."""
 PARKED = 0.95
 """Share of parked prompts at which a pool is dead."""
 
@@ -49,7 +49,7 @@ class Rule:
 
 
 def _level(metric: str, text: str) -> Callable[[History, float], Measured]:
-    """Look for a window of a metric above the threshold; `text` may show any of `numbers`, and `{steps}`."""
+    """Return a rule for a mean above the threshold; `text` may contain {now}, {share}, {first}, {steps}."""
 
     def measure(history: History, threshold: float) -> Measured:
         now, first = history.now(metric), history.first(metric)
@@ -72,7 +72,7 @@ def _zero_std(history: History, threshold: float) -> Measured:
 
 
 def _change(history: History, metric: str, index: int, threshold: float) -> tuple[Window, Window] | None:
-    """Return a metric's window at a step and the last one, if they differ by the threshold and more than scatter."""
+    """Return a metric's window at `index` and its last one, if they differ by the threshold and beyond scatter."""
     then, now = history.at(metric, index), history.now(metric)
     if not (then and now) or abs(now.mean - then.mean) < threshold or not differ(then, now):
         return None
@@ -103,7 +103,7 @@ def _falling_reward(history: History, threshold: float) -> Measured:
 
 
 def _unparsable(history: History, threshold: float) -> Measured:
-    """Look for a drop of parsable answers by more completions than are now wrong."""
+    """Look for a rise of unparsable answers, at least as large as the rise of wrong answers."""
     lowest = history.series("outcome/unparsable").lowest
     if not (change := _change(history, "outcome/unparsable", lowest, threshold)):
         return None
@@ -131,10 +131,10 @@ def _wrong(history: History, threshold: float) -> Measured:
 
 
 def _component(history: History, threshold: float) -> Measured:
-    """Look for a component of the reward that earns more than before, with correctness where it was or lower.
+    """Look for a component of the reward that earns more than before, while correctness is flat or falls.
 
-    Its gain is its rise times its share of the weights, since its lowest window or some windows ago. The component that
-    decides correctness may rise long before a completion is wholly correct: there only a fall counts.
+    A gain is the rise since the lowest window, or in five windows, times the share of the weights. The component that
+    decides correctness may rise long before completions are wholly correct: for it correctness must fall.
     """
     total = sum(map(abs, history.weights.values())) or 1.0
     for name, weight in history.weights.items():
@@ -159,7 +159,7 @@ def _component(history: History, threshold: float) -> Measured:
 
 
 def _identical(history: History, threshold: float) -> Measured:
-    """Look for one text for different prompts, or repeated for one, that is rarely right."""
+    """Look for equal texts for different prompts, or for one prompt, that are rarely right."""
     correct = history.now("outcome/correct")
     for metric, whose in (("completion/identical", "another prompt's"), ("completion/repeated", "an earlier one's")):
         now, first = history.now(metric), history.first(metric)
@@ -191,7 +191,7 @@ def _grader(history: History, threshold: float) -> Measured:
 
 
 def _entropy_collapse(history: History, threshold: float) -> Measured:
-    """Look for a policy that is nearly deterministic before the task is solved. Not for SFT, which tries nothing."""
+    """Look for a policy that is nearly deterministic before the task is solved. Not for SFT, which does not explore."""
     now, first, correct = history.now("entropy"), history.first("entropy"), history.now("outcome/correct")
     if not (now and first and correct) or correct.mean >= SOLVED:
         return None
@@ -277,7 +277,7 @@ def _no_signal(history: History, threshold: float) -> Measured:
 
 
 def _reward(history: History, steps: int) -> str:
-    """Return the mean reward of the last steps that have one; they may be fewer than a window."""
+    """Format the mean of the rewards that are known in the last `steps` steps."""
     known = [value for value in history.values("reward/mean")[-steps:] if not math.isnan(value)]
     return f"{fmean(known):.3f}" if known else "not known"
 
@@ -365,4 +365,4 @@ RULES = {
         "(`hone audit`)",
     ),
 }
-"""By the name of the alarm; those without a rule are `watch.WITHOUT_RULE`."""
+"""Rules by alarm; alarms without a rule are in `watch.WITHOUT_RULE`."""

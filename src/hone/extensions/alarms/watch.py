@@ -1,8 +1,8 @@
 """Checks every step for known problems.
 
 An alarm is raised at the first step at which its rule finds something. It is over when the rule has found nothing for a
-window of steps (the next time two, then four), and not reported again until then. It is a function of the metrics
-alone, so equal runs raise equal alarms, and a resumed run knows earlier alarms.
+window of steps (the next time two, then four), and not reported again until then. Alarms depend only on the metrics,
+so equal runs raise equal alarms, and a resumed run knows earlier alarms.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hone.runs.view import OVER, RunView
 from hone.runs.writer import RunWriter
 
 WITHOUT_RULE = ("gap", REGRADED := "regraded")
-"""Alarms that others raise: `hone.loops.canary`, and the check of rewards. `regraded` is never over."""
+"""Alarms that are raised by `hone.loops.canary` and by the check of rewards. `regraded` is never over."""
 SHIFTED = ("falling_reward", "wrong")
-"""Alarms that compare with a run's best: a curriculum leaves harder examples over time."""
+"""Alarms that compare with a run's best value, which falls as a curriculum leaves harder examples."""
 
 
 class MetricAlarms:
     """Raises and ends the alarms found in metrics, and gives the action of each alarm.
 
-    `info` is its run.json. `shifting`: a curriculum chooses prompts, so the alarms `SHIFTED` are off unless the config
+    `info` is run.json. `shifting`: a curriculum chooses prompts, so the alarms `SHIFTED` are off unless the config
     has an action for them.
     """
 

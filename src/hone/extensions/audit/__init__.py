@@ -1,1 +1,1 @@
-"""Linting a task before it costs money: its reward, its prompts, a model's chat template."""
+"""Lints a task before it costs money: its reward, its prompts, a model's chat template."""

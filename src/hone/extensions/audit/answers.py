@@ -1,4 +1,4 @@
-r"""Finds the answer in a completion, its marks and its kind, and makes a wrong one.
+r"""Finds a completion's answer, its marks and its kind, and makes wrong answers.
 
 statement_of(subject)  # head "6 * 7 is\n", opening "<answer>", answer "42", closing "</answer>", tail "\n"
 kind_of(subject), wrong_answer(subject, subjects)  # Kind.NUMBER, "43"
@@ -25,11 +25,11 @@ class Form(StrEnum):
     TAG = "tag"
     BOXED = "boxed"
     LINE = "line"
-    """The rest of its line: `ANSWER: 42`, `The answer is 42.`"""
+    """The rest of a line: `ANSWER: 42`, `The answer is 42.`"""
     CODE = "code"
-    """JSON or code: an answer has a single spelling."""
+    """JSON or code, where an answer has a single spelling."""
     BARE = "bare"
-    """Nothing: the completion is the answer."""
+    """No marks: the completion is the answer."""
 
 
 class Kind(StrEnum):
@@ -46,11 +46,11 @@ class Kind(StrEnum):
     EXACT = "exact"
     """Every character counts, as the task declares (`answer_is_exact`)."""
     UNKNOWN = "unknown"
-    """The reference does not show its answer."""
+    """The reference has no visible answer."""
 
 
 PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
-"""A plain number, which may be written in other ways."""
+"""A number in plain digits: `-42`, `3.5`."""
 OPPOSITES = (("yes", "no"), ("true", "false"), ("correct", "incorrect"), ("valid", "invalid"))
 _OTHER_WORDS = ("table", "window", "river", "orange", "planet")
 
@@ -76,7 +76,7 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
 
 @dataclass(frozen=True)
 class Statement:
-    """The parts of a completion, in order. Without a known answer all of it is `opening`."""
+    """The parts of a completion, in order. If no answer is found, `opening` holds all."""
 
     head: str
     opening: str
@@ -96,18 +96,18 @@ class Statement:
 
     @property
     def thought(self) -> str:
-        """The blocks such as `<think>…</think>` at the start."""
+        """The head up to the last tag such as `</think>`."""
         ends = [match.end() for match in _THOUGHT.finditer(self.head)]
         return self.head[: ends[-1]] if ends else ""
 
     @property
     def frame(self) -> str:
-        """The thought's tags without content, which an answer may have to follow."""
+        """The thought's tags around filler text, for tasks that require them."""
         blocks = _CLOSED.findall(self.head)
         return "".join(f"<{tag}>\nI have thought about it.\n</{tag}>\n" for tag in blocks)
 
     def stating(self, answer: str) -> str:
-        """Return another answer with the marks, and nothing else."""
+        """Return only `answer` in the reference's marks, after `frame`."""
         return self.frame + self.opening + answer + self.closing
 
     def answering(self, answer: str) -> str:
@@ -127,7 +127,7 @@ def statement_of(subject: Subject) -> Statement:
 def answer_span(subject: Subject) -> tuple[int, int] | None:
     """Find the answer in the reference: by the task's parser, else by the data's answer, else by common marks.
 
-    The answer in a fenced block is all of that block.
+    For an answer in a fenced block, return the whole block.
     """
     text = subject.text
     if not text.strip():
@@ -143,7 +143,7 @@ def answer_span(subject: Subject) -> tuple[int, int] | None:
 
 
 def _stated(subject: Subject, text: str) -> tuple[int, int] | None:
-    """Return the place of the data's answer (the last), else of a marked answer, else the whole text."""
+    """Return the last span of the data's answer, else of a marked answer, else of the whole text."""
     gold = subject.example.answer.rpartition("####")[2].strip()
     forms = [re.compile(rf"(?<![\w.]){re.escape(gold)}(?!\w|[.,]\d)")] if gold else []
     for form in (*forms, *_FORMS):
@@ -155,7 +155,7 @@ def _stated(subject: Subject, text: str) -> tuple[int, int] | None:
 
 
 def _marked(text: str, start: int, end: int) -> tuple[int, int, Form]:
-    """Return start, end and form of the statement with the answer `text[start:end]`."""
+    """Return span and form of the statement around the answer `text[start:end]`."""
     before, after = text[:start], text[end:]
     if not before.strip() and not after.strip():
         return 0, len(text), Form.BARE
@@ -250,17 +250,17 @@ def same_answer(given: str, answer: str) -> bool:
 
 
 def wrong_answer(subject: Subject, subjects: Sequence[Subject]) -> str | None:
-    """Return a wrong answer in the form of the right one; None if that is impossible."""
+    """Return a wrong answer of the same kind as the right answer, or None."""
     return next(iter(wrong_answers(subject, subjects, 1)), None)
 
 
 def wrong_answers(subject: Subject, subjects: Sequence[Subject], count: int = 2) -> list[str]:
-    """Return up to `count` different wrong answers of the form of the right one."""
+    """Return up to `count` different wrong answers of the right answer's kind."""
     return wrong_for(answer_of(subject), other_answers(subject, subjects), count)
 
 
 def wrong_for(answer: str, others: Sequence[str] = (), count: int = 2) -> list[str]:
-    """Return up to `count` wrong answers instead of `answer`; `others` are the answers of other examples."""
+    """Return up to `count` answers that differ from `answer`; `others`: answers of other examples."""
     found: list[str] = []
     for candidate in _candidates(answer, others):
         if len(found) < count and not any(same_answer(candidate, other) for other in (answer, *found)):
@@ -275,7 +275,7 @@ def other_answers(subject: Subject, subjects: Sequence[Subject]) -> list[str]:
 
 
 def shifted(answer: str, by: int = 1) -> str | None:
-    """Add `by` to a number of digits, to its first digit if it has decimals (for a tolerance); None for other texts."""
+    """Add `by` to an integer, or to the first digit of a decimal (to exceed tolerances); None for other texts."""
     if not PLAIN.fullmatch(answer):
         return None
     whole, point, decimals = answer.partition(".")
@@ -298,7 +298,7 @@ def _candidates(answer: str, others: Sequence[str]) -> list[str]:
 
 
 def _other_options(word: str) -> list[str]:
-    """Return the other options of a word that is one of few: a letter, yes or no."""
+    """Return the alternatives to a choice: other letters, or the opposite (`no` for `yes`)."""
     letter = word.strip("()")
     if len(letter) == 1 and letter.upper() in "ABCDE":
         others = [other for other in "ABCD" if other != letter.upper()]

@@ -1,7 +1,7 @@
 """Checks that a text gets the same reward each time: in another process, and after other texts.
 
-Rewards are computed in fresh worker processes, functions marked `inline` too. One grades the texts in order, then from
-the last to the first; the other in order again, with another hash seed.
+Rewards are computed in fresh worker processes, even of functions marked `inline`. One process grades the texts in
+order, then in reverse; the other grades them in order, with another hash seed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def check_behaviour(env: Environment, subjects: Sequence[Subject]) -> Check:
             findings = _difference("nondeterministic", title, remedy, first, _in_order(prober, texts))
     if not findings and len(backwards) == len(first):
         title = "the reward of a text depends on what was graded before it"
-        remedy = "keep nothing between two gradings: no module variables, caches that pay, generators without a seed"
+        remedy = "keep no state between gradings: no module variables, caches that change rewards, unseeded generators"
         findings = _difference("global-state", title, remedy, first, backwards[::-1])
-    where = "in two processes and two orders" if isolated else "in one process, for no new one can load the task"
+    where = "in two processes and two orders" if isolated else "in one process: no new process can load the task"
     summary = f"{len(texts)} texts were graded twice or more, {where}"
     return Check("behaviour", summary, tuple(findings), {"texts": len(texts), "isolated": isolated})
 
@@ -52,7 +52,7 @@ def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
         if subject.text:
             kinds |= {"a right answer": subject.text, "a right answer and a line break": f"{subject.text}\n"}
             kinds["several answers"] = f"{everything}\n{REASONING}\n{subject.text}"
-            if not texts:  # tools of the reference are called once, for they may take their time
+            if not texts:  # tools of the reference are called once, as they may be slow
                 texts.append(Text(subject, "a right answer", subject.render(subject.text)))
         if (wrong := wrong_text(subject, subjects)) is not None:
             kinds |= {"a wrong answer": wrong, "a long wrong answer": f"{REASONING * 5}\n{wrong}"}
@@ -61,7 +61,7 @@ def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
 
 
 def _in_order(prober: Prober, texts: Sequence[Text]) -> list[Probe]:
-    """Grade one text at a time, in order; stop after `MOST_HUNG` have hung."""
+    """Grade one text at a time, in order; stop after `MOST_HUNG` timeouts."""
     probes: list[Probe] = []
     for text in texts:
         prober.hung.clear()
@@ -76,6 +76,6 @@ def _difference(name: str, title: str, remedy: str, first: Sequence[Probe], othe
         had, got = (f"no reward ({p.score.outcome})" if p.failed else f"{p.score.reward:.6g}" for p in (one, other))
         if had != got:
             shown = tuple(probe.evidence("the same each time") for probe in (one, other))
-            title = f"{title}: {one.name!r} gets {got} in place of {had}"
+            title = f"{title}: {one.name!r} gets {got} instead of {had}"
             return [Finding(name, Verdict.FAIL, title, remedy, (one.name,), shown)]
     return []

@@ -51,7 +51,7 @@ def run(config: AuditConfig) -> int:
         show_report(console, report)
         following = ""
         if report.failures:
-            following = f"fix what fails, or say that it is meant so: --allow.{report.failures[0].name} REASON"
+            following = f"fix the failures, or allow what is intended: --allow.{report.failures[0].name} REASON"
         elif config.env is not None:
             args = ["--orchestrator.env.args", json.dumps(config.env_args)] if config.env_args else []
             words = ["rl", "--orchestrator.env.id", config.env, *args, "--model.name", config.model or "MODEL"]

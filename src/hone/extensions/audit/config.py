@@ -26,7 +26,7 @@ class AuditConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the task of a run that trains, set up as it is there."""
+        """Return a training run's task with its settings."""
         return task_of_run(kind, table, "env_template")
 
     env: str | None = None
@@ -48,17 +48,17 @@ class AuditConfig(BaseConfig):
     model: str | None = Field(default=None, validation_alias=AliasChoices("model", "m"))
     """Also sample from this model: pass rate, groups of equal rewards, truncation. As in `hone eval`."""
     rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
-    """Completions per example of the model."""
+    """Completions of the model per example."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
     """Most new tokens per completion in training, and in this audit (by default 1024)."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Sampling temperature of the model."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the choice of examples."""
+    """Seed of the choice of examples and of sampling."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the report as JSON instead of tables."""
     html: Path | None = None
-    """Write the report as a page, in one file."""
+    """Write the report as a single HTML file."""
     precision: Precision = DEFAULT_PRECISION
     """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`."""
     threads: int | None = Field(default=None, ge=1)
@@ -75,5 +75,5 @@ class AuditConfig(BaseConfig):
         for name in given & TASK_FIELDS if self.template is not None else ():
             raise UserError(f"{flag((name,))} is for the audit of a task, not of a chat template: leave it out")
         if self.chat_template is not None and self.template is None and self.model is None:
-            raise UserError("--chat-template overrides a model's: name the model with --template, or with -m to sample")
+            raise UserError("--chat-template needs a model: name it with --template, or with -m to sample")
         return self

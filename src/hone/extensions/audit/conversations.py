@@ -13,11 +13,11 @@ from hone.model.tool_calls import Call, openai_call
 from hone.types import Message, content_hash
 
 CALLS_AT_ONCE = 4
-"""Calls in one message, where several are tried."""
+"""Number of calls in a message that has several."""
 MOST_TURNS = 64
-"""Most turns to play of a conversation."""
+"""Maximum number of turns of a conversation."""
 ANSWERED = 2
-"""Number of examples for conversations that end in answers."""
+"""Number of examples to play conversations with."""
 REASONING = "First I look at what is given. Then I work it out step by step, and check each step. "
 _WORDS = "Wait, let me think. Therefore, first, second, finally: I verified the answer and I am confident. However, "
 _PROSE = (REASONING * 40).strip()
@@ -35,7 +35,7 @@ STYLES = {
     " with all styles": f"# Solution\n<think>\n{_PROSE}\n{_WORDS * 3}\n</think>\n{_BULLETS}\n```python\nprint(1)\n```\n"
     "{answer}",
 }
-"""Styles that reward functions are known to pay for, around an answer or none."""
+"""Styles that reward functions are known to pay for. {answer} may be empty."""
 PLAIN = {"": "{answer}"}
 LONGER = {
     " with long reasoning": STYLES[" with long reasoning"],
@@ -45,7 +45,7 @@ LONGER = {
 
 
 def inversion_texts(env: Environment, subjects: Sequence[Subject]) -> list[Text]:
-    """Return the completions for each subject. Calls of tools are made up from their schemas."""
+    """Return completions for each subject. Tool calls are made up from the tools' schemas."""
     texts = [Text(subject, name, script) for subject in subjects for name, script in _answers(env, subject, subjects)]
     if env.max_turns > 1:
         for subject in subjects[:ANSWERED]:
@@ -54,7 +54,7 @@ def inversion_texts(env: Environment, subjects: Sequence[Subject]) -> list[Text]
 
 
 def wrong_text(subject: Subject, subjects: Sequence[Subject]) -> str | None:
-    """Return the reference with a wrong answer, else another example's reference; None if there is neither."""
+    """Return the reference with a wrong answer, else another example's reference; None if neither exists."""
     wrong = wrong_answer(subject, subjects) if answer_span(subject) else None
     if wrong is not None:
         return statement_of(subject).answering(wrong)
@@ -63,7 +63,7 @@ def wrong_text(subject: Subject, subjects: Sequence[Subject]) -> str | None:
 
 
 def terse_text(subject: Subject) -> str | None:
-    """Return the reference's marked answer alone; None if the reference is no longer than that."""
+    """Return only the reference's marked answer; None if the reference holds nothing else."""
     statement = statement_of(subject)
     terse = statement.stating(statement.answer)
     return terse if statement.answer and terse.strip() != subject.text.strip() else None
@@ -85,7 +85,7 @@ def _say(text: str) -> Message:
 
 
 def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield texts that replace the reference's last message; fewer with tools, which each text would call."""
+    """Yield (name, text): a text replaces the reference's last message; in tasks with tools most stand alone."""
     s = statement_of(subject)
     answers = [
         ("no answer", "", STYLES),
@@ -104,7 +104,7 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
 
 
 def _conversations(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield conversations with the same turn repeated, some with another end. They call tools, if any."""
+    """Yield conversations that repeat one turn (tool calls, if any), some with another last message."""
     turns = min(env.max_turns, MOST_TURNS)
     answers = {"a right answer": subject.text, "a wrong answer": wrong_text(subject, subjects)}
     ends = {"nothing": _say("")} | {name: _say(text) for name, text in answers.items() if text}
@@ -129,9 +129,9 @@ def _conversations(env: Environment, subject: Subject, subjects: Sequence[Subjec
 
 
 def made_up(schema: dict[str, Any], defs: dict[str, Any] | None = None) -> Any:
-    """Return a value that a JSON schema allows, of an object the required keys.
+    """Return a value that a JSON schema allows; objects get only required keys.
 
-    Text is "1": a number, an expression, code and a query in one. A type that contains itself is not followed further.
+    Text is "1", which is valid as a number, expression, code or query. A recursive type is expanded only once.
     """
     if defs is None:
         defs = dict(schema.get("$defs", {}))

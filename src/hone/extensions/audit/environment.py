@@ -3,7 +3,7 @@
     report = audit_environment(load_environment("gsm8k"))
     report.verdict, report.names()  # fail, {"growth"}
 
-The fast part, which `rl` runs before step 0, leaves out what may hang or be executed, fresh processes, and the model.
+The fast part, run by `rl` before step 0, omits texts that may hang a grader or run code, new processes, and the model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hone.extensions.audit.reward import check_exploits, check_reference, check_
 from hone.extensions.audit.statistics import check_signal
 
 FAST_REFERENCES, FAST_EXAMPLES = 32, 4
-"""Number of examples for the reference before training, and for all other texts."""
+"""Number of examples in the fast part: for references, and for all other texts."""
 BACKSTOP = 3.0
-"""Wall time limit of grading a text, in multiples of its processor time: it ends a grader that sleeps."""
-_NOT_TRIED = "what may hang a grader, or be executed by one, was not tried"
+"""Wall-time limit of grading a text, as a multiple of its processor-time limit: ends a grader that sleeps."""
+_NOT_TRIED = "texts that may hang a grader or run code were not tried"
 _NOT_ISOLATED = Check(
     "isolation",
     "no other process can load this task",
@@ -40,7 +40,7 @@ _EXPLAINS = {
         "inversion", "range", "no-signal",
     },
 }  # fmt: skip
-"""Findings that follow from another one, and are omitted with it unless that is allowed."""
+"""The findings that each key explains. They are omitted if the key is found and not allowed."""
 
 
 def audit_environment(
@@ -58,10 +58,10 @@ def audit_environment(
 ) -> Report:
     """Audit a task in full, on `num_examples` examples of `split`, drawn by `seed`.
 
-    All functions of the task run in worker processes, also those marked `inline`; a text may take `timeout` seconds.
-    If no other process can load the task, texts hostile to a grader are left out. `max_tokens` limits a completion,
-    `count_tokens` measures a text. `allows` are intended findings, and why, besides the task's own
-    (`Environment.audit_allows`). `more` are further checks, as of a model. Raises UserError if the task has no data.
+    All functions of the task run in worker processes, even those marked `inline`; grading a text may take `timeout` s.
+    If no other process can load the task, texts that may hang a grader or run code are left out. `max_tokens`: limit of
+    a completion, measured by `count_tokens`. `allows`: intended findings with reasons, added to
+    `Environment.audit_allows`. `more`: further checks, such as of a model. Raises UserError if the task has no data.
     """
     began = time.perf_counter()
     isolated, env.isolated = env.isolated, True
@@ -91,7 +91,7 @@ def audit_before_training(
     max_tokens: int | None = None,
     count_tokens: Callable[[str], int] | None = None,
 ) -> Report:
-    """Audit a task in short: without texts that could hang a grader or be executed, and without new processes."""
+    """Audit a task quickly: without texts that could hang a grader or be executed, and without new processes."""
     began = time.perf_counter()
     prober = with_derived(Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed))
     reference = check_reference(prober)
@@ -109,7 +109,7 @@ def _further_checks(
     count_tokens: Callable[[str], int] | None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> list[Check]:
-    """Make the remaining checks; return none if grading failed at every reference."""
+    """Make the remaining checks; return [] if grading failed for every reference."""
     env, references = prober.env, prober.references
     if references and all(probe.failed for probe in references):
         return []
@@ -117,7 +117,7 @@ def _further_checks(
     steps: list[tuple[str, Callable[[], Check], bool]] = [
         ("harmless styles", lambda: check_restylings(prober), any_right),
         ("exploits", lambda: check_exploits(prober, full and env.has_workers), True),
-        ("the best of a wrong answer, the worst of a right one", lambda: check_inversion(prober), True),
+        ("the best wrong and the worst right answer", lambda: check_inversion(prober), True),
         ("the signal", lambda: check_signal(prober), full),
         ("the instructions", lambda: check_instructions(prober, max_tokens, count_tokens), True),
         ("fresh processes", lambda: check_behaviour(env, prober.subjects), full),
@@ -133,7 +133,7 @@ def _further_checks(
 def _report(
     prober: Prober, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
 ) -> Report:
-    """Return the report, without what is allowed or follows from another finding."""
+    """Return the report; allowed findings become notes, findings that others explain are omitted."""
     facts = {"examples": len(prober.subjects), "texts": len(prober.graded), **facts}
     facts |= {"reference": prober.form} if prober.form else {}
     report = Report(prober.env.label, tuple(checks), facts)
@@ -144,20 +144,20 @@ def _report(
     report = _with(report, lambda found: found if found.name not in explained else None)
     if unused := {name.replace("_", "-") for name in allows} - known:
         title = f"allowed, but not found: {', '.join(sorted(unused))}"
-        remedy = "compare with the names of the findings, or leave it out"
+        remedy = "compare the name with the findings, or leave it out"
         check = Check("allowed", title, (Finding("unused-allow", Verdict.NOTE, title, remedy),))
         report = replace(report, checks=(*report.checks, check))
     return replace(report, seconds=time.perf_counter() - began)
 
 
 def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report:
-    """Return the report with each finding changed; None leaves it out."""
+    """Return the report with `change` applied to each finding; None omits the finding."""
     changed = [(check, [new for old in check.findings if (new := change(old))]) for check in report.checks]
     return replace(report, checks=tuple(replace(check, findings=tuple(findings)) for check, findings in changed))
 
 
 def _keys(finding: Finding) -> list[str]:
-    """Return the key of `allows` for each text of a finding."""
+    """Return the key in `allows` (`NAME:WHAT`) for each text of a finding."""
     return [f"{finding.name}:{what}".replace("_", "-") for what in finding.what]
 
 

@@ -8,7 +8,7 @@ KEYS = {
     "rl.audit": Key(
         "bool",
         True,
-        "Try the task's reward before step 0 (`hone audit` in short), and don't start on one that fails.",
+        "Audit the task's reward before step 0 (a short `hone audit`), and don't start if it fails.",
         __name__,
         {"decides": "nothing"},
     )

@@ -24,10 +24,10 @@ _AUXILIARY = re.compile(
     "context|documents?|data|input|question|problem|passage|text|image|examples?|instructions?|system|user|name|"
     "a|b|body|br|div|em|hr|html|i|li|ol|p|pre|span|strong|sub|sup|ul"
 )
-"""Tags that do not hold the answer: of thoughts, tools, data, HTML."""
+"""Tags of thoughts, tools, data and HTML: they hold no answer."""
 _PAIR = re.compile(r"<([A-Za-z_][\w-]{0,40})>(.*?)</\1>", re.DOTALL)
 _CALL_KEYS = ("name", "type", "role", "function", "arguments")
-"""Keys of JSON that belong to a tool and its calls."""
+"""JSON keys of tools and tool calls."""
 # A pattern that names a form, with {0} for its group; the form's name; ways to write it around the answer {1}.
 _FORMS = (
     (r"<([A-Za-z_][\w-]{0,40})>", "<{0}>", ("<{0}>{1}</{0}>", "<{0}>\n{1}\n</{0}>")),
@@ -45,7 +45,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class AskedForm:
-    """A form of an answer: its name ("<answer>"), the words of a prompt that ask for it, and templates."""
+    """A form of an answer: `name` ("<answer>"), the prompt's text around it, `ways` to write it, its key (`what`)."""
 
     name: str
     snippet: str
@@ -59,7 +59,7 @@ class AskedForm:
 
     @property
     def states_answer(self) -> bool:
-        """True if it must hold the answer even where another form does. A fence may enclose an example."""
+        """True if the form must hold the answer even if another form does. A fence may enclose an example."""
         if self.name.startswith("<"):
             return re.search("answer|final|solution|result|response", self.name, re.IGNORECASE) is not None
         return self.name != "a code fence"
@@ -68,7 +68,7 @@ class AskedForm:
 def check_instructions(
     prober: Prober, max_tokens: int | None = None, count_tokens: Callable[[str], int] | None = None
 ) -> Check:
-    """Grade right answers in the forms that the prompts ask for, and compare lengths with `max_tokens`."""
+    """Grade right answers in the forms that the prompts ask for, and compare references' lengths with `max_tokens`."""
     prompts = [
         "\n".join(message_text(m) for m in s.example.prompt if m["role"] != "assistant") for s in prober.subjects
     ]
@@ -95,7 +95,7 @@ def check_instructions(
 
 
 def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
-    """Return the forms that every prompt names, so without tags around data, which differ by prompt."""
+    """Return the forms that every prompt names, without tags that differ in content between prompts (data)."""
     contents: dict[str, set[str]] = defaultdict(set)
     for prompt in prompts:
         for tag, inner in _PAIR.findall(prompt):
@@ -106,7 +106,7 @@ def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
 
 
 def forms_in(text: str) -> list[AskedForm]:
-    """Return the forms of an answer that a text names, in the order of their kinds."""
+    """Return the answer forms that a text names, in the order of `_FORMS`."""
     found: dict[str, AskedForm] = {}
     for pattern, name, ways in _FORMS:
         for match in re.finditer(pattern, text, re.IGNORECASE):
@@ -145,7 +145,7 @@ def _unread(prober: Prober, forms: Sequence[AskedForm], subjects: Sequence[Subje
 
 
 def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callable[[str], list[str]]) -> Probe | None:
-    """Return a lost right answer if the form is read in no spelling; else None."""
+    """Return an unread right answer if under half of the examples are read in this form; else None."""
     probes = prober.grade(
         [
             Text(subject, name, subject.render(given))
@@ -161,7 +161,7 @@ def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callabl
 
 
 def _nested(forms: Sequence[AskedForm], answer: str) -> list[str]:
-    """Return the answer in all forms inside each other, either way around."""
+    """Return the answer with all forms nested, in both orders."""
     inner = outer = answer
     for form, last in zip(forms, reversed(forms), strict=True):
         inner, outer = form.texts(inner)[0], last.texts(outer)[0]

@@ -1,7 +1,7 @@
 """Checks that no wrong answer earns as much as a right one, which a policy would exploit.
 
-It compares the most for a wrong answer with the least for a right one, of graded texts and conversations and, if the
-rubric declares all ranges, of any combination of component values.
+It compares the highest reward of a wrong answer with the lowest of a right one: of graded texts and conversations and,
+if the rubric declares all ranges, of all combinations of component values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hone.extensions.audit.report import Check, Finding, Verdict
 from hone.types import Outcome
 
 SUBJECTS = 4
-"""Examples that are tried with the texts and conversations of this check."""
+"""Number of examples to try texts and conversations with."""
 MOST_WORDS = 2_000
 """Texts of more words are left out: few runs have room for them."""
 _SMALL = 1e-9
@@ -28,7 +28,7 @@ _ANSWERED = (Outcome.CORRECT, Outcome.WRONG)
 
 @dataclass(frozen=True)
 class Total:
-    """A reward by its components, and the text that earned it; `probe` None: it follows from the declared ranges."""
+    """A reward by component, and the text that earned it; `probe` is None if declared ranges give the reward."""
 
     parts: dict[str, float]
     probe: Probe | None = None
@@ -57,7 +57,7 @@ class Total:
 
     @property
     def rank(self) -> tuple[float, bool, int, int]:
-        """Sort key of wrong answers' totals: reward, then answered ones first, then the fewest calls and words."""
+        """Sort key of wrong answers, the best last: higher reward, has an answer, fewer calls, fewer words."""
         return self.reward, self.answered, -sum(self.calls), -self.words
 
     def figures(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Total:
 
 
 def check_inversion(prober: Prober) -> Check:
-    """Compare the best wrong answer with the worst right one: of texts graded so far, and of `inversion_texts`."""
+    """Compare the best wrong answer with the worst right one, among texts graded so far and `inversion_texts`."""
     env, rubric = prober.env, prober.env.rubric
     findings: list[Finding] = []
     try:
@@ -113,7 +113,7 @@ def contribution(weight: float, values: tuple[float, float]) -> tuple[float, flo
 
 
 def totals_of(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> Iterable[Total]:
-    """Yield the reward of each text; if all ranges are declared, also the least by them (wrong answers: the most)."""
+    """Yield each text's reward; if all ranges are declared, also the lowest possible (wrong answers: highest)."""
     kind, end = ("right", 0) if right_answers else ("wrong", 1)
     if rubric.ranges.keys() == rubric.funcs.keys():
         ranges = {name: getattr(given, kind) for name, given in rubric.ranges.items()}
@@ -140,7 +140,7 @@ def _component(rubric: Rubric, name: str, right: Sequence[Probe], wrong: Sequenc
 
 
 def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
-    """Find components that leave their declared range, at texts with a well-formed answer."""
+    """Find components with a value outside their declared range, for a well-formed answer."""
     words, shown = {}, []
     for probe in probes:
         for name, value in probe.score.components.items():
@@ -184,7 +184,7 @@ def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
 
 
 def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
-    """Return the component that gives a wrong answer the largest lead; more if one is not enough."""
+    """Return the component with the wrong answer's largest lead, or all with a lead if one is not enough."""
     ahead = {name: best.parts.get(name, 0.0) - worst.parts.get(name, 0.0) for name in {**best.parts, **worst.parts}}
     most = max(ahead, key=lambda name: (ahead[name], best.parts.get(name, 0.0)))
     paying = tuple(name for name, more in ahead.items() if more > _SMALL and best.parts.get(name, 0.0) > 0)

@@ -1,4 +1,4 @@
-"""Checks a model on a task before training: if it is sometimes right, and completions have room."""
+"""Checks before training that a model is sometimes right, and that its completions fit max_tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hone.types import Outcome
 LOW_RATE, HIGH_RATE = 0.01, 0.9
 TRUNCATED_WARN, TRUNCATED_FAIL, UNPARSABLE = 0.05, 0.30, 0.5
 _SAME = 1e-6
-"""Rewards of a group that differ by at most this have no variance."""
+"""Largest difference of a group's rewards that counts as no variance."""
 
 
 def policy_check(result: EvalResult, max_tokens: int | None) -> Check:
-    """Return what an evaluation says about training on the task from this model."""
+    """Judge by an evaluation if the model can be trained on the task."""
     samples, groups = result.samples, [group for group in result.by_example if group]
     rewards = [np.array([sample.score.reward for sample in group]) for group in groups]
     rates = [float(np.mean([sample.score.outcome is Outcome.CORRECT for sample in group])) for group in groups]
@@ -82,7 +82,7 @@ def _findings(samples: Sequence[EvalSample], figures: dict[str, Any]) -> Iterato
         room = f"max_tokens = {figures['max_tokens']}" if figures["max_tokens"] else "the sequence length"
         without = figures["outcomes"].get(str(Outcome.TRUNCATED), 0)
         title = f"{share:.0%} of the completions are cut off by {room}, {without} of {count} before there is an answer"
-        shown = _evidence([sample for sample in samples if sample.trajectory.truncated], "room to end")
+        shown = _evidence([sample for sample in samples if sample.trajectory.truncated], "a complete text")
         verdict = Verdict.FAIL if share > TRUNCATED_FAIL else Verdict.WARN
         yield Finding("length", verdict, title, "raise max_tokens, or ask for shorter completions", (), shown)
     if figures["unparsable"] > UNPARSABLE and share <= UNPARSABLE:

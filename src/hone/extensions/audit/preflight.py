@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from hone.extensions.audit.report import Report
 
 MAX_TOKENS_FAILURE = "length"
-"""The failure that only reports a small `max_tokens`. It stops no run, which may be a trial."""
+"""The finding of a small `max_tokens`. It stops no run: a trial may need few tokens."""
 SHOWN = 3
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer | None:
-    """Return the observer that audits the task, for RL. If a program starts the run, it only reports."""
+    """Return the observer that audits an RL run's task. If `by_program`, most failures only warn."""
     return Audit(refuses=not by_program) if isinstance(config, RLConfig) else None
 
 
 class Audit(Observer):
-    """Audits the task of a run before it begins; refuses a failing one or, without `refuses`, reports it.
+    """Audits a run's task before the start. If the task fails, refuses it or, if `refuses` is false, warns.
 
-    A grader that fails at all texts, or gives a reward beyond the largest, is always refused: no run can learn from it.
-    A resume of a run that had its audit needs none.
+    A grader that fails on all texts, or gives a reward beyond BOUND, is always refused: no run can learn from it.
+    A resumed run is not audited again if its tasks are unchanged.
     """
 
     def __init__(self, refuses: bool = True) -> None:
@@ -66,7 +66,7 @@ class Audit(Observer):
             self._record["checks"] = [check for record in records for check in record["checks"]]
 
     def _audit(self, training: Any, config: RLConfig, env: Environment) -> dict[str, Any]:
-        """Audit a task; return its record, without what differs between equal runs. Raises UserError if it fails."""
+        """Audit a task; return its record without the seconds it took. Raises UserError if the task fails."""
         from hone.extensions.audit.probes import TOO_LARGE
         from hone.extensions.audit.report import Verdict
 
@@ -89,9 +89,9 @@ class Audit(Observer):
         self._lines += [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
         if (task.args or task.template) and not config.orchestrator.envs:
             see = command("hone", "audit", "@", str(config.output_dir / CONFIG), seed=config.seed or None)
-        self._lines += [f"audit: all of it: {see}"] if bad else []
+        self._lines += [f"audit: full report: {see}"] if bad else []
         if failed:
-            self._lines.append("audit: the run starts all the same: hone.rl only warns of a failed audit")
+            self._lines.append("audit: the run starts anyway: hone.rl only warns of a failed audit")
         if form := report.facts.get("reference"):
             self._lines.append(
                 f"audit: right answers were written as {printable(form)}; for another form give --reference"
@@ -108,7 +108,7 @@ class Audit(Observer):
 
 
 def _not_audited(env: Environment) -> tuple[str, str] | None:
-    """Return what is not audited, the agent or the task, and why; None for a task that is."""
+    """Return what can't be audited ("agent" or "task") and why; None if the task can be."""
     if env.why_not_graded:
         return "agent", env.why_not_graded
     if (name := env.rubric.needs_ids) is not None:
@@ -117,7 +117,7 @@ def _not_audited(env: Environment) -> tuple[str, str] | None:
 
 
 def _audit(training: Any, config: RLConfig, env: Environment) -> Report:
-    """Audit a separate copy of the task in separate processes, since reward functions may remember; data is shared."""
+    """Audit a separate copy of the task in separate processes, as reward functions may keep state; data is shared."""
     from hone.extensions.audit.environment import audit_before_training
     from hone.loops.parts import task_of
 

@@ -24,25 +24,25 @@ from hone.grading import last_line
 from hone.types import BOUND, Example, Message, Outcome, Rollout, Score, Usage
 
 Script = str | Sequence[Message]
-"""The model's output: a text, or messages; only the assistant's count."""
+"""The model's output: a text, or messages; only assistant messages are used."""
 AT_ONCE = 8
-"""Number of named texts to try at a time."""
+"""Number of texts, each with a new name, to try at a time."""
 MOST_HUNG = 4
-"""Most names of texts at which a grader may hang; then no more are tried."""
+"""After a grader hung at texts of this many names, no more are tried."""
 DERIVED_FROM = 4
 """Examples on which forms of a derived reference are tried."""
 TOO_LARGE = "too-large"
-"""The finding that no run may begin with."""
+"""The finding that always stops a run."""
 _SHOWN = 3
 """Number of texts that a finding stores."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An example, and a completion of it that deserves full marks: None if the task declares none.
+    """An example, and a completion that deserves full marks (None if the task declares none).
 
-    `text` is the last message of that completion, which is graded; `answer` is the part of it that the task's parser
-    returns, None if that is not in it word for word.
+    `text` is the last message of that completion, which is graded; `answer` is what the task's parser returns for
+    `text`, None if `text` does not contain the answer word for word.
     """
 
     example: Example
@@ -99,7 +99,7 @@ class Probe:
 class Prober:
     """Grades texts as in training. Texts of one example that are graded together are one group.
 
-    `graded` has all that was graded so far, `hung` the names of texts at which the grader was ended.
+    `graded`: all probes so far; `hung`: names of texts at which the grader hung and was stopped.
     """
 
     env: Environment
@@ -114,7 +114,7 @@ class Prober:
 
     @property
     def distinct(self) -> list[Subject]:
-        """The subjects, each example once: a data set may repeat one."""
+        """The subjects, each example once: a data set may repeat examples."""
         return list({subject.example.id: subject for subject in self.subjects}.values())
 
     @property
@@ -124,8 +124,8 @@ class Prober:
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
         """Grade the texts; return their probes in order.
 
-        A grader that hangs takes its whole deadline. So the first text of each name is tried first. If it hangs, the
-        others of its name are left out, and after `MOST_HUNG` such names all the rest.
+        A hanging grader uses up its time limit, so the first text of each name is tried first. If that hangs, other
+        texts of the name are left out; after `MOST_HUNG` such names, all texts.
         """
         firsts: dict[str, int] = {}
         for index, text in enumerate(texts):
@@ -160,10 +160,10 @@ class Prober:
 
 
 def with_derived(prober: Prober) -> Prober:
-    """Return a prober with references made from the answers, in the form that the task calls right most often.
+    """Return a prober with references made from answers of the data, in the form that is correct most often.
 
-    The forms are tried on a few examples. The subjects stay as they are if the task declares references, if no form is
-    right, or if correctness does not depend on the answer.
+    The forms are tried on a few examples. The prober keeps its subjects if the task declares references or has several
+    turns, if no form is correct, or if correctness does not depend on the answer.
     """
     env, subjects = prober.env, [subject for subject in prober.distinct if subject.example.answer]
     declared = any(subject.reference is not None for subject in prober.subjects)
@@ -181,7 +181,7 @@ def with_derived(prober: Prober) -> Prober:
 
 
 def subjects_of(env: Environment, count: int, seed: int, split: str = "train") -> list[Subject]:
-    """Draw `count` examples of a split by the seed. Raises UserError if completions can't be graded."""
+    """Draw `count` examples of a split with the seed. Raises UserError if completions can't be graded."""
     if env.why_not_graded:
         raise UserError(f"{env.label} can't be audited: {env.why_not_graded}")
     examples = env.split(split)
@@ -233,7 +233,7 @@ _FAILURES = {
 
 
 def failures(probes: Sequence[Probe]) -> list[Finding]:
-    """Return at most one finding each of `raises`, `hangs` and `too-large` for all of the probes."""
+    """Return at most one finding each of `raises`, `hangs` and `too-large` for all probes."""
     findings = []
     if large := [probe for probe in probes if probe.score.too_large]:
         names = tuple(dict.fromkeys(probe.name for probe in large))
@@ -260,7 +260,7 @@ def play_many(env: Environment, scripts: Sequence[tuple[Example, Script]]) -> li
 
 
 class ScriptDriver(Driver):
-    """Asks once for all conversations that are equal so far, because tools may be slow."""
+    """Asks the environment once for all equal conversations, because tools may be slow."""
 
     def respond(self, conversations: list[Any]) -> list[Any]:
         keys = [json.dumps(one, sort_keys=True, default=str) for one in conversations]

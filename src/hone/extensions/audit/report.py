@@ -31,12 +31,12 @@ class Verdict(StrEnum):
 _ORDER = list(Verdict)
 _STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow", Verdict.NOTE: "cyan", Verdict.PASS: "green"}
 _LONGEST, _LONGEST_ON_PAGE = 400, 4000
-"""Characters of a text that are shown; `--json` has all."""
+"""Most characters of a text to show; `--json` shows all."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A completion that shows a finding. `reward` None: it could not be graded. `expected`: its worth, in words."""
+    """A completion that shows a finding. `reward` is None if grading failed. `expected`: what it deserves, in words."""
 
     example_id: str
     completion: str | list[Message]
@@ -47,7 +47,7 @@ class Evidence:
 
     @property
     def text(self) -> str:
-        """The completion as text; of several turns, each message with its role, and calls of tools as JSON."""
+        """The completion as text; for several turns, each message with its role, and tool calls as JSON."""
         if isinstance(self.completion, str):
             return self.completion
         paragraphs = []
@@ -73,7 +73,7 @@ class Finding:
     what: tuple[str, ...] = ()
     shown: tuple[Evidence, ...] = ()
     allowed: str | None = None
-    """Why this is no failure of this task, if it was allowed."""
+    """The reason for allowing it; None if it is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def report_page(report: Report) -> str:
 
 
 def show_report(console: Console, report: Report, longest: int = _LONGEST) -> None:
-    """Print each check in a line, the tables, then the findings with texts that show them, the worst last."""
+    """Print a line for each check, the tables, then the findings (the worst last) with texts that show them."""
     counts = [f"{report.facts[name]:,} {name}" for name in ("examples", "texts") if name in report.facts]
     console.print(Text(f"audit of {report.subject}: {', '.join([*counts, f'{report.seconds:.1f} s'])}\n"))
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -158,7 +158,7 @@ def show_report(console: Console, report: Report, longest: int = _LONGEST) -> No
     failing = list(dict.fromkeys(finding.name for finding in report.failures))
     words = f"fails: {', '.join(failing)}" if failing else "nothing fails"
     if not failing and "no-reference" in report.names(Verdict.WARN):
-        words += ", but nothing right could be tried: the task declares no reference"
+        words += ", but no right answer could be tried: the task declares no reference"
     console.print(Text(f"\nverdict     {words}", "bold red" if failing else "bold green"), soft_wrap=True)
 
 

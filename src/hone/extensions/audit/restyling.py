@@ -41,7 +41,7 @@ CLOSING = "\n\n" + " ".join(
 
 
 def reasoning(words: int, separator: str = " ") -> str:
-    """Return plausible reasoning of about this many `words`, with numbers and equations; the same each time."""
+    """Return about `words` words of plausible reasoning, with numbers and equations; the same text each time."""
     written: list[str] = []
     for i in count():
         a, b = 3 + i * 7 % 89, 2 + i * 5 % 43
@@ -58,17 +58,17 @@ def reasoning(words: int, separator: str = " ") -> str:
                 return separator.join(written)
             written.append(sentence)
             words -= len(sentence.split())
-    raise AssertionError("there is no end to the sentences")
+    raise AssertionError("unreachable: count() never ends")
 
 
 @dataclass(frozen=True)
 class Restyling:
     """One way to write a completion.
 
-    `style` is a function or a template of the parts of a `Statement`, with {spoken} for all after the thought; a
-    template applies to `forms`, if given. `sort` is the finding if a right answer is lost: "growth" for longer texts,
-    "strict" for what a grader may refuse if the prompt says so. `around`: it adds words before or after the answer,
-    which a task may refuse if the whole completion is the answer.
+    `style`: a function, or a template of a `Statement`'s parts, where {spoken} is all text after the thought. `forms`:
+    answers that a template applies to (empty: all). `sort`: name of the finding if a right answer is lost: "growth" for
+    longer texts, "strict" for styles that a prompt may forbid. `around`: adds words before or after the answer, which a
+    task may refuse if the whole completion is the answer.
     """
 
     name: str
@@ -97,7 +97,7 @@ def _is_marked(s: Statement) -> bool:
 
 
 def _answer(change: Change | str, kinds: tuple[Kind, ...], forms: tuple[Form, ...] = OWN, only: str = ".*") -> Style:
-    """Write an answer that matches the pattern `only` in another way: a function of it, or a template."""
+    """Rewrite an answer that matches the pattern `only` with `change`, a function or a template."""
     make = change.format if isinstance(change, str) else change
 
     def style(s: Statement, kind: Kind) -> str | None:
@@ -110,7 +110,7 @@ def _answer(change: Change | str, kinds: tuple[Kind, ...], forms: tuple[Form, ..
 
 
 def _think(thought: str) -> Style:
-    """Think first, with the reference's thought if there is one."""
+    """Put `thought` before the text, or into its `<think>` block."""
 
     def style(s: Statement, _: Kind) -> str:
         if "<think>" in s.thought:
@@ -177,10 +177,10 @@ def _spaced(answer: str) -> str:
 
 _MARKED_OR_CODE = (*MARKED, Form.CODE)
 _FIRST = "{{thought}}{}{{spoken}}".format
-"""Template: something before the whole text, behind the thought."""
+"""Template: a text between the thought and the rest."""
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _LONG = r".*[^()].*[^()].*"
-"""Words of more than one letter: a single one (a variable, a choice) may depend on case."""
+"""Words of two letters or more: a single letter (a variable, a choice) may depend on case."""
 
 RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("leading-newlines", "\n\n{text}"),

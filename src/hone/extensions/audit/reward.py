@@ -15,9 +15,9 @@ from hone.extensions.audit.report import Check, Finding, Verdict, listed
 from hone.extensions.audit.restyling import RESTYLINGS
 
 LUCKY_SHARE = 0.1
-"""A guess counts if it is scored as correct in more than this share of the examples."""
+"""A guess is reported if it is scored as correct in more than this share of the examples."""
 GRADED_AGAIN = 8
-"""References that are graded twice."""
+"""Number of references to grade twice."""
 _TINY = 1e-9
 _DESERVES = {exploit.name: exploit.deserves for exploit in EXPLOITS}
 ByName = Mapping[str, Sequence[Probe]]
@@ -132,7 +132,7 @@ def _by_name(probes: Sequence[Probe]) -> dict[str, list[Probe]]:
 
 
 def _takes_bare_answers(subjects: Sequence[Subject], by_name: ByName, lost: ByName) -> bool:
-    """Return True if no reference marks its answer, and words around it are refused; a thought may be accepted."""
+    """Return True if no reference marks its answer, and all words around it are refused, except perhaps a thought."""
     forms = [statement_of(subject) for subject in subjects]
     around = [r.name for r in RESTYLINGS if r.around and not r.name.startswith("thought") and r.name in by_name]
     unmarked = all(s.form is Form.BARE or (s.form is Form.CODE and s.text == s.marked) for s in forms)
@@ -140,12 +140,12 @@ def _takes_bare_answers(subjects: Sequence[Subject], by_name: ByName, lost: ByNa
 
 
 def check_exploits(prober: Prober, hostile: bool) -> Check:
-    """Grade completions that deserve nothing: they must not be correct, or paid, or run.
+    """Grade completions that deserve nothing: they must not be correct, paid or executed.
 
-    `hostile` also tries texts that may hang a grader or run code; the environment must be isolated then. Examples
-    without a correct reference are left out. Without `hostile`, conversations are played with one example.
+    If `hostile`, also tries texts that may hang a grader or run code, and the environment must be isolated; else plays
+    conversations with one example only. Examples without a correct reference are left out, unless all lack one.
     """
-    assert prober.env.isolated or not hostile, "hostile texts are graded in processes that can be ended"
+    assert prober.env.isolated or not hostile, "hostile texts need processes that can be killed"
     known = [probe.text.subject for probe in prober.references if probe.correct]
     subjects = known or prober.distinct
     with tempfile.TemporaryDirectory(prefix="hone-") as folder:
@@ -200,7 +200,7 @@ def _false_positives(prober: Prober, by_name: ByName, tried: int) -> list[Findin
 
 
 def _undeserved(prober: Prober, name: str, probes: Sequence[Probe]) -> list[Probe]:
-    """Return the probes of an exploit that were wrongly scored as correct; none if few enough for luck."""
+    """Return the probes of an exploit that were wrongly scored as correct; [] if so few may be luck."""
     deserves = _DESERVES[name]
     found = [p for p in probes if p.correct and deserves is not Deserves.CODE]
     if deserves is Deserves.HEDGE:  # right wherever the right answer stands among the others
@@ -213,7 +213,7 @@ def _undeserved(prober: Prober, name: str, probes: Sequence[Probe]) -> list[Prob
 
 
 def _is_lucky(prober: Prober, probe: Probe) -> bool:
-    """Return True if a blind text happens to state the right answer."""
+    """Return True if a guessed text happens to state the right answer."""
     given = prober.env.parser.parse_answer(completion_text(probe.text.completion))
     subject = probe.text.subject
     answers = (answer_of(subject), subject.example.answer)

@@ -15,9 +15,9 @@ from hone.extensions.audit.probes import Probe, Prober, Subject, Text
 from hone.extensions.audit.report import Check, Finding, Verdict
 
 COMMON_ANSWERS = 4
-"""Number of the most common answers that are tried as the answer to everything."""
+"""Number of most common answers to try on all examples."""
 HIGH_FLOOR = 0.3
-"""Guessing that earns a larger share of a right answer's reward is a note; above a half, as between two, a warning."""
+"""Share of a right answer's reward above which guessing is a note; above 1/2 (two choices) it is a warning."""
 FEW = 8
 """With fewer examples, one answer to all of them may be chance."""
 _CONSTANT = "always answering"
@@ -70,11 +70,11 @@ def _floor(best: dict[str, Any], lowest: float, ceiling: float, examples: int) -
     enough = examples >= FEW or not words.startswith(_CONSTANT)
     if reward >= ceiling and enough:
         title = f"{words} earns {reward:.3g} on average, right answers {ceiling:.3g}: there is nothing to learn"
-        remedy = "make right answers earn more than any text that knows nothing"
+        remedy = "make right answers earn more than any guess"
         return [Finding("no-signal", Verdict.FAIL, title, remedy, (words,))]
     if share <= HIGH_FLOOR:
         return []
     verdict = Verdict.WARN if enough and share > 0.5 + 1 / examples else Verdict.NOTE
-    title = f"{words} scores {reward:.2f} of {ceiling:.2f}: read every curve of this reward from there"
-    remedy = "count right answers beside the reward, balance the answers, or pay less for what anyone can say"
+    title = f"{words} scores {reward:.2f} of {ceiling:.2f}: compare all rewards with this baseline"
+    remedy = "watch the correct rate besides the reward, balance the answers, or pay less for guesses"
     return [Finding("high-floor", verdict, title, remedy, (words,))]

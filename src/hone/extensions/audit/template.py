@@ -15,7 +15,7 @@ ANSWER = "The sky."
 
 
 def audit_template(name: str, chat_template: str | None = None) -> Report:
-    """Audit the chat template of a folder, hub id or `hone/tiny`, or `chat_template` (file or Jinja text).
+    """Audit the chat template of model `name` (folder, hub id, `hone/tiny`), or `chat_template` (file or Jinja text).
 
     Raises UserError if the model is missing, or hone can't load the template.
     """

@@ -32,7 +32,7 @@ from hone.types import Example, Message, Rollout, Segment
 
 
 class Chat(Environment):
-    """A task with the lines of the standard input as questions, and the sampler of all models, which shows answers."""
+    """A task with lines of standard input as questions, and the sampler of all models, which prints answers."""
 
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
@@ -41,7 +41,7 @@ class Chat(Environment):
         self.conversations, self.turns, self.asked = [self.system for _ in self.models], dict[str, Segment](), 0
 
     async def rollout(self, model: Any, example: Example) -> Rollout:
-        """Answer each question; the conversation begins anew if less than a quarter of the context is left."""
+        """Answer each question; start a new conversation if less than a quarter of the context is left."""
         name, context, renderer = self.models[model.index][0], model.settings.seq_len, model.settings.renderer
         while question := (await model.respond([], {}))[0]:
             anew, messages = self.system + question, self.conversations[model.index] + question
@@ -52,7 +52,7 @@ class Chat(Environment):
             except UserError:  # the template rewrites earlier turns
                 ids, model.calls = renderer.prompt_ids(messages), []
             if messages != anew and len(ids) + min(self.config.max_tokens, context // 4) > context:
-                print(f"The conversation with {name} fills its context, and begins anew.", file=sys.stderr)
+                print(f"The conversation with {name} fills the context: a new one begins.", file=sys.stderr)
                 messages = anew
             turn = await model.sample(messages)
             self.conversations[model.index] = [*messages, turn.message]
@@ -68,7 +68,7 @@ class Chat(Environment):
         return [(question, {})] * len(turns)
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams, finished: Any = None) -> list[Segment]:
-        """Show the answers as they come: in columns on a terminal, else one after the other."""
+        """Print the answers as they come: in columns on a terminal, else one after another."""
         names = [name for name, _ in self.models]
         answers = [self.answer(*model, one, sampling) for model, one in zip(self.models, requests, strict=True)]
         if len(names) > 1 and self.console.is_terminal:
@@ -88,7 +88,7 @@ class Chat(Environment):
         return [self.turns[name] for name in names]
 
     def answer(self, name: str, policy: EnginePolicy, request: Request, sampling: SamplingParams) -> Iterator[str]:
-        """Yield an answer piece by piece; then it is in `turns`."""
+        """Yield an answer piece by piece, then store it in `turns`."""
         engine, tokens, text = policy.engine, list[Token](), Detokenizer(policy.renderer.tokenizer)
         engine.clear()  # what was interrupted
         key = rng.key(self.config.seed, "chat", self.asked - 1)
@@ -127,7 +127,7 @@ def run(config: ChatConfig) -> int:
 
 
 def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
-    """Load the named model or, of a run, `before` (its initial model, unless it is gone) and `after` (its last
+    """Load the named model; for a run, `before` (the initial model, unless it is gone) and `after` (the last
     weights).
     """
     name, path = config.model, Path(config.model)
@@ -137,10 +137,10 @@ def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
         return [(name, load_weights(name, **more))]
     run = Run(find_run(name))
     if run.info["kind"] == "eval":
-        raise UserError(f"{run.path} is an evaluation and made no weights: hone chat {run.config['model']}")
+        raise UserError(f"{run.path} is an evaluation, without weights: try hone chat {run.config['model']}")
     first, weights, loaded = PolicyConfig.model_validate(run.config["model"]), run.weights(), []
     if not weights:
-        raise UserError(f"{run.path} has no weights yet: talk to what it began with, hone chat {first.name}")
+        raise UserError(f"{run.path} has no weights yet: talk to its initial model, hone chat {first.name}")
     last, template = weights[max(weights)], first.chat_template
     more["chat_template"] = template if template is None or "{" in template else run.locate(template)
     more |= {"special_tokens": first.special_tokens, "implementation": first.implementation}

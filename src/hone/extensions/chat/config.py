@@ -11,7 +11,7 @@ from hone.config.shared import DEFAULT_PRECISION, Precision
 class ChatConfig(BaseConfig):
     """Talk to a model in the terminal; with a run, to its initial model and to its last weights, side by side.
 
-    Each line of the standard input is a question; its end, or Ctrl-C, ends the conversation.
+    Each line of the standard input is a question. The end of the input, or Ctrl-C, ends the conversation.
     """
 
     positional = "model"
@@ -19,7 +19,7 @@ class ChatConfig(BaseConfig):
     model: str = "outputs"
     """A run's directory or id, a model folder, or a hub id; also the first word of the command line."""
     max_tokens: int = Field(default=512, ge=1)
-    """Most new tokens per answer; less where the context leaves less."""
+    """Most new tokens per answer; fewer if the context is nearly full."""
     temperature: float = Field(default=1.0, ge=0)
     """0 is greedy."""
     system: str | None = None

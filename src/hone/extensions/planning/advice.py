@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from hone.extensions.planning.report import Plan
 
 LONG = 2 * 3600
-"""Seconds of a run that should have checkpoints."""
+"""Seconds beyond which a run should have checkpoints."""
 CUT = 0.02
-"""Least share of reference answers beyond the limit for a note."""
+"""A note warns if this share of reference answers exceeds the limit."""
 KEPT_GIB = 4
-"""Least worst-case size of the ids that sampling a step stores for a note."""
+"""A note warns if a step may store more GiB of token ids than this."""
 CUSTOMARY = {
     ("RL", "large"): (2e-7, 1e-5, "1e-6"),
     ("RL", "small"): (5e-7, 1e-4, "1e-6 to 1e-5"),
@@ -43,7 +43,7 @@ CUSTOMARY = {
     ("SFT", "small"): (5e-6, 1e-3, "2e-5 to 1e-4"),
     ("SFT", "tiny"): (1e-4, 5e-3, "2e-3"),
 }
-"""Learning rates (lowest, highest, usual) of full training: 0.4B parameters or more, fewer, under 20M."""
+"""Learning rates (lowest, highest, usual) of full training; `large`: from 0.4B parameters, `tiny`: under 20M."""
 
 
 def surprises(plan: Plan) -> Iterator[str]:
@@ -60,14 +60,14 @@ def surprises(plan: Plan) -> Iterator[str]:
         if sampling.cuts and not sampling.top_k and most > KEPT_GIB * GIB:
             yield (
                 f"orchestrator.sampling has top_p or min_p without top_k, and may keep up to {shape.vocab_size:,} ids "
-                f"of each token: at worst {most / GIB:,.0f} GiB a step, in memory and in rollouts/; set top_k = 100 or "
-                "so beside it"
+                f"of each token: at worst {most / GIB:,.0f} GiB a step, in memory and in rollouts/; add top_k = 100 or "
+                "so"
             )
     steps, warmup, lr = config.max_steps, section.scheduler.warmup_steps, section.optim.lr
     if warmup > steps / 2:
         yield (
             f"scheduler.warmup_steps = {warmup} is more than half of the run's {steps} steps, so the learning rate "
-            f"hardly comes to its peak: set it to {max(1, steps // 20)}"
+            f"hardly reaches its peak: set it to {max(1, steps // 20)}"
         )
     if shape is not None:
         if longest > (context := shape.max_position_embeddings):
@@ -84,7 +84,7 @@ def surprises(plan: Plan) -> Iterator[str]:
     for name, section in (intervals | {"ckpt": config.ckpt}).items():
         if section is not None and (section.interval or 0) > steps:
             yield (
-                f"{name}.interval = {section.interval} is beyond max_steps = {steps}: nothing comes before the end; "
+                f"{name}.interval = {section.interval} is beyond max_steps = {steps}: nothing happens before the end; "
                 f"set it to {max(1, steps // 5)}"
             )
     if config.ckpt is None and times is not None and times.total > LONG:
@@ -95,7 +95,7 @@ def surprises(plan: Plan) -> Iterator[str]:
     if config.ckpt is not None and shape is not None and plan.here:
         size, free = disk_needed(config, shape), free_disk(config.output_dir)
         if size > free:
-            keep = "" if config.ckpt.keep_last else ", because every checkpoint stays: add --ckpt.keep-last 2"
+            keep = "" if config.ckpt.keep_last else "; every checkpoint stays: add --ckpt.keep-last 2"
             yield f"checkpoints will take {size / GIB:,.0f} GiB, and the disk has {free / GIB:,.0f} GiB free{keep}"
     if config.budget is not None and times is not None:
         tokens = plan.steps.total * plan.lengths.sequence
@@ -104,7 +104,7 @@ def surprises(plan: Plan) -> Iterator[str]:
             if limit and need is not None and need > 1.1 * limit:
                 yield (
                     f"budget.{name} = {limit:,g} ends the run after about {int(steps * limit / need):,} of {steps:,} "
-                    f"steps; all of them need {need:,.3g}: lower max_steps, so that schedule and evaluations "
+                    f"steps; all steps need {need:,.3g}: lower max_steps, so that schedule and evaluations "
                     "fit"
                 )
 
@@ -117,13 +117,13 @@ def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
         if (cut := float(np.mean(references > facts.turns * most))) >= CUT:
             yield (
                 f"orchestrator.sampling.max_tokens = {most} cuts {100 * cut:.0f} % of the task's own reference answers "
-                f"(the longest looked at has {references.max()} tokens): raise it to {_rounded(references.max())} or "
+                f"(the longest measured has {references.max()} tokens): raise it to {_rounded(references.max())} or "
                 "more"
             )
         if longest + most > config.seq_len and facts.turns == 1:
             yield (
                 f"seq_len = {config.seq_len} leaves {max(0, config.seq_len - longest)} tokens for a completion after "
-                f"the longest prompt looked at ({longest}), fewer than max_tokens = {most}: raise seq_len to "
+                f"the longest measured prompt ({longest}), fewer than max_tokens = {most}: raise seq_len to "
                 f"{_rounded(longest + most)}"
             )
     if group < 4 and not orch.advantage.compares_the_batch:
@@ -141,20 +141,20 @@ def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
         kind = "hardly explores" if temperature < 0.5 else "samples much noise"
         yield f"orchestrator.sampling.temperature = {temperature:g} {kind}: 1 is usual in training, 0.6 to 1.2 works"
     if evals is None:
-        text = "no evaluation: the reward on training prompts will be the only sign"
+        text = "no evaluation: the reward on training prompts will be the only measure"
         yield f"{text}; add --orchestrator.eval.num-examples 128"
     elif facts.held_out is not None and evals.num_examples > facts.held_out:
         yield f"orchestrator.eval.num_examples = {evals.num_examples}, but only {facts.held_out} examples are held out"
 
 
 def _rounded(tokens: int) -> int:
-    """Round up to three binary digits, and to a multiple of 8."""
+    """Round up to three significant binary digits, and to a multiple of 8."""
     step = max(8, 1 << (int(tokens).bit_length() - 3))
     return -(-int(tokens) // step) * step
 
 
 def disk_needed(config: RLConfig | SFTConfig, shape: DecoderConfig) -> int:
-    """Return the most bytes that checkpoints, one being written, and weights take on the disk."""
+    """Return the most bytes that checkpoints (with one being written) and weights take on the disk."""
     each = checkpoint_bytes(config, shape) if config.ckpt else 0
     return (retained_checkpoints(config) + 1) * (each + weight_bytes(shape, config.precision))
 
@@ -168,7 +168,7 @@ def free_disk(folder: Path) -> int:
 def resolved(
     config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, lengths: Lengths, here: bool
 ) -> tuple[RLConfig | SFTConfig, str, Memory]:
-    """Return the config as a run resolves it without its data; the settings that save memory; and the memory."""
+    """Return the config as a run resolves it (data aside), the settings that save memory, and the memory."""
     ranks = config.trainer.ranks if isinstance(config, RLConfig) else 1
     limits = *longest(config, lengths.turns), lengths.turns, ranks
     config, saving = fitted(config, shape, device.kind, device.available, *limits, here=here)
@@ -177,7 +177,7 @@ def resolved(
 
 
 def remedies(plan: Plan) -> Iterator[str]:
-    """Yield a line for each flag that saves memory, leanest first, then the smallest card."""
+    """Yield a line for each flag that saves memory, leanest first, then the smallest card that fits."""
     config, shape = plan.config, plan.shape
     assert shape is not None
 
@@ -211,7 +211,7 @@ def remedies(plan: Plan) -> Iterator[str]:
 
 
 def missing(config: RLConfig | SFTConfig) -> dict[str, str]:
-    """Return missing inputs by name (model, task, data), unless the hub has them, each with a remedy."""
+    """Return the missing inputs (`model`, `task`, `data`) with remedies. A hub id counts as present."""
     absent, name = {}, config.model.name
     if not (name == TINY or is_fetched(name) or is_hub_id(name) or Path(name).exists()):
         run, weights, _ = name.partition("/weights/step_")

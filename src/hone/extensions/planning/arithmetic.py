@@ -14,7 +14,7 @@ from hone.trainer.memory import longest
 class Steps:
     """The number of steps, and their sizes.
 
-    A step has `rows`: completions of RL, rows of packed tokens or examples of SFT. `pool` is the number of prompts or
+    A step has `rows`: completions in RL, packed rows or examples in SFT. `pool` is the number of prompts or
     examples, `epochs` how often each is seen (None: unknown), `evaluated` the rows of one evaluation. `tokens_at_most`
     and `sampled_at_most` (new tokens only) are for a step.
     """
@@ -43,7 +43,7 @@ class Steps:
     def of(
         cls, config: RLConfig | SFTConfig, pool: int | None = None, turns: int = 1, tokens: int | None = None
     ) -> Steps:
-        """Count a config's steps, for a `pool` of prompts with at most `turns` turns, or of examples with `tokens`."""
+        """Count a config's steps. `pool`: number of prompts (of up to `turns` turns) or examples (`tokens` in all)."""
         steps, checkpoints = config.max_steps, checkpoints_of(config)
         if isinstance(config, SFTConfig):
             data, val = config.data, config.val
@@ -89,7 +89,7 @@ class Steps:
                 lines.append(f"validations: {times} of at most {_n(self.evaluated, 'example')}")
             return lines
         if self.epochs is None:
-            seen = f"prompts drawn: {self.draws:,} (how many the task has is not known here)"
+            seen = f"prompts drawn: {self.draws:,} (of an unknown number)"
         elif self.epochs < 1:
             seen = f"prompts drawn: {self.draws:,} of {self.pool:,}, each at most once"
         else:
@@ -99,7 +99,7 @@ class Steps:
         if self.evaluations:
             evaluated = f"{times} x {self.evaluated:,} = {_n(self.evaluations * self.evaluated, 'completion')}"
         refill, most = config.orchestrator.refill, config.orchestrator.most_groups
-        more = [f"refill: a step samples further prompts, up to {most:,} in all; what follows is without them"]
+        more = [f"refill: a step samples further prompts, up to {most:,} in all; the lines below leave them out"]
         return [
             f"a step: {_n(self.prompts, 'prompt')} x {config.orchestrator.rollouts_per_example} rollouts = "
             f"{_n(self.rows, 'completion')}, at most {self.sampled_at_most:,} new tokens, {self.tokens_at_most:,} with "
@@ -117,7 +117,7 @@ class Lengths:
     """Mean lengths in tokens of `prompt` and `completion` (all turns of a conversation), and the largest possible.
 
     `measured` names the source of the means, "" if they are guessed. `reached` is the longest completion of a batch, 0
-    for the largest possible; `turns` is the limit of a conversation.
+    for the largest possible; `turns` is the turn limit of a conversation.
     """
 
     prompt: float
@@ -130,7 +130,7 @@ class Lengths:
 
     @property
     def decoded(self) -> int:
-        """Decode steps of a batch."""
+        """Number of decode steps of a batch."""
         return self.reached or self.longest_completion
 
     @property
@@ -146,13 +146,13 @@ class Lengths:
         return replace(self, prompt=self.longest_prompt, completion=self.longest_completion, reached=0)
 
     def for_memory(self, config: RLConfig | SFTConfig) -> tuple[int, int, int]:
-        """Return (prompt, completion, turns) of a batch: the longest, but the mean of measured examples of SFT."""
+        """Return (prompt, completion, turns) of a batch: the largest, or means if SFT examples were measured."""
         lengths = self if isinstance(config, SFTConfig) and self.measured else self.worst
         return int(lengths.prompt), int(lengths.completion), self.turns
 
     @classmethod
     def of(cls, config: RLConfig | SFTConfig, turns: int = 1) -> Lengths:
-        """Guess from the config alone: its longest, and half of that as the mean (packed rows are full)."""
+        """Guess from the config: the largest lengths, and half of them as means (for packed rows, all)."""
         prompt, new = longest(config, turns)
         share = 1.0 if isinstance(config, SFTConfig) and config.data.pack else 0.5
         return cls(share * prompt, share * new, prompt, new, turns=turns)
@@ -166,7 +166,7 @@ def checkpoints_of(config: RunConfig) -> int:
 
 
 def retained_checkpoints(config: RunConfig) -> int:
-    """Return the number of checkpoints that are left at the end."""
+    """Return the number of checkpoints that exist at the end."""
     written, ckpt = checkpoints_of(config), config.ckpt
     if ckpt is None or ckpt.keep_last is None or written <= ckpt.keep_last:
         return written

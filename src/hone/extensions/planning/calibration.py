@@ -1,7 +1,7 @@
 """A calibration: two real steps of the run, in this process, and the plan scaled to their time and memory.
 
-It is the run of `rl` or `sft`, in a temporary folder beside the output directory. The first step makes kernels, so the
-second one is timed. For other lengths, seconds and bytes are scaled as the plan's.
+It executes `rl` or `sft` in a temporary folder beside the output directory. The first step compiles kernels, so the
+second step is timed. For other lengths, seconds and bytes are scaled in the plan's proportions.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ STEPS = 2
 
 
 class DoesNotFit(Exception):
-    """Memory ran out; names the settings to lower, in one sentence."""
+    """Memory ran out; the message names settings to lower."""
 
 
 def calibrate(plan: Plan) -> Plan:
     """Return the plan with the measured peak of memory and times. If no step trained, training is as planned.
 
-    Raises UserError if the run itself would, or is not one process with hone's engine; DoesNotFit if memory runs out.
+    Raises UserError if the run would, or if it is not one process with hone's engine; DoesNotFit if memory runs out.
     """
     config, shape = plan.config, plan.shape
     rl = isinstance(config, RLConfig)
     if shape is None or plan.memory is None or plan.worst is None:
-        raise UserError("--calibrate scales a plan, which needs the model's shape: name a folder or hub id")
+        raise UserError("--calibrate needs the model's shape: name a model folder or hub id")
     if rl and (config.mode == "split" or config.sampled_by is not None):
         raise UserError(
-            f"--calibrate measures a run of one process with hone's engine, and this one samples from "
+            f"--calibrate measures a run of one process with hone's engine, but this one samples from "
             f"{config.sampled_by or 'another process'}: add --mode colocated, or leave out --calibrate"
         )
     place = next(path for path in config.output_dir.absolute().parents if path.is_dir())
@@ -88,7 +88,7 @@ def calibrate(plan: Plan) -> Plan:
         memory=Memory({"process": worst}),
         usual=scaled(planned),
         worst=scaled(plan.worst),
-        notes=[] if trained else ["no step trained, for all rewards of each prompt were equal: training is as planned"],
+        notes=[] if trained else ["no step trained, as all rewards of each prompt were equal: training is as planned"],
     )
 
 
@@ -126,7 +126,7 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that torch reserved on the GPU or, without one, that this process had."""
+    """Return the peak memory: what torch reserved on the GPU or, without one, this process used."""
     torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_reserved())

@@ -18,13 +18,13 @@ class _AboutRun(BaseConfig):
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
-        """Return the class with the keys of the run as well: of `hone rl`, unless `argv` names keys of `hone sft`."""
+        """Return the class with the run's keys added: of `hone sft` if `argv` names such keys, else of `hone rl`."""
         kind = SFTConfig if is_sft(argv) else RLConfig
         return create_model(cls.__name__, __base__=(cls, kind), __doc__=cls.__doc__)  # pyright: ignore
 
     @property
     def command_keys(self) -> set[str]:
-        """The keys of the command only."""
+        """The keys that only the command has."""
         return type(self).model_fields.keys() - RLConfig.model_fields.keys() - SFTConfig.model_fields.keys()
 
     @property
@@ -35,15 +35,15 @@ class _AboutRun(BaseConfig):
 
 
 class PlanConfig(_AboutRun):
-    """Predict steps, memory, time and cost of a run, and settings that surprise. Takes the files and flags of `hone rl`
-    or `hone sft`, and tells by their keys which it is. Exit code 1 if the run does not fit into memory, or a prompt not
-    into `seq_len`.
+    """Predict steps, memory, time and cost of a run, and surprising settings. Takes the files and flags of `hone rl` or
+    `hone sft`, and finds out by their keys which command it is. Exit code 1 if the run does not fit into memory, or a
+    prompt not into `seq_len`.
     """
 
     headings = "The plan: plan"
 
     on: Annotated[str | None, Meta("plan")] = None
-    """Plan for this device: h100, rtx4090, l40s, … or a size of memory (24gb); by default the one here."""
+    """Plan for this device: h100, rtx4090, l40s, … or a size of memory (24gb); by default this machine's."""
     calibrate: Annotated[bool, Meta("plan")] = False
     """Take two real steps in a scratch folder, and scale the plan to their memory and time."""
     usd_per_hour: Annotated[float | None, Meta("plan")] = Field(default=None, gt=0, allow_inf_nan=False)
@@ -53,15 +53,15 @@ class PlanConfig(_AboutRun):
 
 
 class DoctorConfig(_AboutRun):
-    """Check this machine for what breaks or slows runs, and print commands that fix it. Exit code 1 for errors.
+    """Check this machine for problems that break or slow runs, and print fixes. Exit code 1 for errors.
 
-    With the files and flags of `hone rl` or `hone sft` it also looks at what that run needs: model, task, port, disk.
+    With the files and flags of `hone rl` or `hone sft` it also checks what the run needs: model, task, port, disk.
     """
 
     headings = "The doctor: doctor"
 
     offline: Annotated[bool, Meta("doctor")] = False
-    """Ask no other machine."""
+    """Contact no other machine."""
     as_json: Annotated[bool, Meta("doctor")] = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the findings as JSON."""
 

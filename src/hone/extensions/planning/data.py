@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 EXAMPLES = 64
 """Number of examples to measure, spread evenly over the split."""
 CHARACTERS = 4.0
-"""Characters of a token, if the tokenizer is missing."""
+"""Characters per token, if the tokenizer is missing."""
 THOUGHT = 8
-"""If the limit is at least this many times the mean reference, the model probably thinks first, and references don't
-show lengths."""
+"""If the limit is at least this many times the mean reference length, the model probably thinks first, and references
+don't predict lengths."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The numbers of training examples (`pool`) and `held_out` ones, `turns`, and lengths in tokens of some examples.
+    """Numbers of training (`pool`) and `held_out` examples, `turns`, and lengths in tokens of some examples.
 
-    For several tasks, `pool` is the sum, `held_out` the least and `turns` the most. `estimated`: tokens were counted by
-    characters. `tokens`: all tokens of a data set for SFT. `notes` say why something could not be read.
+    For several tasks, `pool` is the sum, `held_out` the least and `turns` the most. `estimated`: tokens are estimated
+    from characters. `tokens`: all tokens of a data set for SFT. `notes` say why something could not be read.
     """
 
     pool: int | None = None
@@ -48,7 +48,7 @@ class Facts:
     notes: list[str] = field(default_factory=list)
 
     def lengths(self, config: RLConfig | SFTConfig) -> Lengths:
-        """Return measured lengths, with references for completions; else guess them by the config."""
+        """Return measured lengths (of references, for completions); else a guess from the config."""
         guessed, mean = Lengths.of(config, self.turns), float(np.mean(self.references or [0]))
         if isinstance(config, SFTConfig):
             if config.data.pack or not self.references:
@@ -66,7 +66,7 @@ class Facts:
 
 
 def tasks_of(config: RLConfig | SFTConfig) -> dict[str, EnvConfig]:
-    """Return the tasks of a run by the key of their template."""
+    """Return the tasks of a run by the config key of their template."""
     if isinstance(config, SFTConfig):
         return {"data.env.template": config.data.env} if config.data.env else {}
     found = {}
@@ -119,7 +119,7 @@ def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts
 def facts_of_tasks(
     config: RLConfig, envs: Mapping[str, Environment], renderer: ChatRenderer | None, most: int = EXAMPLES
 ) -> Facts:
-    """Measure `most` examples of each training task (`envs`, by name), and add up."""
+    """Measure `most` examples of each training task (`envs`, by name), and combine."""
     found = [_facts_of_task(one, envs[name], renderer, most) for name, one in config.tasks().items()]
     pools, held_out = [facts.pool for facts in found], [facts.held_out for facts in found]
     return Facts(
@@ -151,7 +151,7 @@ def _facts_of_task(config: RLConfig, env: Environment, renderer: ChatRenderer | 
 def _measure(
     env: Environment, available: int, most: int, renderer: ChatRenderer | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Count the tokens of prompts and of declared references; without a renderer by characters."""
+    """Count the tokens of prompts and of declared references; without a renderer, estimate them."""
     prompts, references, train = [], [], env.split("train")
     for index in _spread(available, most):
         example = train[index]
@@ -201,4 +201,4 @@ def _not_seen(what: str, error: Exception) -> str:
     text = first_line(error)
     named, neither, _ = text.partition(" is neither a local file or folder nor ")
     text = f"{named} is not here, and a plan downloads nothing" if neither else text
-    return f"the {what} can't be looked at: {text}"
+    return f"the {what} can't be read: {text}"

@@ -1,7 +1,7 @@
-"""Memory, arithmetic, bandwidth and price of well-known GPUs and of this machine.
+"""Memory, FLOP/s, bandwidth and price of well-known GPUs and of this machine.
 
-Figures are the vendors' for dense arithmetic, fp32 without TF32, which hone leaves off. Prices are rounded rents per
-hour at a GPU cloud.
+FLOP/s are vendors' figures for dense products; fp32 is without TF32, which hone leaves off. Prices are rounded rents
+per hour at a GPU cloud.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PRICES_OF = "mid 2025"
 class Device:
     """An accelerator, or a CPU with all its `cores`.
 
-    `memory` and `free` are in bytes (`free` None: a device of the table), dense `flops` per second by dtype ("bf16",
-    "fp32"), `bandwidth` of its memory in bytes/s.
+    `memory` and `free` are in bytes (`free` is None for a device of the table), `flops` are dense FLOP/s by dtype
+    ("bf16", "fp32"), `bandwidth` is of its memory, in bytes/s.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Device:
 
     @property
     def room(self) -> int:
-        """Bytes for a run, which leaves some of a GPU free."""
+        """Bytes that a run may use; part of a GPU stays free."""
         return int((1 - MARGIN) * self.available) if self.kind == "cuda" else self.available
 
 
@@ -67,14 +67,14 @@ DEVICES = {
     "h200": _gpu("H200 141 GB", 150.1, 989, 67, 4.8, 3.50),
     "b200": _gpu("B200 180 GB", 191.0, 2250, 75, 8.0, 5.00),
 }
-"""By the name that `--on` takes. Memory is what the driver shows as total."""
+"""Devices by the name that `--on` takes. Memory is what the driver shows as total."""
 SIZES = {"16gb": "t4", "24gb": "rtx4090", "32gb": "rtx5090", "40gb": "a100-40", "48gb": "l40s", "80gb": "h100"}
 SIZES |= {"141gb": "h200", "180gb": "b200"}
-"""By a card's memory."""
+"""Device by memory size."""
 
 
 def device_named(name: str) -> Device:
-    """Return a device of the table, by its name or its memory (`24gb`). UserError names the nearest."""
+    """Return a device of the table, by its name or its memory (`24gb`). UserError suggests the nearest name."""
     key = name.lower().replace(" ", "").replace("-80gb", "")
     if key == "cpu":
         return this_device("cpu")

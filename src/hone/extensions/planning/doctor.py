@@ -1,8 +1,8 @@
-"""`hone doctor`: checks the machine for what breaks or slows runs, and prints commands that fix it.
+"""`hone doctor`: checks the machine for problems that break or slow runs, and prints fixes.
 
 A check yields (name, status, text, fix): the status is `ok`, `warning` or `error`, and the fix a command, or "". This
-module needs the standard library only, as packages may be missing. They are imported in separate processes, as a broken
-one may crash or hang.
+module needs the standard library only, as packages may be missing. Packages are imported in separate processes, as a
+broken package may crash or hang.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """The machine and the run of `config`, if any. `offline`: no other machine is asked."""
+    """The machine and the run of `config`, if any. `offline`: no other machine is contacted."""
 
     offline: bool = False
     config: RLConfig | SFTConfig | None = None
 
 
 def diagnose(subject: Subject, areas: Iterable[str] = ()) -> list[Finding]:
-    """Return the findings of these areas, by default of all that apply."""
+    """Return the findings of these areas, by default of all areas."""
     if sys.version_info < OLDEST:  # the others would only find what follows from that
         areas = ["python"]
     findings = []
@@ -81,7 +81,7 @@ def diagnose(subject: Subject, areas: Iterable[str] = ()) -> list[Finding]:
         try:
             findings += [Finding(area, *row) for row in CHECKS[area](subject)]
         except Exception as error:
-            findings.append(Finding(area, "check", "warning", f"could not be done ({type(error).__name__}: {error})"))
+            findings.append(Finding(area, "check", "warning", f"failed ({type(error).__name__}: {error})"))
     return findings
 
 
@@ -91,7 +91,7 @@ def verdict(findings: Iterable[Finding], following: str) -> str:
     counts = {status: sum(f.status == status for f in findings) for status in ("error", "warning")}
     words = [f"{n} {status}{'s' if n > 1 else ''}" for status, n in counts.items() if n]
     if counts["error"]:
-        return f"{' and '.join(words)}: fix what is an error, then run `hone doctor` again."
+        return f"{' and '.join(words)}: fix the errors, then run `hone doctor` again."
     return f"{'Ready, with ' + words[0] if words else 'Ready'}. Next: {following}"
 
 
@@ -111,7 +111,7 @@ def lines(findings: Iterable[Finding], width: int) -> Iterator[tuple[str, str]]:
 
 
 def judge(name: str, text: str, problem: str = "", fix: str = "", status: str = "warning") -> Row:
-    """Return `text` as ok, or if there is a problem as `status`, with the problem and what fixes it."""
+    """Return a row: `text` as ok or, if there is a problem, as `status` with the problem and its fix."""
     return (name, status, f"{text}: {problem}" if text else problem, fix) if problem else (name, "ok", text, "")
 
 
@@ -120,7 +120,7 @@ def check_python(subject: Subject) -> Iterator[Row]:
     old = "hone needs 3.11 or newer" if sys.version_info < OLDEST else ""
     yield judge("version", f"{version}, {sys.executable}", old, "python3.11 -m venv .venv", "error")
     isolated = sys.prefix != sys.base_prefix or os.environ.get("CONDA_PREFIX") == sys.prefix
-    shared = "" if isolated else "others use and change these packages"
+    shared = "" if isolated else "other programs share these packages"
     yield judge("environment", sys.prefix, shared, "make install   # makes .venv in a checkout of hone")
     yield judge("hone", f"{hone.__version__}, from {Path(hone.__file__).parent}")
 
@@ -146,7 +146,7 @@ def check_packages(subject: Subject) -> Iterator[Row]:
         text = f"{len(wrong)} of {len(required)} are missing or of a wrong version: {', '.join(wrong.values())}"
         yield "required", "error", text, install_command(*wrong)
     else:
-        yield judge("required", f"all {len(required)} are there, in versions that hone takes")
+        yield judge("required", f"all {len(required)} are installed, in versions that hone supports")
     there = [name for name in IMPORTED if util.find_spec(name) is not None]
     with ThreadPoolExecutor() as pool:
         tried = pool.map(run_apart, [f"import {name}" for name in there])
@@ -180,7 +180,7 @@ def run_apart(program: str) -> tuple[str, str]:
         done = subprocess.run(command, input="", capture_output=True, text=True, env=env, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return "", f"no answer within {SECONDS:.0f} s"
-    errors = done.stderr.strip().splitlines() or ["it ends the interpreter"]
+    errors = done.stderr.strip().splitlines() or ["it crashes the interpreter"]
     return done.stdout, errors[-1] if done.returncode else ""
 
 
@@ -192,13 +192,13 @@ def check_device(subject: Subject) -> Iterator[Row]:
     version, build, gpus = json.loads(out.splitlines()[-1])
     yield judge("torch", f"{version}, a build for {f'CUDA {build}' if build else 'CPUs'}")
     for index, (name, free, total) in enumerate(gpus):
-        taken = f"{size(total - free)} are taken by others" if total - free > GIB else ""
-        fix = "CUDA_VISIBLE_DEVICES=…   # another one; or end the process that nvidia-smi names"
+        taken = f"{size(total - free)} are taken by other processes" if total - free > GIB else ""
+        fix = "CUDA_VISIBLE_DEVICES=…   # another GPU; or end the process that nvidia-smi names"
         yield judge(f"GPU {index}", f"{name}, {size(total)}, {size(free)} free", taken, fix)
     if gpus:
         return
     if not has_gpu_driver():
-        yield judge("GPU", f"none that hone uses: it runs on the CPU ({platform.machine()})")
+        yield judge("GPU", f"none that hone can use: runs use the CPU ({platform.machine()})")
     elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
     else:
@@ -212,7 +212,7 @@ def check_threads(subject: Subject) -> Iterator[Row]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     share = max(1, int(quota) // int(period)) if quota.isdigit() else usable
-    problem = f"the container may use {share}, and with a thread on each they wait for each other"
+    problem = f"the container may use {share}: more threads wait for each other"
     yield judge("cores", f"{usable} for this process", problem if share < usable else "", f"--threads {share}")
     named = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     fits = not named or (named.isdigit() and 0 < int(named) <= usable)
@@ -226,7 +226,7 @@ def check_memory(subject: Subject) -> Iterator[Row]:
 
     total, free = ram()
     little = "the quickstart takes 0.8 GiB, a model of 0.6B parameters about 12" if free < 2 * GIB else ""
-    yield judge("RAM", f"{size(free)} free of {size(total)}", little, "ps aux --sort=-rss | head   # who has it?")
+    yield judge("RAM", f"{size(free)} free of {size(total)}", little, "ps aux --sort=-rss | head   # who uses it?")
 
 
 def check_disk(subject: Subject) -> Iterator[Row]:
@@ -293,7 +293,7 @@ def check_sandbox(subject: Subject) -> Iterator[Row]:
         problem, _, remedy = str(error).partition(". Remedy: ")
         problem, fix = problem.partition("; isolation")[0], remedy.partition(". isolation")[0]
         fix = fix or "sudo apt-get install bubblewrap   # or: sudo dnf install bubblewrap"
-    text = problem or "works: code of a model can be run apart"
+    text = problem or "works: a model's code can run isolated"
     yield judge("bubblewrap", text, "only tasks that run code need it" if problem else "", fix)
 
 
@@ -302,7 +302,7 @@ def check_hub(subject: Subject) -> Iterator[Row]:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         yield "access", "ok", "HF_HUB_OFFLINE is set: only what is in the cache can be used", "unset HF_HUB_OFFLINE"
     elif subject.offline:
-        yield judge("access", "not asked (--offline)")
+        yield judge("access", "not checked (--offline)")
     else:
         problem = ""
         try:
@@ -311,7 +311,7 @@ def check_hub(subject: Subject) -> Iterator[Row]:
         except urllib.error.HTTPError:
             pass  # it answers
         except OSError as error:
-            problem = f"can't be reached ({error}); tasks that are made here, and models in folders, work without it"
+            problem = f"can't be reached ({error}); generated tasks, and models in folders, work without it"
         fix = "export HTTPS_PROXY=http://PROXY:PORT   # without a network: export HF_HUB_OFFLINE=1"
         yield judge("access", shown_url(url), problem, fix)
 
@@ -320,17 +320,17 @@ def check_wandb(subject: Subject) -> Iterator[Row]:
     wanted = getattr(subject.config, "wandb", None)
     mode = (wanted and wanted.mode) or os.environ.get("WANDB_MODE", "online")
     netrc = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
-    bad, asks = ("error", "the run asks for it") if wanted else ("ok", "only --wandb needs it")
+    bad, asks = ("error", "the run needs it") if wanted else ("ok", "only --wandb needs it")
     if mode in ("offline", "disabled", "dryrun"):
         yield judge("login", f"not needed: mode {mode}")
     elif os.environ.get("WANDB_API_KEY") or "wandb" in _text(netrc):
-        yield judge("login", "a key is there")
+        yield judge("login", "a key was found")
     else:
-        yield "login", bad, f"nobody is logged in; {asks}", "wandb login   # or --wandb.mode offline"
+        yield "login", bad, f"not logged in; {asks}", "wandb login   # or --wandb.mode offline"
 
 
 def check_run(subject: Subject) -> Iterator[Row]:
-    """Look for the run's model, task and data, and for room on the disk. Asks no hub."""
+    """Look for the run's model, task and data, and for room on the disk. Contacts no hub."""
     config = subject.config
     if config is None:
         return
@@ -356,7 +356,7 @@ def check_run(subject: Subject) -> Iterator[Row]:
         shape = shape_of(name, config.model.init, config.model.implementation)
         yield judge("model", f"{name}: {shape.parameters / 1e6:,.1f}M parameters")
         needs, free = disk_needed(config, shape), free_disk(config.output_dir)
-        text, little = f"{size(needs)} for what it saves; {size(free)} are free", "that is too little"
+        text, little = f"{size(needs)} for checkpoints and weights; {size(free)} are free", "that is too little"
         fix = "--ckpt.keep-last 2   # or another --output-dir"
         yield judge("disk", text, little if needs > free else "", fix)
     for key, task in ({} if "task" in absent else tasks_of(config)).items():

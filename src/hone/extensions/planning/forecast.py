@@ -50,10 +50,10 @@ def forecast(
     envs: Mapping[str, Environment] | None = None,
     alone: bool = True,
 ) -> Iterator[str]:
-    """Yield lines to print before step 0, or why no plan can be made: the run starts without one.
+    """Yield lines to print before step 0, or why there is no plan: the run starts without one.
 
-    `envs` are the tasks of RL by name, with their data read. A run of several processes is not `alone`: a plan
-    does not know what each of them takes.
+    `envs` are an RL run's tasks by name, with data read. `alone` is false for a run of several processes: a plan
+    does not know their memory.
     """
     try:
         facts = Facts()

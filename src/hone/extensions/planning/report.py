@@ -107,7 +107,7 @@ def plan_of(
         if evals and facts.held_out and evals.num_examples > facts.held_out:
             evaluated = changed(config, {"orchestrator.eval.num_examples": facts.held_out})
         if config.mode == "split":
-            notes.append("mode split: memory is the trainer's alone, time that of one device that samples and trains")
+            notes.append("mode split: memory is the trainer's only; time is for one device that samples and trains")
     steps = Steps.of(evaluated, facts.pool, facts.turns, facts.tokens)
     lengths = facts.lengths(config)
     needs = usual = worst = None
@@ -188,7 +188,7 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
 
     lengths = plan.lengths
     if isinstance(plan.config, RLConfig):
-        how = f"as long as {lengths.measured}" if lengths.measured else "half as long as they may be, by guess"
+        how = f"as long as {lengths.measured}" if lengths.measured else "half as long as their limit, a guess"
         yield f"completions {how} ({lengths.completion:,.0f} tokens): {times_words(usual)}"
         yield f"completions that all run to their limit ({lengths.longest_completion:,} tokens): {times_words(worst)}"
     else:
@@ -196,13 +196,13 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
     if usual.usd is not None:
         stated_price = plan.config.budget.usd_per_hour if plan.config.budget else None
         from_table = not stated_price and usual.usd_per_hour == plan.device.usd_per_hour
-        source = f" (a table's, {PRICES_OF})" if from_table else ""
+        source = f" (from a table, {PRICES_OF})" if from_table else ""
         yield f"price: ${usual.usd_per_hour:.2f} an hour{source}; set another with --usd-per-hour"
     yield f"an estimate from {SOURCE[plan.device.kind]}" + "; --calibrate measures it" * plan.here
 
 
 def measured_words(plan: Plan, measured: Plan) -> Iterator[tuple[str, list[str]]]:
-    """Yield the heading and lines of a calibration, beside the plan that it checks."""
+    """Yield heading and lines of a calibration, with the plan's memory to compare."""
     if plan.memory and measured.memory and measured.usual and measured.worst:
         compared = f"{size(measured.memory.total)} at worst (the plan above says {size(plan.memory.total)})"
         times = list(_time_words(measured, measured.usual, measured.worst))[:-1]
@@ -210,9 +210,9 @@ def measured_words(plan: Plan, measured: Plan) -> Iterator[tuple[str, list[str]]
 
 
 def times_words(times: Times) -> str:
-    """Return `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`.
+    """Format `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`.
 
-    Parts below a twentieth of the step are not named.
+    Parts below 5 % of the step count as the rest.
     """
     parts = {"sampling": times.sample, "grading": times.grade, "training": times.train}
     parts = {name: part / times.step for name, part in parts.items() if part >= 0.05 * times.step}
@@ -225,21 +225,21 @@ def times_words(times: Times) -> str:
 
 
 def short(plan: Plan) -> list[str]:
-    """Return lines for the start of a run: memory, then each surprise. `resolved` warns of a train step that does not
-    fit.
+    """Return lines for the start of a run: memory, then each surprise. If training does not fit, `resolved` warns
+    instead.
     """
     lines = []
     if needs := plan.memory:
         free = "" if plan.device.free is None else " free"
         fits = plan.fits or sum(needs.of("training").values()) > plan.room
-        verdict = "" if fits else ", more than that: `hone plan` lists what would make it fit"
+        verdict = "" if fits else ", which is too little: `hone plan` lists what would make it fit"
         largest = f"{needs.dominant} {size(needs.parts[needs.dominant])}"
         lines.append(f"memory: about {size(needs.total)} at worst ({largest}) of {size(plan.room)}{free}{verdict}")
     return [*lines, *(f"note: {text}" for text in plan.surprises)]
 
 
 def count(parameters: int) -> str:
-    """Return `0.43M`, `135M`, `1.54B`."""
+    """Format `0.43M`, `135M`, `1.54B`."""
     if parameters < 1e9:
         return f"{parameters / 1e6:.{2 if parameters < 1e7 else 0}f}M"
     return f"{parameters / 1e9:.{2 if parameters < 1e10 else 0}f}B"

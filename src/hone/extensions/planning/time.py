@@ -2,7 +2,7 @@
 
 Sampling reads all weights and the keys and values of every sequence for each token: it is bound by memory bandwidth
 until the batch is large enough to be bound by arithmetic. Training is 6 FLOPs for each parameter and token (2 forward,
-4 backward), and attention besides. Both wait for kernel launches, which take all the time of a tiny model.
+4 backward), plus attention. Sampling and training wait for kernel launches, which take all the time of a tiny model.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hone.model.config import DecoderConfig
 from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trained
 
 SMALL_MODEL = 10_000_000
-"""As `hone.loops.machine`."""
+"""Same as in `hone.loops.machine`."""
 TRAIN = {"cuda": 0.11, "cpu": 0.25}
 """Shares of the peak FLOP/s that training reaches, by kind of device."""
 PREFILL, BANDWIDTH = 0.25, 0.5
-"""Shares that are reached of the peak FLOP/s in sampling, and of the peak bytes/s."""
+"""Shares of the peak FLOP/s in sampling, and of the peak bytes/s, that are reached."""
 LAUNCH = {"cuda": 300e-6, "cpu": 150e-6}
-"""Seconds to launch a layer's kernels, forward once."""
+"""Seconds to launch a layer's kernels for a forward pass."""
 DEQUANTIZED = {"8bit": 9.0, "4bit": 12.5}
 """Bytes read and written for a weight of `model.lora.base` in a bf16 product: codes, level indices, values twice."""
 SOURCE = {
     "cuda": "prime-rl's 11.9k tokens/s of Qwen3-0.6B on an H100, which are 11 % of its peak",
-    "cpu": "a quarter of what a square product reaches here, as in benchmarks/results/rl_step.json",
+    "cpu": "a quarter of the speed of a square product here, as in benchmarks/results/rl_step.json",
 }
 
 
@@ -117,7 +117,7 @@ def times(
 def train_seconds(
     config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, tokens: float, context: float
 ) -> float:
-    """Return the seconds of forward, backward and update on `tokens` that each see `context` others on average."""
+    """Return seconds of forward, backward and update on `tokens` that each see `context` other tokens on average."""
     rate, exact = (flops * TRAIN[device.kind] for flops in _flops(config, device))
     if device.kind == "cuda" and config.precision != "bf16":
         exact = device.flops["fp32"] * 0.6
@@ -141,7 +141,7 @@ def train_seconds(
 def sample_seconds(
     config: RLConfig, shape: DecoderConfig, device: Device, rows: int, prompts: int, lengths: Lengths
 ) -> float:
-    """Return the seconds of prefilling `prompts` and decoding `rows` together, in waves if the cache holds fewer."""
+    """Return the seconds of prefilling `prompts` and decoding `rows` together, in waves if the cache can't hold all."""
     rate, exact = (flops * PREFILL for flops in _flops(config, device))
     prefill = prompts * lengths.prompt * 2 * shape.matrices / rate
     at_once = wave(config, shape, device.kind, rows, int(lengths.longest))

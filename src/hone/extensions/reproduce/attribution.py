@@ -1,19 +1,19 @@
 """Explains a change of reward by two graders' scores of the same completions: skill, parser, truncation, format.
 
-For each completion, `recorded` is the recorded reward; `main` and `extra` are the other grader's, on the recorded
-grader's scale. In a window of steps, over the completions that both could grade:
+For each completion, `recorded` is the recorded reward; `main` and `extra` are parts of the other grader's reward, on
+the recorded grader's scale. In a window of steps, over the completions that both graders could grade:
 
     skill       mean of `main` over the completions that the length limit did not stop
     truncation  mean of `main` over all completions, minus skill
     format      mean of `extra`
     parser      mean of recorded - main - extra
 
-Their sum is exactly the mean recorded reward, so a change between two windows is the sum of their changes. A constant
-difference of the graders is in `parser` of both windows, and in no change.
+These four parts add up to the mean recorded reward, so their changes between two windows add up to its change. A
+constant difference between the graders is in `parser` of both windows, and cancels in the change.
 
-The main part is the correctness function's weight x value, scaled to the recorded grader's full marks; all components,
-if that weight is 0. The format part is the recorded grader's other components: with the other grader's values if it
-has the same name, else as recorded.
+`main` is the correctness function's weight x value, scaled to the recorded grader's full marks; if that weight is 0,
+the sum of all components. `extra` is the sum of the recorded grader's other components: with the other grader's value
+for a component of the same name, else the recorded value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WINDOWS = 10
 """Number of windows of a run."""
 FEW_STEPS = 5
 Z, Z_BEST = 1.96, 2.77
-"""For a 95 % interval; for the best of nine windows (Bonferroni)."""
+"""z of a 95 % interval; z for the best of nine windows (Bonferroni)."""
 SMALL, MOST = 0.1, 0.75
 """Shares of a change: up to `SMALL` a part is not named, from `MOST` on it is the cause."""
 POINT = np.dtype(
@@ -46,12 +46,12 @@ POINT = np.dtype(
 WORDS = {
     "skill": ("The model got worse: both graders say so.", "The model got better: both graders say so."),
     "truncation": (
-        "The completions outgrew their length limit, and lost their answers to it.",
+        "Completions grew beyond the length limit, and lost their answers.",
         "Fewer completions lost their answer to the length limit.",
     ),
-    "format": ("The points for format went, not the right answers.", "Points for format were won, not right answers."),
+    "format": ("Points for format were lost, not right answers.", "Points for format were won, not right answers."),
 }
-"""Words for a part as the cause of a fall, and of a rise; for the parser's see `_judge_parser`."""
+"""By cause: the sentence for a fall and for a rise of the reward; for `parser` see `_judge_parser`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class MainPart:
 
     @classmethod
     def from_rubric(cls, rubric: Rubric) -> MainPart:
-        """Full marks are the most by declared ranges for a right answer; 1 for a component without."""
+        """If correctness has no weight, full marks are the most that declared ranges (else 0 to 1) allow."""
         weights, ranges = rubric.weights, rubric.ranges
         if weights[rubric.correctness]:
             return cls((rubric.correctness,), weights[rubric.correctness])
@@ -72,7 +72,7 @@ class MainPart:
 
 
 def parts_seen(old: Score, new: Score, old_main: MainPart, new_main: MainPart) -> tuple[float, float]:
-    """Compute (`main`, `extra`) of one completion by the new grader, on the old one's scale."""
+    """Compute (`main`, `extra`) of one completion by the new grader, on the old grader's scale."""
     scale = old_main.full / new_main.full if old_main.full > 0 and new_main.full > 0 else 1.0
     main = sum(new.weights.get(name, 0.0) * new.components.get(name, 0.0) for name in new_main.components)
     extra = 0.0
@@ -85,7 +85,7 @@ def parts_seen(old: Score, new: Score, old_main: MainPart, new_main: MainPart) -
 
 @dataclass(frozen=True)
 class Split:
-    """The parts of a mean reward, or of a change of one."""
+    """The parts of a mean reward, or of its change."""
 
     parser: float
     skill: float
@@ -102,7 +102,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Window:
-    """The completions of the steps first to last: means and shares where both graders could grade.
+    """The completions of steps `first` to `last`: means and shares of completions graded by both.
 
     `error` is the standard error of the recorded mean, over steps. `count` is the number of all completions.
     """
@@ -127,7 +127,7 @@ class Window:
 
 
 def window(points: np.ndarray, first: int, last: int) -> Window | None:
-    """Summarise the points `[N]` (POINT) of these steps; None if both graders could grade none of them."""
+    """Summarise the points `[N]` (POINT) of these steps; None if no point was graded by both graders."""
     inside = points[(points["step"] >= first) & (points["step"] <= last)]
     both = inside[np.isfinite(inside["recorded"]) & np.isfinite(inside["regraded"])]
     if not len(both):
@@ -169,7 +169,7 @@ def windows(points: np.ndarray) -> list[Window]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`cause`: a part of the split, `mixed`, `undecided` by the other grader, or `none` without a change."""
+    """`cause`: a part's name, `mixed`, `undecided` (the graders can't tell), or `none` (no change)."""
 
     cause: str
     sentence: str
@@ -183,20 +183,20 @@ class Verdict:
 
 
 def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
-    """Choose the windows to compare: the best rewarded and the last; if they are about equal, the first and the
-    last."""
+    """Choose the windows to compare: the best rewarded and the last; if their rewards are about equal, the first
+    and the last."""
     best, last = max(windows, key=lambda w: w.recorded), windows[-1]
     return (best, last) if best.recorded - last.recorded > noise(best, last, Z_BEST) else (windows[0], last)
 
 
 def noise(before: Window, after: Window, z: float = Z) -> float:
-    """Return the largest difference of recorded means that is no change: a 95 % interval, at least 0.01."""
+    """Return the largest difference of recorded means that is noise: a 95 % interval, at least 0.01."""
     return max(0.01, z * float(np.hypot(before.error, after.error)))
 
 
 def change_between(before: Window, after: Window) -> Split:
-    """Compute the change. If the length limit stopped all completions of one window, its skill is unknown: the reward
-    of those that it did not stop in the other window counts as truncation.
+    """Compute the change. If the length limit stopped all completions of one window, that window's skill is
+    unknown: the reward of completions that ended in the other window counts as truncation.
     """
     change = after.split - before.split
     worth = change.skill + change.truncation
@@ -209,16 +209,16 @@ def change_between(before: Window, after: Window) -> Split:
 
 
 def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader: bool = False) -> Verdict:
-    """Name the cause of the change between two of the windows of a `run`. `same_grader`: there is no other grader."""
+    """Name the cause of the change between two windows of a `run`. `same_grader`: there is no other grader."""
     if before is after:
-        sentence = f"there is no change to split: all that was graded both times is of the steps {before.name}."
+        sentence = f"there is no change to split: all that both graders graded is of steps {before.name}."
         return Verdict("none", sentence, before, after)
     change = change_between(before, after)
     parts, total, where = asdict(change), change.total, f"from steps {before.name} to {after.name}"
     listed = ", ".join(f"{name} {signed(value)}" for name, value in parts.items())
     if abs(total) <= noise(before, after):
         hidden = max(map(abs, parts.values())) > max(0.05, noise(before, after))
-        more = " Its parts moved against each other." if hidden else ""
+        more = " Its parts moved in opposite directions." if hidden else ""
         sentence = f"the recorded reward did not change {where} ({signed(total)}, within noise): {listed}.{more}"
         return Verdict("none", sentence, before, after)
     shares = {name: value / total for name, value in sorted(parts.items(), key=lambda part: -part[1] / total)}
@@ -227,7 +227,7 @@ def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader
         named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share > SMALL)
         cause, words = "mixed", f"Several things together: {named}."
     elif cause == "skill" and same_grader:
-        cause, words = "undecided", "One grader can't tell the model from its parser: name another one with --env."
+        cause, words = "undecided", "One grader can't tell skill from parser: name another one with --env."
     elif cause == "parser":
         cause, words = _judge_parser([before, after, *run], total, shares["skill"])
     else:
@@ -237,22 +237,22 @@ def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader
 
 
 def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tuple[str, str]:
-    """Say which grader erred, the first two windows being the ends; `skill` is skill's share of the change."""
+    """Say which grader erred. The first two windows are compared; `skill` is skill's share of the change."""
     before, after = (one.split.parser for one in windows[:2])
     if all(one.right_both + one.right_new == 1.0 for one in windows):
-        words = "The other grader calls everything right: your parser loses answers, or the other one pays for any."
+        words = "The other grader calls everything right: your parser loses answers, or the other grader accepts any."
         return "undecided", words
     if all(one.split.skill + one.split.truncation == 0.0 for one in windows):
-        words = "The other grader sees nothing in any completion, so it can't tell what changed: is it for this task?"
+        words = "The other grader pays for no completion, so it can't tell what changed: is it for this task?"
         return "undecided", words
     if total > 0 and after > -before:
-        return "parser", "The recorded grader pays for what the other one does not see: that is not skill."
+        return "parser", "The recorded grader pays for answers that the other one rejects: that is not skill."
     if total > 0:
-        return "parser", "Answers came into a form that the recorded grader reads; as many were right before."
+        return "parser", "Answers took a form that the recorded grader reads; as many were right before."
     if before > -after:
-        return "parser", "The recorded grader had paid for what the other one does not see."
+        return "parser", "The recorded grader had paid for answers that the other one rejects."
     if before < -max(0.05, noise(windows[0], windows[1])):
-        return "parser", "Your parser lost it, if the other grader is right: it was more lenient from the start."
+        return "parser", "Your parser lost it, if the other grader is right, which was more lenient from the start."
     if skill > SMALL:
         return "parser", "Your parser lost most of it: the model got a little worse."
     return "parser", "Your parser lost it: the model did not get worse."

@@ -1,6 +1,6 @@
 """The first difference between two records of the same step.
 
-Quantities are compared in the order of a step (`QUANTITIES`), so the first one that differs causes the others. Metrics
+Quantities are compared in the order of a step (`QUANTITIES`), so the first difference causes the others. Metrics
 begin with gradient norm and loss.
 """
 
@@ -20,8 +20,8 @@ Row = dict[str, Any]
 
 ROW_COLUMNS = {
     "tokens": {"token_ids": "token", "sampled_mask": "sampled_mask of token"},
-    "kept ids": {"kept_counts": "their number at token", "kept_ids": "the id at"},
-    "logprobs": {"logprobs": "that of token", "teacher_logprobs": "the teacher's of token"},
+    "kept ids": {"kept_counts": "the number at token", "kept_ids": "kept id"},
+    "logprobs": {"logprobs": "the logprob of token", "teacher_logprobs": "the teacher's logprob of token"},
     "rewards": {"components": "component", "outcome": "the outcome", "reward": "the reward"},
     "rollouts": {
         name: f"the column {name}"
@@ -30,21 +30,21 @@ ROW_COLUMNS = {
             "weights",
         )
     },
-    "advantages": {"advantage": "that", "call_advantages": "that of call"},
+    "advantages": {"advantage": "the advantage", "call_advantages": "the advantage of call"},
 }
-"""Columns of completions by quantity, in words; without `detail`, where a traceback names folders."""
+"""By quantity: columns of a completion, and their names in messages. Not `detail`: tracebacks name folders."""
 QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluation", "metrics", "weights")
 """In the order of comparison."""
 NOTHING = "nothing"
-"""Replaces a value that one of two records lacks."""
+"""Shown for a value that one of two records lacks."""
 TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance != 0}
-"""Largest difference of metrics that several ranks round differently, in multiples of the limit; None: not compared."""
+"""By metric that several ranks round differently: allowed difference, in multiples of `limit`; None: not compared."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """All known facts of one step, None if unknown. Fingerprints `before` and `after` are of versions N and N + 1;
-    `evals` are the rows of `evals/step_N.jsonl`.
+    """The record of step N; unknown fields are None. `before` and `after`: fingerprints of versions N and N + 1;
+    `evals`: the rows of `evals/step_N.jsonl`.
     """
 
     step: int
@@ -75,10 +75,10 @@ class Difference:
 
 
 def first_difference(first: StepRecord, second: StepRecord, limit: float = 0.0) -> Difference | None:
-    """Return the first difference of two records of a step; None if all that both have is equal.
+    """Return the first difference of two records of a step; None if everything that both have is equal.
 
-    `limit` is for the replay of several ranks in one process, where sums round differently: weights are not compared,
-    and metrics of training may differ by `limit`, relative to their size.
+    `limit` is for replaying a run of several ranks in one process, where sums round differently: weights are not
+    compared, and metrics of training may differ by `limit`, relative to their size.
     """
     assert first.step == second.step
     return next(_differences(first, second, limit), None)
@@ -148,7 +148,7 @@ def _compare_environment(step: int, row: Row, other: Row) -> Iterator[Difference
 
 
 def _answer_to(completion: str | None, turn: int) -> Any:
-    """Return the recorded messages between this turn (the first is 1) and the next."""
+    """Return the recorded messages between turn `turn` (the first is 1) and the next."""
     turns, answers = 0, []
     for message in json.loads(completion or "[]"):
         turns += message["role"] == "assistant"
@@ -160,7 +160,7 @@ def _answer_to(completion: str | None, turn: int) -> Any:
 def _compare(
     step: int, quantity: str, what: str, first: Mapping, second: Mapping, limit: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield names with different values, beyond a tolerance if there is a `limit`; `what` is formatted with each."""
+    """Yield a difference per name with two values, beyond a tolerance if `limit` is not 0; `what` gets the name."""
     for name in dict.fromkeys([*first, *second]):
         value, other, times = first.get(name, NOTHING), second.get(name, NOTHING), 0.0
         if value == other or (_is_nan(value) and _is_nan(other)):

@@ -13,13 +13,13 @@ from hone.errors import UserError
 
 
 class ReplayConfig(ExecutedRun):
-    """Retrain an RL run from its recorded rollouts, and check that the same weights come out. Writes nothing into it.
+    """Retrain an RL run from its recorded rollouts, and check that the weights are equal. Writes nothing into the run.
 
-    No environment and no sampling: this checks the training half of a run, in a fraction of its time.
+    Uses no environment and samples nothing: checks the training half of a run, in a fraction of its time.
     """
 
     output_dir: Path | None = None
-    """Write the weights that were reached into this folder, in Hugging Face layout."""
+    """Write the last replayed weights into this folder, in Hugging Face layout."""
     model: str | None = None
     """The initial model, if it has moved since the run: a folder, or a hub id."""
 
@@ -27,13 +27,13 @@ class ReplayConfig(ExecutedRun):
 class VerifyConfig(ExecutedRun):
     """Check a run's files against their hashes, and execute random steps of it again.
 
-    The result is written beside the run, as `<run>.verify.json`; nothing is written into it.
+    The result is written beside the run, as `<run>.verify.json`. Writes nothing into the run.
     """
 
     steps: int = Field(default=3, ge=0)
     """Number of random steps to execute again; 0 checks the files only."""
     seed: int | None = Field(default=None, ge=0)
-    """Seed of the choice, to repeat a verification; by default an unpredictable one."""
+    """Seed that chooses the steps, to repeat a verification; by default random."""
     model: str | None = None
     """The initial model, if it has moved since the run: a folder, or a hub id."""
 
@@ -49,7 +49,7 @@ class DiffConfig(BaseConfig):
     a: str
     """A run's directory, or its id if it lies under `outputs`; also the first word of the command line."""
     b: str
-    """The same of another run; also the second word of the command line."""
+    """Directory or id of the other run; also the second word of the command line."""
 
 
 def _span(text: str | None) -> str | None:
@@ -72,9 +72,9 @@ class GraderConfig(BaseConfig):
     bare = "id"
 
     id: str | None = None
-    """Its module's name, with dashes; by default the task of the run, with its arguments overridden by `args`."""
+    """Task id; by default the run's task, with its arguments overridden by `args`."""
     args: dict[str, Any] = {}
-    """Keyword arguments of its `load_environment`, as JSON, or key by key (`--env.args.mode two_part`)."""
+    """Keyword arguments of the task's `load_environment`, as JSON, or key by key (`--env.args.mode two_part`)."""
     template: dict[str, Any] | None = None
     """The task's `answer` and `info`, made from the run's: `answer = "{info.target}"`."""
 
@@ -85,13 +85,13 @@ class JsonConfig(BaseConfig):
     bare = "file"
 
     file: Path | None = None
-    """Write it into this file; by default it is printed, instead of the report."""
+    """Write the JSON into this file; by default it is printed, instead of the report."""
 
 
 class RegradeConfig(ExecutedRun):
     """Grade a run's completions with another grader: did the model change, or only the reading of its answers?
 
-    Needs neither model nor GPU. Nothing is written into the run, and it may still be running.
+    Needs neither model nor GPU. Writes nothing into the run, which may still be running.
     """
 
     env: GraderConfig = GraderConfig()
@@ -99,9 +99,9 @@ class RegradeConfig(ExecutedRun):
     steps: Span = None
     """Only these steps: `60:80` is 60 to 79."""
     from_: Span = Field(default=None, validation_alias=AliasChoices("from_", "from"))
-    """Measure the change from these steps on; by default from the tenth of the run with the best reward."""
+    """Steps before the change, `A:B`; by default the best-rewarded (else the first) tenth of the run."""
     to: Span = None
-    """To these steps; by default to the last tenth."""
+    """Steps after the change; by default the last tenth."""
     grading: GradingConfig = GradingConfig()
     """Execution of reward functions."""
     as_json: JsonConfig | None = Field(default=None, validation_alias=AliasChoices("as_json", "json"))

@@ -1,4 +1,4 @@
-"""Differences of two runs: their configs, and the first step and quantity of their records that differs."""
+"""Differences of two runs: their configs, and the first differing step and quantity in their records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hone.runs.settings import Change, differing, flat
 
 @dataclass(frozen=True)
 class RunDiff:
-    """`equal` are the equal updates before `difference`, `lengths` the numbers of updates of each run, `causes` the
+    """`equal`: steps with equal updates before `difference`; `lengths`: numbers of updates of both runs; `causes`:
     differences besides the config.
     """
 
@@ -39,7 +39,7 @@ def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step:
     if not shared:
         raise UserError(
             f"there is nothing to compare: {first.path} recorded {lengths[0]} steps, {second.path} {lengths[1]}, and "
-            "none is in both: name runs that took a step, with their metrics.jsonl"
+            "no step is in both: name runs that share a step in metrics.jsonl"
         )
     equal: list[int] = []
     difference = None

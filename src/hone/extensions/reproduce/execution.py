@@ -61,7 +61,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
 
 
 class Memory:
-    """Recorder, log and saver of a loop, instead of a run directory: stores the last step."""
+    """Replaces recorder, log and saver of a loop: stores only the last step, in memory."""
 
     seconds_so_far, stopping = 1.0, False
 
@@ -93,14 +93,14 @@ class Memory:
 class Rebuilt:
     """A recorded run that can be executed again, from the checkpoints that are `intact` or from the initial model.
 
-    `missing_model` says why the initial model could not be loaded, "" if it was. `sources` are digests as in run.json.
-    Versions before `first` are left out: their steps were taken with other settings. `limit` is the largest relative
-    distance of training values: 0, except for a run of several ranks.
+    `missing_model` says why the initial model could not be loaded, else "". `sources` are digests as in run.json.
+    Versions before `first` are left out: other settings held there. `limit` is the largest relative difference of
+    training values that counts as equal: 0, except for a run of several ranks.
 
-    `begin` sets the loop's state from a checkpoint (None: the start); set the trainer first. `retrain` takes the update
-    of a step from its record, without evaluations. `repeat` takes the whole step anew, with the evaluation before it if
-    one was due or recorded. `evaluation` measures the current version, as at the end of a run that `evaluates`. Without
-    `resamples`, `repeat` grades the recorded completions, and measures no version; without `regrades`, it is `retrain`.
+    `begin` sets the loop's state from a checkpoint (None: the start); load the trainer first. `retrain` repeats the
+    update of a step from recorded rollouts, without evaluations. `repeat` executes the whole step again, after its
+    evaluation if that was due or recorded. `evaluation` evaluates the current version, as at the end. If `resamples`
+    is false, `repeat` takes recorded completions and evaluates nothing; if `regrades` is false, `repeat` is `retrain`.
     """
 
     trainer: Trainer
@@ -146,14 +146,14 @@ class Rebuilt:
         return f"checkpoint step_{version}" if version in self.intact else "the initial model"
 
     def approach(self, version: int) -> None:
-        """Load the nearest version before, unless the current one is nearer."""
+        """Load the newest loadable version up to `version`, unless the current one is nearer."""
         nearest = self.nearest(version)
         assert nearest is not None, f"no version up to {version} can be loaded"
         if self.loaded < 0 or not nearest < self.trainer.version <= version:
             self.load(nearest)
 
     def load(self, version: int) -> None:
-        """Set the state before step `version`. The initial model is possible only before the first step."""
+        """Load checkpoint `version` and its loop state, or use the initial model, if no step was taken yet."""
         trainer, state, saved = self.trainer, None, self.records.run.checkpoints
         if version in self.intact:
             tensors, state = saved.load(version)
@@ -185,7 +185,7 @@ class Rebuilt:
 
 
 class RebuiltRL(Rebuilt):
-    """An RL run; `replay_only`: without its task, so that no step can be repeated."""
+    """An RL run. If `replay_only`, its task is not loaded, and `repeat` can't be called."""
 
     def build(self, model: Decoder, replay_only: bool) -> None:
         config, info = self.config, self.records.run.info
@@ -250,7 +250,7 @@ class RebuiltRL(Rebuilt):
         return replace(self._update(step, groups), evals=self.memory.evals)
 
     def _with_recorded(self, name: str, groups: Sequence[Group]) -> list[Group]:
-        """Add a recorded column to the groups, for completions with the recorded tokens."""
+        """Add a recorded column to the groups, for completions with the same tokens as recorded."""
         recorded = self._recorded_rollouts(self.trainer.version)
 
         def column(again: Rollout) -> np.ndarray | None:
@@ -311,7 +311,7 @@ def why_not_resampled(config: RLConfig | SFTConfig, run: Run) -> str | None:
     if (sampled_by := machine.sampled_by(run.info) or config.sampled_by) is not None:
         return f"completions were sampled by {sampled_by}, which can't be asked again"
     if (ranks := most_ranks(run.info)) > 1:
-        return f"the weights that sampled are those of {ranks} ranks, which one process meets up to rounding"
+        return f"the weights that sampled were trained on {ranks} ranks: one process gets them only up to rounding"
     return None
 
 
@@ -323,9 +323,7 @@ def needed_here(what: str) -> Iterator[None]:
     except NotTrusted:
         raise
     except UserError as error:
-        raise UserError(
-            f"to execute steps again the {what} of the run is needed where the run had it: {error}"
-        ) from None
+        raise UserError(f"executing steps again needs the run's {what} at its recorded place: {error}") from None
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:

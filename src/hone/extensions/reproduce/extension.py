@@ -1,4 +1,4 @@
-"""`hone replay`, `verify`, `diff` and `regrade`: a recorded run is trained, checked, compared and graded again."""
+"""`hone replay`, `verify`, `diff` and `regrade`: retrain, check, compare and regrade recorded runs."""
 
 from hone.extension import Command, Watch
 

@@ -2,10 +2,10 @@
 
 checkpoints/, weights/             every byte against their completion markers, and their weights against hashes.jsonl
 rollouts/, evals/, metrics.jsonl   against hashes.jsonl
-hashes.jsonl, metrics.jsonl        against what each checkpoint says they were then, and for the order of their steps
-the ledger of checkpoints          against the rollouts: all draws of the steps before it, and no other
+hashes.jsonl, metrics.jsonl        against the hashes in each checkpoint, and the order of their steps
+the ledgers in checkpoints         against the rollouts: exactly the draws of all earlier steps
 
-timings.jsonl, events.jsonl and logs/ (from clocks) and tokens/ (follows from the rest) are not covered. Only the
+timings.jsonl, events.jsonl and logs/ (depend on clocks) and tokens/ (follows from the rest) are not covered. Only the
 certificate has the hashes of run.json (without tables of extensions) and config.toml. Executing a step again exposes
 forged hashes.
 """
@@ -38,7 +38,7 @@ CLOSED = frozenset({"done", "stopped", "budget"})
 
 @dataclass(frozen=True)
 class Damage:
-    """A file of the run, relative to it, that does not match its hash or other files, and the evidence."""
+    """A file (its path in the run) that does not match its hash or other files, and the evidence."""
 
     file: str
     problem: str
@@ -51,8 +51,8 @@ class Damage:
 class Checked:
     """Numbers of checked files by kind, and the damages.
 
-    A killed run may have written a step, but not yet its hashes: `open_steps` have metrics or files, `open_weights` are
-    the fingerprints of `checkpoints/step_N` and `weights/step_N` by version and folder.
+    A killed run may have written a step, but not yet its hashes: `open_steps` are these steps, `open_weights` the
+    fingerprints of `checkpoints/step_N` and `weights/step_N` without a hash, by version and folder.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ Log = dict[int, tuple[dict[str, Any], str]]
 def check(
     run: Run, fingerprint: Callable[[Tensors], str], parameters: Callable[[Path], Tensors], progress: Progress
 ) -> Checked:
-    """Read every byte that has a hash. `parameters` gives an exported model's parameters by name."""
+    """Check every byte that has a hash. `parameters` loads an exported model's parameters by name."""
     checked = Checked()
     progress("checking the hashes of metrics and rollouts")
     lines = _read_log(run.path / view.HASHES, checked)
@@ -107,7 +107,7 @@ def check(
 
 
 def _read_log(path: Path, checked: Checked) -> Log:
-    """Read the whole lines of a log; one that is no record of a step, or out of order, is damage."""
+    """Read a log's complete lines. A line that is no step's record, or out of order, is damage."""
     lines: Log = {}
     before = None
     for number, line in enumerate(whole_lines(path), 1):
@@ -216,7 +216,7 @@ def _model_tensors(folder: Path) -> Tensors:
 
 
 def _check_states(run: Run, folders: dict[int, Path], checked: Checked) -> None:
-    """Check each intact checkpoint's hashes of the logs, and its ledger of draws."""
+    """Check the hashes of logs and the ledger of draws in each intact checkpoint."""
     ledgers: dict[int, Any] = {}
     for step, folder in folders.items():
         name = f"{view.CHECKPOINTS}/{folder.name}"

@@ -1,6 +1,6 @@
-"""Differences of this machine from a run's (versions, hardware, threads, variables, digests of sources), by run.json.
+"""Differences between this machine and a run's, from run.json: versions, hardware, threads, variables, sources.
 
-Because of them a re-execution may differ although nobody changed the run.
+Such differences can make a re-execution differ although nobody changed the run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def this_machine() -> dict[str, Any]:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here", ranks: bool = True
 ) -> list[str]:
-    """List different facts of two machines, as `torch 2.11.0 (here 2.12.0)`, if both are known; `ranks`: also ranks."""
+    """List known facts that differ between two machines: `torch 2.11.0 (here 2.12.0)`; if `ranks`, also ranks."""
     mine, theirs = first.get("sources", {}), second.get("sources", {})
     both = [name for name in SOURCES if name in mine and name in theirs]
     found = [entry for entry in drift.differences(first, second) if ranks or entry[0] != "ranks"]
@@ -44,10 +44,10 @@ def _format(value: Any) -> str:
 
 
 def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = True) -> list[str]:
-    """List the run's recorded reasons why another run of its config may differ, and the first such step.
+    """List recorded reasons why another run of the config may differ, each with its first step.
 
-    With `step`: why its steps up to that one may differ, without the teacher's scores, which are recorded. Without
-    `sampling`: no reasons of a server or a program that sampled.
+    With `step`, only reasons up to that step, and none about the teacher's scores, which are recorded. If `sampling`
+    is false, no reasons about a server or a program that sampled.
     """
     entries = [entry for entry in info.get("inexact", []) if step is None or entry["step"] <= step]
     recorded = ((SCORED_BY,) if step is not None else ()) + (() if sampling else (SAMPLED_BY, PROGRAM_ROLLOUTS))

@@ -1,4 +1,4 @@
-"""Rebuild a recorded run to take its steps again, with its recorded threads, precision and deterministic kernels."""
+"""Rebuild a recorded run to execute its steps again, with its recorded threads, precision and deterministic kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hone.trainer.fingerprint import fingerprint
 
 
 def open_run(name: str) -> Run:
-    """Open a run by directory or id. Raises UserError if there is none, it is being written, or a resume was killed."""
+    """Open a run by directory or id. Raises UserError if it is missing or being written, or a resume was killed."""
     path = find_run(name)
     if holder(path) is not None:
         raise UserError(
@@ -49,7 +49,7 @@ def read_config(run: Run) -> RLConfig | SFTConfig:
 
 
 def read_precision(run: Run) -> str:
-    """Return the precision of the run's weights, for a config of any version of hone."""
+    """Return the precision of the run's weights, even if another version of hone wrote the config."""
     _config_class(run)
     return str(run.config.get("precision"))
 
@@ -66,7 +66,7 @@ def _config_class(run: Run) -> type[RLConfig] | type[SFTConfig]:
 
 
 def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_checked: bool = False) -> Rebuilt:
-    """Build the parts to execute the run's steps again; with `replay_only` without its task.
+    """Build the parts to execute the run's steps again; if `replay_only`, without its task.
 
     `model_name` is the initial model, if it has moved. `files_checked`: the caller has checked the checkpoints; else
     they are checked here. Call this within `trust.opened_run`. Raises UserError if the run's code is not trusted.
@@ -87,7 +87,7 @@ def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_c
 
 
 def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, ChatRenderer, str]:
-    """Return (config with the model that was loaded, the model, its renderer, why it is not the initial one or "")."""
+    """Return (config with the loaded model, the model, its renderer, why it is not the initial model or "")."""
     name = config.model.name
     try:
         model, renderer = load_policy(config), _renderer(name, config)
@@ -100,11 +100,11 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
         if same and (model.lora is None or recorded.get("adapter") in (None, fingerprint(model.trained))):
             return config, model, renderer, ""
         what = f"the adapter {config.model.lora.path}" if same else name
-        problem = f"{what} is not the model that it began with (its weights have another fingerprint)"
+        problem = f"{what} is not the model that the run began with (its weights have another fingerprint)"
     if config.model.lora is not None:
         adapter = f", and put its adapter back to {path}" if (path := config.model.lora.path) else ""
         raise UserError(
-            f"{run.path}: {problem}, and its checkpoints hold only the adapter: say where it is by --model{adapter}"
+            f"{run.path}: {problem}, and its checkpoints hold only the adapter: name the model by --model{adapter}"
         )
     exported = run.weights()
     if not exported:
@@ -123,13 +123,13 @@ def _renderer(name: str, config: Any) -> ChatRenderer:
 
 
 def exported_parameters(folder: Path, precision: str, implementation: str) -> dict[str, torch.Tensor]:
-    """Load the parameters of an exported model by name; with LoRA the parameters of the adapter beside it."""
+    """Load the parameters of an exported model by name; with LoRA, parameters of the adapter in `folder`."""
     if (folder / ADAPTER).is_dir():
         return load_adapter(folder / ADAPTER, model_config(folder, implementation=implementation))
     return merged_parameters(folder, precision, implementation)
 
 
 def merged_parameters(folder: Path, precision: str, implementation: str) -> dict[str, torch.Tensor]:
-    """Load the parameters of an exported model by name, an adapter merged into them."""
+    """Load the parameters of an exported model by name, with any adapter merged in."""
     model = load_model(folder, precision=precision, implementation=implementation)
     return {name: p.detach() for name, p in model.named_parameters()}

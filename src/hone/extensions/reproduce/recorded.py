@@ -17,9 +17,9 @@ from hone.types import Rollout, Segment, ragged, where
 
 
 class RecordedPolicy:
-    """A `Policy` that repeats `recorded` completions, by sample id, as this `version`.
+    """A `Policy` that repeats completions `recorded` by sample id, as if sampled by `version`.
 
-    Versions of tokens are clipped to `version` and the `lag` before it. A turn that was not recorded is an end token.
+    Versions of tokens are clipped to `version` - `lag` … `version`. A turn that was not recorded becomes an end token.
     `sample` raises UserError for a sample that was not recorded.
     """
 

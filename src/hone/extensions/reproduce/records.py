@@ -23,7 +23,7 @@ SENT_BACK = ("staleness/returned",)
 
 
 class Records:
-    """The records of a run. Each log is read once: a run in progress stays as it was then."""
+    """The records of a run. Each log is read only once, even if the run goes on."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -34,7 +34,7 @@ class Records:
 
     @cached_property
     def metrics(self) -> dict[int, dict[str, Any]]:
-        """The lines of metrics.jsonl by step, without their step."""
+        """The lines of metrics.jsonl by step, without the key `step`."""
         return {line["step"]: {n: v for n, v in line.items() if n != "step"} for line in self.run.metric_lines()}
 
     @cached_property
@@ -69,7 +69,7 @@ class Records:
         return self.run.rollouts(step).to_pylist() if step in self.rollout_steps else None
 
     def record(self, step: int, without: tuple[str, ...] = (), samples: bool = True) -> StepRecord:
-        """Return a step's record: without metrics with the prefixes `without`, and completions only with `samples`."""
+        """Return a step's record without metrics with a prefix in `without`; with completions only if `samples`."""
         metrics = self.metrics.get(step)
         if metrics is not None:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(without)}

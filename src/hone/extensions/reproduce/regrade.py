@@ -30,11 +30,11 @@ COLUMNS = (
     *("stop_reason", "prompt", "text", "answer", "info", "completion", "env", "draw"),
 )
 SHOWN = 3
-"""Stored completions of each step about which two graders disagree."""
+"""Most completions per step to store on which two graders disagree."""
 CHECKED = 256
 """Number of completions that the run's own task grades too, to compare with the record."""
 LONGEST = 200
-"""Characters of the reason why a completion could not be graded."""
+"""Most characters of the reason why grading failed."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """True if reward and outcome are equal to the bit, or both failed."""
+        """True if reward and outcome are equal to the bit, or both gradings failed."""
         old, new = self.recorded.score, self.score
         if old.outcome.is_failure or new.outcome.is_failure:
             return old.outcome.is_failure and new.outcome.is_failure
@@ -104,10 +104,10 @@ class Grader:
 class Regraded:
     """A run's completions under another grader.
 
-    `points` `[N]` (POINT) has all completions. The run's own task graded `checked` of them again: `same` are as
-    recorded, `first_other` is the first that is not. `failed_old` and `failed_new` count failures of grading, then and
-    now, with the first `failure` now. `disagreements` are up to `SHOWN` of the `disagreeing` completions of each step,
-    of typical length. `scores` are the new scores of each step as Arrow tables, if asked for.
+    `points` `[N]` (POINT) has all completions. The run's own task graded `checked` of them again: `same` got
+    the recorded score, `first_other` is the first that did not. `failed_old` and `failed_new` count failed gradings,
+    then and now; `failure` is the first reason now. `disagreements`: up to `SHOWN` of the `disagreeing` completions of
+    each step, of typical length. `scores` are the new scores of each step as Arrow tables, if asked for.
     """
 
     points: np.ndarray
@@ -158,9 +158,9 @@ def regrade(
 ) -> Regraded:
     """Grade the completions of these steps with `grader`, and about CHECKED of them with `original`, the run's task.
 
-    If there are several tasks, only `task` is graded. If `grader` is `original`, all are checked. The main part of the
-    recorded reward is by the rubric of `original` or `grader` with the recorded weights; without one, all components.
-    Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
+    If there are several tasks, only `task` is graded. If `grader` is `original`, all are checked. The recorded reward's
+    main part is taken from the rubric of `original` or `grader`, if it has the recorded weights; else it is all
+    components. Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
     """
     result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None
     takes_ids = any(one.env.rubric.takes_ids for one in (grader, original) if one is not None)
@@ -193,7 +193,7 @@ def regrade(
 def spread_out(
     recorded: Sequence[Recorded], count: int, whole_groups: bool, generator: np.random.Generator | None = None
 ) -> list[Recorded]:
-    """Return about `count` of the completions (or of whole groups), evenly spread or drawn by the `generator`."""
+    """Return about `count` completions (if `whole_groups`, in whole groups), evenly spread or drawn by `generator`."""
     groups: dict[int, list[Recorded]] = {}
     for index, one in enumerate(recorded):
         groups.setdefault(one.draw if whole_groups else index, []).append(one)
@@ -223,7 +223,7 @@ def sort_by_typical_length(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def scores_table(pairs: Sequence[Pair]) -> pyarrow.Table:
-    """Make a table of new scores, a row for each completion; it joins with the rollouts by step and sample_id."""
+    """Make a table of new scores, a row for each completion; `step` and `sample_id` join it with the rollouts."""
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()

@@ -20,9 +20,9 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass
 class Replayed:
-    """A replay from version `start` to `reached`, with that fingerprint, and the first `difference` from the record.
+    """A replay from version `start` to `reached`, its last `fingerprint`, and the first `difference` from the record.
 
-    `matched` names checkpoints and exported weights that are equal; `missed` the first that is not.
+    `matched` names checkpoints and exported weights that are equal; `missed` the first tensor that differs.
     """
 
     start: int
@@ -38,7 +38,7 @@ class Replayed:
 
 
 def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replayed:
-    """Take the updates of steps `start` to `until` - 1 again; compare each with the record and with saved weights.
+    """Repeat the updates of steps `start` to `until` - 1; compare each with the record and with saved weights.
 
     Stops at the first difference. If sums round differently than in the run (`rebuilt.limit`), saved weights are not
     compared, and the replay continues from each checkpoint.
@@ -68,7 +68,7 @@ def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replaye
 
 
 def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
-    """Yield the saved weights of the current version, and the first tensor that differs from the replay, or None."""
+    """Yield the name of saved weights of the current version, and the first tensor that differs, or None."""
     trainer, run, model = rebuilt.trainer, rebuilt.records.run, rebuilt.trainer.model
     version, saved, replayed = trainer.version, {}, trainer.tensors()
     if version in rebuilt.intact:

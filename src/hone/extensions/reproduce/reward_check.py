@@ -32,15 +32,15 @@ from hone.types import Score
 
 REGRADED = "regraded"
 EVERY = 10
-"""Steps between checks; one is skipped while another is running."""
+"""Steps between checks; a check is skipped while another is running."""
 COMPLETIONS, FEW = 8, 2
-"""Most completions of a step to grade again, in a separate process and in this one; whole groups count as one group."""
+"""Most completions of a step to grade again: in a separate process; in this process. Whole groups may exceed it."""
 SHARE = 4
 """At most every fourth completion of a step is graded again."""
 ROWS = 16
 """Examples to search for values that JSON can't hold."""
 LAST_SECONDS, LEFT_SECONDS = 10.0, 0.5
-"""Seconds that the end of a run waits for a check: if it is done, and if it is stopped."""
+"""Seconds to wait for a check at the end of a run: if the run is done; before processes are closed."""
 CAUSE = "completions that were graded again got other scores"
 ADVICE = (
     "let the reward depend on the completion and its example alone: no clock, no memory, and random numbers only from "
@@ -50,7 +50,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check of the task `name`: the compared completions, and which differ; or the `problem`."""
+    """The result of checking task `name`: how many completions were compared, which differ, or the `problem`."""
 
     name: str
     compared: int = 0
@@ -80,7 +80,7 @@ class RewardCheck(Observer):
         self._thread: Thread | None = None
         self._ended = Event()
         self._last = self._checked = -1
-        """The last step, and the last that was checked."""
+        """The last step, and the last checked step."""
         if run.alarms.actions.get(REGRADED) == "off":
             return
         run.alarms.restore(REGRADED, RunView(run.folder).events(), run.start_step)
@@ -128,7 +128,7 @@ class RewardCheck(Observer):
             env.close_workers()
 
     def _begin(self) -> None:
-        """Start a check of the last step, unless one is running."""
+        """Start a check of the last step, unless a check is running."""
         if not self._is_idle():
             return
         self._take()  # a task that could not be graded is not tried again
@@ -184,7 +184,7 @@ class RewardCheck(Observer):
             if found.problem:
                 del self._graders[found.name]
                 self._leave_out(found.name, found.problem)
-                self._run.display.message(f"Completions are not graded again any more: {found.problem}")
+                self._run.display.message(f"Completions are no longer graded again: {found.problem}")
                 continue
             self._record["completions"] += found.compared
             self._record["differing"] += len(found.differing)
@@ -198,7 +198,7 @@ class RewardCheck(Observer):
         self._run.note(regraded=dict(self._record))
 
     def _report(self, found: Checked) -> None:
-        """Raise the alarm, unless it is active, and mark the run."""
+        """Raise the alarm, unless it is active, and mark the run as inexact."""
         first = min(found.differing, key=lambda pair: pair.recorded.step)
         one, task = first.recorded, f" of {found.name}" if found.name else ""
         evidence = (

@@ -1,15 +1,15 @@
 """Verify a run: compare its files with their hashes, and execute random steps of it again in full.
 
-The nearest checkpoint before a step (or the initial model) is replayed from recorded rollouts up to the step. Then the
-step is sampled, graded and trained anew, and compared quantity by quantity. A server's samples can't be repeated: their
+Recorded rollouts are replayed from the nearest checkpoint before a step (or the initial model) up to it. Then the
+step is sampled, graded and trained anew, and compared quantity by quantity. A server's samples can't be repeated: the
 recorded completions are graded and trained on. Rollouts of a program are trained on with their recorded rewards. Steps
 that a killed run had not hashed are always executed again, as is the last evaluation. Five verdicts:
 
 verified         the files fit their hashes, and the steps come out equal to the bit
-files only       the files fit their hashes; no step was executed again, so all may be made up
-differs          a step comes out otherwise, though machine and sources are the same
+files only       the files fit their hashes; no step was executed again, so any record may be made up
+differs          a step comes out different, though machine and sources are the same
 damaged          files do not fit their hashes
-not comparable   a step comes out otherwise, but machine, versions or sources differ
+not comparable   a step comes out different, but machine, versions or sources differ
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ WITH_EVALUATION = ("done", "budget")
 
 @dataclass(frozen=True)
 class StepCheck:
-    """One step, executed again; with `is_evaluation` the evaluation of version `step`.
+    """One step, executed again; if `is_evaluation`, the evaluation of version `step`.
 
-    `start` names the source of its weights, from where `replayed` steps were replayed. `difference` is the first one,
-    in a replayed step if `fingerprint` is None. `damage` is a file that was changed.
+    `start` names the weights before the `replayed` steps. `difference` is the first difference, in a
+    replayed step if `fingerprint` is None. `damage` is a file that was changed.
     """
 
     step: int
@@ -72,10 +72,10 @@ class StepCheck:
 
 @dataclass
 class Verification:
-    """The findings. `resampled`: steps were sampled anew; `regraded`: they were graded anew.
+    """The result. `resampled`: steps were sampled anew; `regraded`: they were graded anew.
 
     `reasons` say why a difference would prove nothing; `notes` name what was not checked. `limit` is the largest
-    distance of training values from the record, relative to their size.
+    relative difference of training values that counts as equal.
     """
 
     verdict: Verdict
@@ -119,7 +119,7 @@ class Verification:
             write_json(path, certificate)
         except OSError as error:
             raise UserError(
-                f"the certificate {path} can't be written ({error.strerror}): copy the run to a folder that can be"
+                f"the certificate {path} can't be written ({error.strerror}): copy the run to a writable folder"
             ) from None
         return path
 
@@ -180,7 +180,7 @@ def check_steps(
 
 
 def _recorded(rebuilt: Rebuilt, again: StepRecord, is_evaluation: bool) -> StepRecord:
-    """Return the run's record of the step `again`, without metrics that the re-execution can't have."""
+    """Return the run's record of the step in `again`, without metrics that the re-execution can't have."""
     names = tuple(again.metrics or ())
     without = SENT_BACK if any(name.startswith(CANARY) for name in names) else (*SENT_BACK, *CANARY)
     if is_evaluation:

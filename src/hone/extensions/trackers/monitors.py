@@ -1,4 +1,4 @@
-"""Monitors: services that follow a run besides its own files, Weights & Biases and Trackio.
+"""Monitors send what a run records to a service: Weights & Biases or Trackio.
 
 A service's client lives in a separate process (`trackers.py`), which reads the run's files. So a client that raises,
 hangs, prints or reads the network doesn't affect the run.
@@ -38,7 +38,7 @@ def observer(config: Any, by_program: bool) -> Observer | None:
 
 
 class Monitors(Observer):
-    """All monitors that a run's config asks for. Nothing here waits for them, except `at_end`."""
+    """All monitors that a run's config asks for. Only `at_end` waits for them."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -85,7 +85,7 @@ class Monitors(Observer):
         self._report()
 
     def at_end(self, status: str) -> None:
-        """Wait until they have sent everything, at most `FINISH_SECONDS`."""
+        """Wait until the monitors have sent everything, at most `FINISH_SECONDS`."""
         late = f"not done {FINISH_SECONDS:.0f} s after the end of the run"
         try:
             wait_all(list(self._processes.values()), FINISH_SECONDS)
@@ -98,7 +98,7 @@ class Monitors(Observer):
             self._fail(name, late)
 
     def _report(self) -> None:
-        """Show output of the processes, and which failed: their last line is the cause."""
+        """Show output of the processes, and failures: the last line of a failed process is the cause."""
         for name, process in list(self._processes.items()):
             code = process.poll()
             lines = (process.stdout.read() or b"").decode(errors="replace").splitlines()

@@ -1,7 +1,7 @@
 """The process that a monitor's client lives in: python -P -m hone.extensions.trackers.trackers NAME RUN FIRST_STEP
 
 It sends the contents of the run's files, from FIRST_STEP on, to the service, until the run has ended or its process is
-gone. The user sees its output, with the cause of a failure as the last line. The client's output goes to stderr.
+gone. This process's stdout is for the user; its last line says why it failed. The client's goes to stderr.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEXT = 4000
 
 
 class Tracker:
-    """A client with W&B's functions: `init`, which makes a run with `log`, `alert` and `finish`; and `Table`."""
+    """A client with W&B's functions: `Table`, and `init`, which makes a run with `log`, `alert` and `finish`."""
 
     name = ""
 
@@ -52,7 +52,7 @@ class Tracker:
 class Wandb(Tracker):
     """Weights & Biases. Its files lie in `wandb/` inside the run directory.
 
-    The axis is hone's step: the client's only grows, but a resume repeats some steps.
+    The x axis is hone's step: the client's step only grows, but a resume repeats steps.
     """
 
     name = "wandb"
@@ -104,7 +104,7 @@ class Trackio(Tracker):
 
 
 def send(tracker: Tracker, run: Run, first_step: int) -> None:
-    """Send what the run writes from `first_step` on, until it has ended, or the process that writes it."""
+    """Send what the run writes from `first_step` on, until the run, or the process that writes it, has ended."""
     tail, settings = RunTail(run.path), tracker.settings
     while True:
         status = run.info["status"]
@@ -130,7 +130,7 @@ def send(tracker: Tracker, run: Run, first_step: int) -> None:
 
 
 def chosen(rows: Sequence[dict[str, Any]], count: int) -> list[list[Any]]:
-    """Return `count` of a step's rollout rows, evenly from the best reward to the worst (none: last), as `COLUMNS`."""
+    """Return `count` of a step's rows as `COLUMNS`, evenly from the best reward to the worst (rows without: last)."""
     ordered = sorted(rows, key=lambda row: -float("inf") if row["reward"] is None else row["reward"], reverse=True)
     count = min(count, len(rows))
     places = [round(place * (len(rows) - 1) / max(1, count - 1)) for place in range(count)]
@@ -159,7 +159,7 @@ def _conversation(messages: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the text; of a long one only beginning and end."""
+    """Return the text; if it is long, only beginning and end."""
     if len(text) <= TEXT:
         return text
     half = TEXT // 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OWN = ("--offline", "--no-offline", "--json", "--no-json", "--as-json")
 COLOURS = {"": "1", "warning": "33", "error": "1;31", "fix": "36"}
-"""Bold, yellow, bold red, cyan. Without rich, which may be broken."""
+"""Bold, yellow, bold red, cyan. Not from rich, which may be broken."""
 
 
 def run(config: DoctorConfig) -> int:
@@ -28,7 +28,7 @@ def run(config: DoctorConfig) -> int:
 
 
 def run_without_config(argv: list[str]) -> int:
-    """Do the same if packages for reading a config are missing, which is then a finding."""
+    """Report without a config if packages for reading it are missing, which is a finding."""
     return report(Subject("--offline" in argv), "--json" in argv)
 
 

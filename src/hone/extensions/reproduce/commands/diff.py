@@ -17,7 +17,7 @@ from hone.runs.outputs import holder
 from hone.runs.summary import refuse_interrupted, status_of
 
 SHOWN = 12
-"""Settings that are listed."""
+"""Most settings to list."""
 RECORDED = {
     "sft": "metrics and weights",
     "rl": "examples, tokens, logprobs, rewards, metrics and weights",
@@ -48,7 +48,7 @@ def run(config: DiffConfig) -> int:
     found = diff(first, second, lambda step: status(f"comparing step {step}"))
     status.clear()
     settings = ["{}: {} in A, {} in B".format(one.name, *one.values) for one in found.settings]
-    print_labelled("config", *(settings or ["the same in all that decides the numbers"]), most=SHOWN)
+    print_labelled("config", *(settings or ["no setting differs that affects the numbers"]), most=SHOWN)
     steps = found.equal  # without gaps except steps that a run did not record
     print_labelled("equal", f"steps {steps[0]} to {steps[-1]}" if steps else "no step")
     if found.difference is None:
@@ -59,7 +59,7 @@ def run(config: DiffConfig) -> int:
         return 0
     print_labelled("verdict", f"they part at {found.difference.sentence()}")
     causes = [*(f"config: {setting.name}" for setting in found.settings), *found.causes]
-    nothing = "nothing that run.json tells: same config, versions, hardware and sources"
+    nothing = "unknown: config, versions, hardware and sources are the same"
     print_labelled("it may be", *(causes or [nothing]))
-    print_labelled("next", f"hone verify {shlex.quote(str(first.path))}   (does A do again what it recorded?)")
+    print_labelled("next", f"hone verify {shlex.quote(str(first.path))}   (can the steps of A be repeated?)")
     return 1

@@ -35,9 +35,9 @@ from hone.runs.outputs import check_target, holder
 from hone.runs.summary import refuse_interrupted, status_of
 
 SHOWN = 3
-"""Number of completions to show about which graders disagree."""
+"""Number of completions to show on which graders disagree."""
 LONGEST = 400
-"""Most characters to show of each."""
+"""Most characters to show of a text."""
 
 
 def run(config: RegradeConfig) -> int:
@@ -70,7 +70,7 @@ def run(config: RegradeConfig) -> int:
 
 @dataclass(frozen=True)
 class Graders:
-    """The grader `new`, and the run's task as `original`; None if it can't be loaded, for the reason `missing`."""
+    """`new` grades again. `original` is the run's task; if it can't be loaded, None, and `missing` says why."""
 
     task: TaskConfig
     original: Grader | None
@@ -119,7 +119,7 @@ class Regrading:
         run, regraded, steps, graders = self.run, self.regraded, self.steps, self.graders
         extent = f"{len(regraded.points):,} of {len(steps):,} steps, {steps[0]} to {steps[-1]}"
         if regraded.failed_old or regraded.failed_new:
-            extent += f"; without {regraded.failed_old:,} that could not be graded then and {regraded.failed_new:,} now"
+            extent += f"; without {regraded.failed_old:,} that failed when recorded and {regraded.failed_new:,} now"
             extent += f" ({regraded.failure})" if regraded.failed_new else ""
         print_labelled("run", f"{run.path}: {status_of(run.info, holder(run.path))}, {run.info['id']}")
         print_labelled("recorded by", describe(graders.task.id, graders.task.args))
@@ -142,23 +142,23 @@ class Regrading:
             print(f"\nTo ask another grader:\n  hone regrade {shlex.quote(str(run.path))} --env ID")
         elif self.verdict.cause == "parser":
             audit = command("hone", "audit", graders.task.id, a=graders.task.args, env_template=graders.task.template)
-            print(f"\nTo see what else the recorded grader loses:\n  {audit}")
+            print(f"\nTo see what else the recorded grader rejects:\n  {audit}")
 
     def _check_lines(self) -> list[str]:
         """Say if the run's own task gives the recorded scores, and what can't be graded exactly."""
         lines, regraded = [], self.regraded
         if self.graders.missing:
-            lines.append(f"none, for the run's own task can't be loaded: {self.graders.missing}")
+            lines.append(f"none: the run's own task can't be loaded: {self.graders.missing}")
         elif regraded.checked:
             lines.append(f"{regraded.same:,} of {regraded.checked:,} have the recorded reward and outcome")
         if (pair := regraded.first_other) is not None:
             old, new = _outcome(pair.recorded.score), _outcome(pair.score)
             where = f"the first that differs: sample {pair.recorded.reply.sample_id} was {old}, and is now {new}"
-            lines.append(f"{where}: the task has changed since, or does not always grade alike")
+            lines.append(f"{where}: the task has changed, or its scores are random")
         if other_numerics := provenance.other_numerics(self.run.info):
             lines.append(f"the run was {other_numerics}: graders of hone itself may have changed, too")
         if self.graders.new.reads_state:
-            lines.append("the state of a conversation is not recorded: reward functions got the one it begins with")
+            lines.append("the state of a conversation is not recorded: reward functions got the initial state")
         return lines
 
 
@@ -213,11 +213,11 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
         missing = str(error)
     if asked.id is None and not asked.args and asked.template is None:
         if original is None:
-            raise UserError(f"the run's own task can't be loaded ({missing}); or name one that grades: --env ID")
+            raise UserError(f"the run's own task can't be loaded ({missing}): fix it, or name a grader: --env ID")
         return Graders(task, original, missing, original, describe(task.id, task.args), name)
     if unknown := (asked.template or {}).keys() - {"answer", "info"}:
         raise UserError(
-            f"env.template sets {sorted(unknown)[0]!r}, but the recorded prompt stays: it may set only answer and info"
+            f"env.template sets {sorted(unknown)[0]!r}, but may set only answer and info: the recorded prompt stays"
         )
     env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
     template = None if asked.template is None else Template(asked.template, "env.template")

@@ -47,7 +47,7 @@ def replay_run(recorded: Run, config: ReplayConfig) -> int:
     read_config(recorded)
     if folder is not None:
         if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not is_complete(folder))):
-            raise UserError(f"{folder} holds something else: choose an empty or new --output-dir")
+            raise UserError(f"{folder} holds other files: choose an empty or new --output-dir")
         refuse_inside_run(folder, "--output-dir")
     rebuilt = rebuild(recorded, config.model, replay_only=True)
     start, until = span(recorded, rebuilt)
@@ -79,7 +79,7 @@ def span(recorded: Run, rebuilt: Rebuilt) -> tuple[int, int]:
     if start is None:
         drifted = f"at step {rebuilt.first} the run was resumed with --allow-drift"
         why = drifted if rebuilt.first else rebuilt.missing_model
-        raise UserError(f"{path} has no intact checkpoint before version {last}, and not the initial model ({why})")
+        raise UserError(f"{path} has no intact checkpoint before version {last}, and no usable initial model ({why})")
     if missing := sorted({*range(start, last)} - rebuilt.records.rollout_steps):
         raise UserError(f"{path} has no rollouts of step {missing[0]}: restore them from another copy of the run")
     return start, last
@@ -104,5 +104,5 @@ def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     reasons += machine.inexact(recorded.info, step, sampling=False)
     print_labelled("verdict", f"{'not comparable' if reasons else 'differs'}: {what}")
     if reasons:
-        print_labelled("", "which proves nothing, for these are not as they were for the run:", *reasons)
+        print_labelled("", "which proves nothing, because these differ from the run's:", *reasons)
     return 3 if reasons else 1

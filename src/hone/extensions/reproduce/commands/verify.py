@@ -64,7 +64,7 @@ def verify(recorded: Run, config: VerifyConfig) -> int:
         execute(recorded, rebuilt, config, verification)
         here = lambda: rebuilt.machine  # noqa: E731
     elif open_steps := unhashed_steps(checked):
-        notes.append(f"what step {open_steps[-1]} wrote has no hash: only executing it again would tell")
+        notes.append(f"the files of step {open_steps[-1]} have no hash: only executing it again can check them")
     verdict = verification.verdict
     try:
         certificate = str(verification.write_certificate(recorded, here()))
@@ -97,27 +97,27 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     verification.limit = rebuilt.limit
     where = f"{rebuilt.missing_model}; say where it is by --model"
     if rebuilt.first:
-        where = f"at step {rebuilt.first} it was resumed with --allow-drift, and config.toml holds from then on"
+        where = f"at step {rebuilt.first} the run was resumed with --allow-drift, and config.toml is of later steps"
     lost = [step for step in taken if step not in (*candidates, evaluated)]
     if lost and candidates:
         notes.append(f"steps {lost[0]} to {lost[-1]} can't be executed again: {where}")
     if unchecked := [step for step in unhashed if step in lost]:
-        notes.append(f"nothing tells whether what step {unchecked[0]} wrote changed, for it has no hash")
+        notes.append(f"the files of step {unchecked[0]} can't be checked: they have no hash")
     if not verification.resampled:
         if rebuilt.regrades:
             why = why_not_resampled(rebuilt.config, recorded)
-            anew = "the recorded ones are graded and trained on anew"
+            anew = "recorded completions are graded and trained on again"
         else:
             why = "a program made the rollouts of this run, and is not run again"
-            anew = "the recorded ones are trained on anew, with their recorded rewards"
-        notes.append(f"{why}: {anew}; evaluations and the canary are left aside")
+            anew = "recorded rollouts are trained on again, with their recorded rewards"
+        notes.append(f"{why}: {anew}; evaluations and the canary are not checked")
     elif not rebuilt.evaluates and rebuilt.records.last_evaluation is not None:
-        notes.append("a program makes the evaluations of this run, and is not run again: they are left aside")
+        notes.append("a program makes the evaluations of this run, and is not run again: they are not checked")
     if getattr(rebuilt.config, "teacher", None) is not None:
-        notes.append("what the teacher said of the tokens is taken from the records")
+        notes.append("the teacher's scores of tokens are taken from the records")
     if verification.limit:
-        ranks = f"it was trained on up to {most_ranks(recorded.info)} ranks"
-        notes.append(f"{ranks}: what training gives counts as equal up to {verification.limit:g} of its size")
+        ranks = f"the run was trained on up to {most_ranks(recorded.info)} ranks"
+        notes.append(f"{ranks}: training counts as equal up to a relative difference of {verification.limit:g}")
     steps: list[int] = []
     if candidates:
         verification.seed = secrets.randbits(32) if config.seed is None else config.seed
@@ -147,12 +147,12 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     )
     if not steps and verification.difference is None:
         verification.verdict = "not comparable"
-        problem = f"{where}, and it has no checkpoint" if taken else "the run recorded none"
+        problem = f"{where}, and there is no checkpoint" if taken else "the run recorded none"
         verification.reasons = [f"no step can be executed again: {problem}"]
 
 
 def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
-    """Return the version of the run's last evaluation, if there is or should be one, and it can be reached."""
+    """Return the version of the run's last evaluation, recorded or due; None if it can't be repeated."""
     updates = rebuilt.records.updates
     if not (rebuilt.resamples and rebuilt.evaluates):
         return None
@@ -163,14 +163,14 @@ def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
 
 
 def explain(verification: Verification) -> str:
-    """Return the grounds of the verdict; a list of damaged files or reasons may follow."""
+    """Explain the verdict; a list of damaged files or reasons may follow."""
     verdict, found, steps = verification.verdict, verification.difference, verification.steps
     if verdict == "damaged":
         return "files of the run do not fit their hashes"
     if verdict == "files only":
         return (
-            "all files fit their hashes; no step was executed again, which alone finds completions, scores or weights "
-            "that were made up"
+            "all files fit their hashes; no step was executed again: only that would find completions, scores or "
+            "weights that were made up"
         )
     if verdict == "verified":
         what = f"{len(steps)} step{'s' if len(steps) > 1 else ''}"
@@ -178,11 +178,11 @@ def explain(verification: Verification) -> str:
         recorded = "completions" if verification.regraded else "completions and rewards"
         from_recorded = "" if verification.resampled else f" from their recorded {recorded}"
         exactly = f"up to {verification.limit:g}" if verification.limit else "bit for bit"
-        although = ", although these are not as they were for the run:" if verification.reasons else ""
+        although = ", although these differ from the run's:" if verification.reasons else ""
         return f"all files fit their hashes, and {what} came out equal{from_recorded}, {exactly}{although}"
     if found is None:
         return verification.reasons[0]
     if verdict == "not comparable":
-        return f"{found.sentence()}\n  which proves nothing, for these are not as they were for the run:"
+        return f"{found.sentence()}\n  which proves nothing, because these differ from the run's:"
     same = "machine, versions and sources are as in the run"
     return f"{found.sentence()}\n  {same}: its record was changed, or something in it can't be repeated"
