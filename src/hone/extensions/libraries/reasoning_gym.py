@@ -41,7 +41,7 @@ STRIDE = 1_000_000
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
-"""Processor time for scoring an answer and for making a row, and the backstop by the clock."""
+"""Processor time for scoring an answer and for making a row; clock time for each."""
 
 EVALUATES = (
     "its score evaluates the answer as Python code (eval, or sympy's parse_expr), and hone evaluates nothing that a "
@@ -126,9 +126,9 @@ class ReasoningGym(SingleTurnEnv):
         return self.parser_of_answers.wrap(example.answer)
 
     def rows(self, split: str, count: int) -> Rows:
-        """Return `count` rows of a split. Row i is reasoning-gym's row i if that belongs to the split.
+        """Return `count` rows of a split. Row i is reasoning-gym's row i if this is in the split.
 
-        Skips rows with an answer that is empty, too long, or not worth full marks by reasoning-gym's score.
+        Skips rows whose answer is empty, too long, or not worth full marks by reasoning-gym's score.
         """
 
         def make(i: int) -> Row:
@@ -137,14 +137,14 @@ class ReasoningGym(SingleTurnEnv):
                 if is_held_out(question) == (split == "eval") and self._is_right(index, answer):
                     return {"index": index}
             raise UserError(
-                f"{self.id} has too few different questions: {ATTEMPTS} in a row are none of the {split} split with an "
-                "answer; take arguments that make it more varied, or another task"
+                f"{self.id} has too few different questions: of {ATTEMPTS} none fits the {split} split and has an "
+                "answer; choose arguments with more variety, or another task"
             )
 
         return indexed_rows(make, count, f"{self.id} ({split})")
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """Return an environment's digests, with the rows' arguments instead of rows."""
+        """Return the environment's digests; "data" digests arguments, not rows."""
         counts = [len(self.split(name)) for name in splits]
         data = content_hash([self.task, self.config, self.hint, self.system_prompt, counts])
         assert self.module is not None
