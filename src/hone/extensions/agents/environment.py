@@ -1,4 +1,4 @@
-"""Tasks whose rollouts a program makes: it calls the model any number of times, and gives the reward.
+"""Tasks where a program makes the rollouts: it calls the model any number of times, and gives the reward.
 
     async def agent(client: AsyncOpenAI, example: Example) -> float | dict[str, float]: ...
 
@@ -31,8 +31,8 @@ PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
 
 class AgentEnv(SingleTurnEnv):
-    """An environment whose rollouts come from `run` (an async function of a client and an example), `command` (a
-    command line) or an overridden `program`. This program calls the model and gives the reward.
+    """An environment where a program makes the rollouts: it calls the model and gives the reward. The program is `run`
+    (an async function of a client and an example), `command` (a command line) or an overridden `program`.
     """
 
     run: Callable[..., Any] | None = None

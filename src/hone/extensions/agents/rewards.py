@@ -71,7 +71,7 @@ class Rewarded:
         return state if self.weights is None else state | {"weights": dict(self.weights), "right": self.right}
 
     def miscounted(self, answered: int) -> tuple[Outcome, str] | None:
-        """Return a failure if the number of `calls` is not that of answered calls, else None."""
+        """Return a failure if `calls` has another length than `answered`, else None."""
         if self.calls is None or len(self.calls) == answered:
             return None
         return Outcome.GRADER_ERROR, f"the program gave {len(self.calls)} rewards of calls; {answered} were answered"

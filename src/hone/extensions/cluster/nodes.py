@@ -3,8 +3,8 @@
     with Cluster(config.cluster, roles, say) as cluster:
         Launch(..., child=cluster.child).run()
 
-The trainer's rank 0 is on the launcher's node, with the run directory; servers and other ranks may be on any node. A
-role whose node is gone waits until another node has room.
+The trainer's rank 0 is on the launcher's node, with the run directory; servers and other ranks may be on any node. If a
+role's node is gone, the role waits until another node has room.
 """
 
 from __future__ import annotations

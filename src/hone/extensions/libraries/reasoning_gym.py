@@ -128,7 +128,7 @@ class ReasoningGym(SingleTurnEnv):
     def rows(self, split: str, count: int) -> Rows:
         """Return `count` rows of a split. Row i is reasoning-gym's row i if this is in the split.
 
-        Skips rows whose answer is empty, too long, or not worth full marks by reasoning-gym's score.
+        Skips rows with an answer that is empty, too long, or without full marks by reasoning-gym's score.
         """
 
         def make(i: int) -> Row:

@@ -154,7 +154,7 @@ class Verifiers(Tasks):
 
 
 class Episodes(AgentEnv, Tasks):
-    """Tasks whose rollouts verifiers makes and rewards, in a separate process. The first rollout starts it."""
+    """Tasks for which verifiers makes and rewards rollouts, in a separate process that the first rollout starts."""
 
     def __init__(self, served: TasksetProcess, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
         super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)
@@ -201,9 +201,9 @@ def load(
 ) -> Tasks:
     """Load the taskset `name` of verifiers; `config` are fields of its configuration.
 
-    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the one with the
-    largest weight. `held_out` is the share of prompts for evaluation. `max_tasks` limits an endless taskset. verifiers
-    makes the rollouts, within `agent_limits`, if text alone can't be scored or with `env`: config of an environment of
+    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the function of largest
+    weight. `held_out` is the share of prompts for evaluation. `max_tasks` limits an endless taskset. verifiers makes
+    the rollouts, within `agent_limits`, if text alone can't be scored or with `env`: config of an environment of
     verifiers (`{}`: the taskset's). UserError without verifiers, and for a refused taskset.
     """
     env_id = f"verifiers:{name}"
@@ -241,7 +241,7 @@ def load(
 
 
 def _python(env_id: str) -> Path:
-    """Return a Python with verifiers: this one, or that of `.venv-verifiers` here or in hone's checkout."""
+    """Return a Python with verifiers: this one, or the one in `.venv-verifiers`, here or in hone's checkout."""
     if importlib.util.find_spec("verifiers") is not None:
         return Path(sys.executable)
     for candidate in (OWN_ENVIRONMENT.absolute(), CHECKOUT / OWN_ENVIRONMENT):

@@ -2,7 +2,7 @@
 
     python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
 
-`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7, whose key must be `task`. The
+`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7; its key must be `task`. The
 episode calls the model at `url` with the API key `key`. `{"cancel": 3}` cancels it. Standard output gets a line
 `{"ready": true}`, then one for each episode: its number and `summary`; if cancelled, at once its number alone.
 Libraries print to standard error. When the input ends, all processes end.

@@ -48,7 +48,7 @@ NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
 """Process and threads of `main.py` itself."""
 INTERVAL = 0.05
-"""Seconds between checks of what a tree uses."""
+"""Seconds between checks of a tree's usage."""
 GONE_SECONDS = 10.0
 """Time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
@@ -118,7 +118,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Place:
-    """How code runs: in bubblewrap with filter and files; if `way` is None, as a plain process."""
+    """The way to run code: bubblewrap with filter and files; if `way` is None, a plain process."""
 
     way: Way | None
     bwrap: str = ""

@@ -84,7 +84,7 @@ class RemoteTrainer(Updates):
         """What `version` is."""
         self._released = session.start - 1
         self._served = session.start
-        """The servers' version, whose mapped files must not be overwritten."""
+        """The servers' version: its files are mapped, and must not be overwritten."""
         self._quiet = self._closed = self._ended = self._by_disk = False
         self._done: SimpleQueue[Published | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._publish_all, name="publisher", daemon=True)

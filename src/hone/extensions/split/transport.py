@@ -46,7 +46,7 @@ SPARE = "spare"
 PREFIX = "session-"
 """Prefix of sessions' folders; a new session removes old ones."""
 PATIENCE = 30.0
-"""Seconds to wait for weights whose result is here."""
+"""Seconds to wait for weights after their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
 """Seconds between checks: SHARE of the time waited, but within SHORTEST and LONGEST."""
 _FACTS = "facts"
@@ -56,9 +56,9 @@ _FACTS = "facts"
 class Session:
     """One process of the orchestrator, from opening the run to its end. The trainer starts anew for each session.
 
-    `start` is the first version: that of `checkpoint` (a folder with the trainer's part), or 0 for the initial model.
-    `shared` are keys and values that must be equal in both roles. `temperature` is the rollouts' temperature. Every
-    result has the logprobs of the token ids in `canary`. Rollouts may be `lag` versions old (`max_async_level`).
+    `start` is the first version: the version in `checkpoint` (a folder with the trainer's part), or 0, the initial
+    model. `shared` are keys and values that must be equal in both roles. `temperature` is the rollouts' temperature.
+    Every result has the logprobs of the token ids in `canary`. Rollouts may be `lag` versions old (`max_async_level`).
     `memory` is a folder in memory for weights. If the KL is in the reward, the trainer computes advantages, with
     `rollouts` a prompt and the section `advantage`.
     """
@@ -81,7 +81,7 @@ class Hello:
     """A running trainer, described before any session.
 
     `fingerprint` and `parameters` describe the initial model. Rank 0 is process `pid` on `host`. `settings` is the
-    section `trainer` of its config. `digests` are those of an adapter and of the user's functions.
+    section `trainer` of its config. `digests` has digests of an adapter and of the user's functions.
     """
 
     id: str
@@ -113,7 +113,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Result:
-    """The weights of `version` are written. A session's first result is that of its `start`, without metrics.
+    """The weights of `version` are written. A session's first result has its `start`, without metrics.
 
     `canary` are logprobs of the session's canary tokens except the first, at the session's temperature. `seconds` by
     activity: "train", "wait" (idle, before the order), "publish", "save". `saved`: the order's `save` is written.

@@ -305,6 +305,6 @@ def default_threads(model: str) -> int:
 
 
 def _clean() -> dict[str, str]:
-    """Return the environment variables without those of this Python and those set here."""
+    """Return the environment variables, except variables of this Python and variables set here."""
     removed = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTORCH_ALLOC_CONF", *_OPENING)
     return {name: value for name, value in os.environ.items() if name not in removed} | {"PYTHONSAFEPATH": "1"}

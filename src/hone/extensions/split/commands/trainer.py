@@ -107,7 +107,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     del model
 
     def make(temperature: float, lag: int, rollouts: int, advantage: dict[str, Any]) -> Trainer:
-        """Make the trainer of a session: the session's settings replace those of the trainer's config."""
+        """Make the trainer of a session: the session's settings override the trainer's config."""
         values = {"sampling.temperature": temperature, "max_async_level": lag, "rollouts_per_example": rollouts}
         values |= {"advantage": AdvantageConfig(**advantage)}
         session_config = changed(config, {f"orchestrator.{name}": value for name, value in values.items()})

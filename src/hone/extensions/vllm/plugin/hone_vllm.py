@@ -46,9 +46,9 @@ class WorkerExtension:
 
 class UpdateWeights:
     """Answers `POST /update_weights` as hone's server does; `GET /v1/models` also has the weights' version and folder,
-    and a name for this process. `POST /sleep` frees the GPU until the next update. Requires the key; if none is set,
-    serves only programs of this machine. An update that fails while weights are being written leaves the model partly
-    updated: the server then refuses requests (503) until an update succeeds.
+    and a name for this process. `POST /sleep` frees the GPU until the next update. Requires the key, if there is one;
+    else serves only programs of this machine. An update that fails while weights are being written leaves the model
+    partly updated: the server then refuses requests (503) until an update succeeds.
     """
 
     def __init__(self, app: Any) -> None:
