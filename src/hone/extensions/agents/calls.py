@@ -61,7 +61,7 @@ class ModelCalls:
         raise NotImplementedError
 
     def check_open(self) -> None:
-        """Raise ApiError if the rollout takes no more calls. Refused calls count."""
+        """Raise ApiError if the rollout takes no more calls. Refused calls count, too."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
         asked = self.model.asked
@@ -91,7 +91,7 @@ class ModelCalls:
 
 
 class ProgramCalls(ModelCalls):
-    """The calls of one program, as sampled ids."""
+    """One program's calls, sampled as token ids."""
 
     def __init__(self, model: IdsModel, limits: AgentLimits) -> None:
         super().__init__(model, limits)

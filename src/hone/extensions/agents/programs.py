@@ -43,7 +43,7 @@ GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
 
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
-    """Run a rollout's program and return the rollout. A failure costs only this one."""
+    """Run a rollout's program and return the rollout. A failure costs only this rollout."""
     calls = calls_of(model, env.agent_limits)
     rewarded, failure = Rewarded({}), None
     program = asyncio.create_task(_guarded(env, calls, example))

@@ -18,7 +18,8 @@ MOST_REWARDS = 64
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Limits of a rollout (`max_tokens` of all calls, None: no limit; `timeout` in seconds); rollouts at a time."""
+    """Limits of a rollout: `max_tokens` of all calls (None: no limit), `timeout` in seconds; `concurrency` of
+    rollouts."""
 
     max_calls: int = 64
     max_tokens: int | None = None
@@ -56,7 +57,7 @@ class Rewarded:
 
     `right`: the answer is right; by default, if the first score is at least 1. Calls with a session id in `untrained`
     are not trained. `gave_up`: the program failed at a limit that the model used up. `calls` are rewards of the calls,
-    in order; None: all share the rollout's.
+    in order; None: all calls share the rollout's reward.
     """
 
     scores: Mapping[str, float]
@@ -88,7 +89,7 @@ class ProgramFailed(Exception):
 
 
 def checked_rollout(given: Any) -> Rewarded:
-    """Return a program's rewards; `calls` in them holds rewards of calls. Raises ValueError."""
+    """Return a program's rewards; its key `calls` may hold rewards of calls. Raises ValueError."""
     given_calls = given.get("calls") if isinstance(given, dict) else None
     if not (isinstance(given_calls, list | tuple) or (isinstance(given_calls, np.ndarray) and given_calls.ndim == 1)):
         return Rewarded(checked_rewards(given))

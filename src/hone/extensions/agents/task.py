@@ -1,4 +1,4 @@
-"""A task for a program (async function or command), on rows."""
+"""A task for a program (an async function or a command), on rows of data."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Grader:
         return self._outcome(lambda: self._process.get_ready(self._never))
 
     def ask(self, number: int, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
-        """Return ("answer", result of `Process.ask`), or "late", "garbled" or "closed" first.
+        """Return ("answer", result of `Process.ask`), ("late", None), ("garbled", None) or ("closed", exit and words).
 
         Questions are numbered from 0; each waits for the previous one.
         """

@@ -88,7 +88,7 @@ class Host:
         return self._child.pid
 
     async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:
-        """Wait for output, the exit code, or the gate's opening; return lines, code, new gate."""
+        """Wait for output, the exit code, or the gate's opening; return (lines, code, gate)."""
         assert self._child is not None, "`start` comes first"
         while True:
             code = self._child.poll()

@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster for runs and evaluations, as `hone.extension.Machines`."""
+"""The machines of a Ray cluster for runs and evaluations (implements `hone.extension.Machines`)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hone.extensions.cluster.config import ClusterConfig
 
 VARIABLE = "HONE_CLUSTER"
-"""Variable of the orchestrator: the cluster's address and the run's namespace, with a space."""
+"""Variable of the orchestrator: the cluster's address, a space, and the run's namespace."""
 TOKEN = Path.home() / ".ray" / "auth_token"
 """Ray's file with the token of this user's clusters."""
 SAY_AFTER = 10.0
@@ -69,8 +69,8 @@ class Cluster:
     """A run's connection to a cluster while entered. The run has trainer `ranks` and servers.
 
     `ports` are this machine's ports of the servers, by role; servers may share a port. If `on_gpus` is true and the
-    cluster has GPUs, a rank has one and a server `server_gpus`. Raises UserError if Ray is missing, or the address has
-    no cluster or one of another version.
+    cluster has GPUs, a rank has one GPU and a server `server_gpus`. Raises UserError if Ray is missing, or if the
+    address has no cluster of this version of Ray.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Cluster:
             return self._rooms[role]
 
     def _fresh(self, name: str) -> str:
-        """Return `name` once no actor has it."""
+        """Kill the actor `name`, if any; return `name` once it is free."""
         try:
             self._ray.kill(self._ray.get_actor(name))
         except ValueError:

@@ -30,7 +30,7 @@ RESTARTS = 3
 
 
 class Replicas:
-    """Servers on a cluster, with `commands` by role. A killed one starts again. Entering waits for the first."""
+    """Servers on a cluster, with `commands` by role. A killed server starts again. Entering waits until one listens."""
 
     def __init__(
         self,

@@ -30,12 +30,12 @@ class Gate:
 
 
 class Tunnels:
-    """The ports; a thread serves them."""
+    """The forwarding ports, served by a thread."""
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
         self._gates: dict[int, dict[str, Gate]] = {}
-        """By port and role."""
+        """Gates by port and role."""
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, name="tunnels", daemon=True).start()
 
@@ -47,7 +47,7 @@ class Tunnels:
             asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     def point(self, port: int, role: str, gate: Gate | None) -> None:
-        """Forward a port to a role's gate. `gate` None: stop, and end open connections: a dead node does not."""
+        """Forward a port to a role's gate. If `gate` is None, stop; end connections that a dead node leaves open."""
 
         def change() -> None:
             for writer in old.connections if (old := self._gates[port].pop(role, None)) else ():

@@ -16,7 +16,7 @@ from hone.client import ServerUnavailable
 from hone.errors import Halt
 
 SECONDS, LOOK_SECONDS = 600.0, 20.0
-"""Seconds that a node may take to get a version, and to say if it has one."""
+"""Seconds that a node may take to get a version of the weights, and to say if it has that version."""
 
 
 class Carrier:

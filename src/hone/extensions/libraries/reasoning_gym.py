@@ -3,9 +3,9 @@
     hone eval reasoning-gym:leg_counting -m hone/tiny -n 20 -a '{"min_animals": 2}'
 
 An answer in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`) is worth 0.1, plus 0.9 times the score of
-reasoning-gym's `score_answer`, partial credit included; it is correct if that score is 1. Row i is reasoning-gym's row
-i of its seed. A tenth of the questions, by content, is held out for evaluation whatever the seed. Rows are made and
-scored in a separate process, under a limit of processor time.
+reasoning-gym's `score_answer`, partial credit included; it is correct if that score is 1. Row i is row i of
+reasoning-gym's data set for the seed. A tenth of the questions, by their hash, is held out for evaluation; no seed
+changes it. Rows are made and scored in a separate process, under a limit of processor time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STRIDE = 1_000_000
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
-"""Processor time for scoring an answer and for making a row; clock time for each."""
+"""Seconds of processor time to score an answer and to make a row; seconds by the clock for either."""
 
 EVALUATES = (
     "its score evaluates the answer as Python code (eval, or sympy's parse_expr), and hone evaluates nothing that a "

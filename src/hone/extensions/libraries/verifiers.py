@@ -203,8 +203,8 @@ def load(
 
     `correctness` names the reward function that decides if an answer is right (≥ 1), by default the function of largest
     weight. `held_out` is the share of prompts for evaluation. `max_tasks` limits an endless taskset. verifiers makes
-    the rollouts, within `agent_limits`, if text alone can't be scored or with `env`: config of an environment of
-    verifiers (`{}`: the taskset's). UserError without verifiers, and for a refused taskset.
+    the rollouts, within `agent_limits`, if text alone can't be scored or `env` is given: the config of an environment
+    of verifiers (`{}`: the taskset's). UserError without verifiers, and for a refused taskset.
     """
     env_id = f"verifiers:{name}"
     if not 0 < held_out < 1:

@@ -56,7 +56,7 @@ class Driver:
             return self._process
 
     async def episode(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Return an episode's `verifiers_driver.summary`. Raises ProgramFailed if that is lost."""
+        """Return an episode's `verifiers_driver.summary`. Raises ProgramFailed if the episode is lost."""
         try:
             process = await asyncio.to_thread(self.start)
         except UserError as error:
@@ -127,7 +127,7 @@ class DriverProcess:
             future.set_result(found)
 
     def confirms_cancels(self) -> bool:
-        """Return True if the process confirms all cancelled episodes soon."""
+        """Return True if the process confirms all cancelled episodes in time."""
         return all(event.wait(CONFIRM_SECONDS) for event in list(self._given_up.values()))
 
     def kill(self) -> None:

@@ -25,7 +25,7 @@ def start(
 
     - `["describe"]`: {"sources": digests} with {"weights": by reward function} or, if text alone can't be scored,
       {"env": the config of the environment that verifiers runs}; or {"refused": why};
-    - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. Scoring text has no network after it;
+    - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. After that, text is scored offline;
     - `["row", index]`: {"prompt": messages, "answer": text, "key": the task's own key}; null if there are no tasks yet;
     - `["score", index, text, stop_reason]`: {reward function: its score}; null if there are no tasks yet.
     """
@@ -203,7 +203,7 @@ def _docker_answers() -> bool:
 
 
 def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) -> None:
-    """Raise TasksetRefused if the task needs more than text or, if `episodes`, than local agents (`here`) have."""
+    """Raise TasksetRefused if the task needs more than text or, if `episodes`, than agents in `here` have."""
     problem = problem_of(task.data)
     if episodes and here:
         data = task.data

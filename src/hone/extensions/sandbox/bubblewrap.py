@@ -168,7 +168,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return an unused user id for sandbox `number`, from the last quarter; nobody's if ids are few."""
+    """Return an unused user id for sandbox `number`, from the last quarter of ids; nobody's if ids are few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY

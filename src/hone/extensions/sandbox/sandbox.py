@@ -48,7 +48,7 @@ NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
 """Process and threads of `main.py` itself."""
 INTERVAL = 0.05
-"""Seconds between checks of a tree's usage."""
+"""Seconds between checks of a process tree's usage."""
 GONE_SECONDS = 10.0
 """Time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
@@ -59,12 +59,12 @@ _INODES = 16384
 """Most files and folders in the scratch folder: no other limit counts the kernel's memory for them."""
 _SOURCE = Path(__file__).with_name("main.py").read_text(encoding="utf-8")
 _ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
-"""For personality(2)."""
+"""Arguments of personality(2)."""
 _TICK = os.sysconf("SC_CLK_TCK")
 _RESIDENT = (b"RssAnon", b"RssShmem", b"VmSwap")
 _PROPORTIONAL = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 _KERNEL_KNOWS_CHILDREN = os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children")
-"""All large distributions have it (CONFIG_PROC_CHILDREN); other kernels may not."""
+"""Kernels of all large distributions have this file (CONFIG_PROC_CHILDREN); others may not."""
 _works: dict[tuple[str, tuple[str, ...], int], Place] = {}
 """Places that worked before, by bubblewrap, packages and user."""
 _warned = threading.Event()
@@ -76,7 +76,7 @@ class Limits:
     """Limits of one call, over all of its processes."""
 
     cpu_seconds: float = 5
-    """Processor time; a single process gets whole seconds, rounded up."""
+    """Processor time of all processes; a single one may use whole seconds, rounded up."""
     clock_seconds: float = 15
     memory_mib: int = 512
     """Also the address space of each process."""

@@ -14,7 +14,7 @@ from hone.errors import UserError
 
 class TeacherConfig(AskedConfig):
     """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
-    towards it. It has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
+    towards it. The teacher has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
 
     place = "teacher"
 

@@ -1,4 +1,4 @@
-"""The trainer's checks before a session: does it fit the orchestrator's run?"""
+"""The trainer's checks before a session: its config and checkpoint must fit the orchestrator's run."""
 
 from __future__ import annotations
 

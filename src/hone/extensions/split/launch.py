@@ -37,11 +37,11 @@ PATIENCE = 10.0
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TOGETHER = 60.0
-"""Servers killed by signals, or lost with their node, within these seconds count as one restart."""
+"""Seconds within which several servers that were killed or lost count as one restart."""
 _LETTING_GO = 30.0
 """Seconds that a dead server's port may stay in use."""
 _FOLLOWING = 2.0
-"""Seconds to wait for other processes' errors after the first has ended."""
+"""Seconds to wait for other processes' errors after the first process has ended."""
 _AT_ONCE = 3.0
 """Seconds for the orchestrator to record the interruption after a second Ctrl-C."""
 _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -50,7 +50,7 @@ _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTER
 
 @dataclass(frozen=True)
 class Role:
-    """A role's command; `first` are further arguments at the start, `again` at restarts. `port`: a local server's."""
+    """A role's command, with arguments `first` at the start and `again` at restarts; `port` for a local server."""
 
     name: str
     command: Sequence[str]
@@ -62,7 +62,7 @@ class Role:
 
 
 class Stop:
-    """While entered, only records signals that end a run. `first` is the first signal. Main thread only."""
+    """While entered, records signals instead of ending. `first` is the first signal. Main thread only."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -183,7 +183,7 @@ class Launch:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def _look_at_run(self) -> None:
-        """Once run.json names the orchestrator, restarts are recorded. The first time, move logs and call `opened`."""
+        """If run.json names the orchestrator, restarts are recorded: forget them. The first time, call `opened`."""
         if self._is_open and not self._unnoted:
             return
         from hone.runs.view import PROCESS_LOGS, run_info  # loads packages, which the start does without
@@ -201,7 +201,7 @@ class Launch:
                 self.opened()
 
     def _judge(self, dead: list[Child]) -> int | None:
-        """Handle deaths: return the run's exit code, raise UserError, or restart roles (None)."""
+        """Handle deaths: return the run's exit code, raise UserError, or restart roles and return None."""
         code, stopping = self._driver.code, self._stop.first
         if code is not None and (stopping or code in _FINISHED):
             return code if code >= 0 else 128 + (stopping or 0)
@@ -245,7 +245,7 @@ class Launch:
         return min(dead, key=lambda child: (child.code != 2, (child.code or 0) >= 0))
 
     def _not_begun(self, culprit: Child) -> int:
-        """Raise UserError with the reason of a failed start; return 2 if the orchestrator has printed its reason."""
+        """Raise UserError with the reason of a failed start; return 2 if the orchestrator has printed it."""
         if culprit.code != 2:
             when = "while it loaded" if serves(culprit.role) else "before the run began"
             raise UserError(f"{culprit.name} {culprit.cause} {when}; its log: {self._logs[culprit.role].path}")

@@ -26,7 +26,7 @@ def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> 
     """Place servers on the first GPUs, with `each` GPUs a server, and the trainer's ranks on the last GPUs.
 
     If GPUs are too few, a single server of one GPU shares it with the trainer. Without GPUs the tuples are empty.
-    UserError if ranks (NCCL refuses that), several servers, or a server of several GPUs would share one.
+    UserError if ranks (NCCL refuses that), several servers, or a server of several GPUs would share a GPU.
     """
     wanted = servers * each
     if gpus and wanted > 1 and wanted + ranks > len(gpus):

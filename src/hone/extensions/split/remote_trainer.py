@@ -50,14 +50,14 @@ class Published:
 
 
 class _Closed(Exception):
-    """Ends `_publish_all`."""
+    """Raised to end `_publish_all`."""
 
 
 class RemoteTrainer(Updates):
     """`Updates` by a trainer in other processes; the first `take` returns the version that `session` begins with.
 
     `alive` runs at every check while waiting, and may raise. After `saver.stop` abandons a step, or a server fails,
-    servers get no more weights, but later versions of the trainer are still returned. The trainer writes its part of
+    servers get no more weights, but `take` still returns later versions of the trainer. The trainer writes its part of
     the checkpoints that `saver` wants. If `holds(version)`, the servers keep this version until `release`, so that it
     alone is evaluated.
     """
@@ -81,7 +81,7 @@ class RemoteTrainer(Updates):
         self.retained: int | None = None
         """The version that is being saved: keep its weights."""
         self.published: Published | None = None
-        """What `version` is."""
+        """Result of publishing `version`."""
         self._released = session.start - 1
         self._served = session.start
         """The servers' version: its files are mapped, and must not be overwritten."""
@@ -111,7 +111,7 @@ class RemoteTrainer(Updates):
         return not self._done.empty()
 
     def take(self) -> Update:
-        """Return the next update, once the servers have it."""
+        """Return the next update, once the servers have its weights."""
         began, weights = time.perf_counter(), self._weights
         with self.run.phase("wait"):
             published = self._collect()
@@ -127,7 +127,7 @@ class RemoteTrainer(Updates):
         return Update(result.metrics, weights, timings, tokens)
 
     def publish(self, version: int) -> Gap | None:
-        """Return the largest gap of all servers; None if none can score given tokens."""
+        """Return the largest gap of all servers; None if no server can score given tokens."""
         self._note_servers()
         published = self.published
         assert published is not None and published.result.version == version
@@ -213,7 +213,7 @@ class RemoteTrainer(Updates):
             return published
 
     def _interrupt(self) -> None:
-        """Raise, to end a wait, if the trainer is gone or, in the thread, the session is closed."""
+        """End a wait by an exception if the trainer is gone or, in the thread, if the session is closed."""
         if not self._closed:
             self.alive()
         elif threading.current_thread() is self._thread:

@@ -31,7 +31,7 @@ SAY_AFTER = 60.0
 
 
 class TrainerLoop:
-    """Serves sessions until a run has ended. `trainer.start` loads the initial model."""
+    """Serves sessions until a run has ended. `trainer.start` begins with the initial model."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class TrainerLoop:
         self.transport.put_result(Result(version, metrics, self.trainer.fingerprint(), scores, seconds, saved, arrays))
 
     def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
-        """Write the trainer's part of a checkpoint. Raises UserError if that fails on the disk.
+        """Write the trainer's part of a checkpoint. Raises UserError if it can't be written.
 
         Returns False if the folder is gone: a restarted orchestrator removes unfinished parts.
         """

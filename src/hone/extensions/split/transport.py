@@ -1,6 +1,6 @@
 """Messages between the processes of a run in mode split, through a shared folder. Needs no torch.
 
-    TRANSPORT/session.npz                             the current session; its folders' names have its id
+    TRANSPORT/session.npz                             the current session; names of its folders have its id
     TRANSPORT/hello.npz                               the current trainer
     TRANSPORT/session-<id>/order_N.npz                written by put, removed by order
     TRANSPORT/session-<id>/result_N.npz               written by put_result, removed by result
@@ -59,8 +59,8 @@ class Session:
     `start` is the first version: the version in `checkpoint` (a folder with the trainer's part), or 0, the initial
     model. `shared` are keys and values that must be equal in both roles. `temperature` is the rollouts' temperature.
     Every result has the logprobs of the token ids in `canary`. Rollouts may be `lag` versions old (`max_async_level`).
-    `memory` is a folder in memory for weights. If the KL is in the reward, the trainer computes advantages, with
-    `rollouts` a prompt and the section `advantage`.
+    `memory` is a folder in memory for weights. If the KL is in the reward, the trainer computes advantages, of
+    `rollouts` a prompt, as the section `advantage` says.
     """
 
     id: str
@@ -113,7 +113,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Result:
-    """The weights of `version` are written. A session's first result has its `start`, without metrics.
+    """Reports that the weights of `version` are written. A session's first result is for its `start`, without metrics.
 
     `canary` are logprobs of the session's canary tokens except the first, at the session's temperature. `seconds` by
     activity: "train", "wait" (idle, before the order), "publish", "save". `saved`: the order's `save` is written.
@@ -228,7 +228,7 @@ class FileTransport:
         """Remove the weights of `version` and of older versions, except `retained`.
 
         In memory one folder becomes `spare`: the next version overwrites its files. The caller guarantees that no
-        server reads these.
+        server reads these files.
         """
         for folder in self._weight_folders:
             for name in names(folder):
@@ -257,7 +257,7 @@ class FileTransport:
             self._write(self.path / HELLO, hello)
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
-        """Return the current session if its id isn't `other_than`; if `wait` is false, None if there is none.
+        """Wait for a session with an id other than `other_than`; return it. If `wait` is false, None if there is none.
 
         The trainer's other methods use this session.
         """
@@ -318,7 +318,7 @@ class FileTransport:
     # Both ends
 
     def _read(self, path: Path, kind: type[Record], take: bool = False) -> Record | None:
-        """Read a record; if `take` is true, remove its file. None if that is missing or incomplete."""
+        """Read a record; if `take` is true, remove its file. None if the file is missing or incomplete."""
         if path.name not in names(path.parent):
             return None
         try:

@@ -113,7 +113,7 @@ class VllmServer:
 
     @property
     def described(self) -> str:
-        """Describe what samples: `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
+        """Describe the sampler: `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
         gpu = "cuda" if self.device == "auto" else self.device
         device = f"cpu, {self.threads} thread{'' if self.threads == 1 else 's'}" if self.installed.cpu else gpu
         return f"vLLM {self.installed.version}, dtype {self.dtype}, {device}"

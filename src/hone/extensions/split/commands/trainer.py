@@ -39,7 +39,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(config: TrainerRole) -> int:
-    """Train until the run is done, then return 0. SIGTERM and Ctrl-C end this at once (143, 130), without saving.
+    """Train until the run is done, then return 0. SIGTERM and Ctrl-C end it at once (143, 130), without saving.
 
     Under torchrun every rank runs this; only rank 0 uses the transport.
     """
