@@ -18,8 +18,7 @@ MOST_REWARDS = 64
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Limits of a rollout: `max_tokens` of all calls (None: no limit), `timeout` in seconds; `concurrency` of
-    rollouts."""
+    """Limits of a rollout: `max_tokens` of all calls (None: any), `timeout` in seconds; `concurrency` of rollouts."""
 
     max_calls: int = 64
     max_tokens: int | None = None

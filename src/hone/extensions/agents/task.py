@@ -47,7 +47,7 @@ class AgentTask(AgentEnv, FunctionTask):
     def check_rollouts(self) -> None:
         if self.command is None:
             if self.agent_env:
-                raise UserError("agent_env is for agent_command: a function runs in hone's process")
+                raise UserError("agent_env is for agent_command only: leave it out")
             return
         if missing := [name for name in self.agent_env if name not in os.environ]:
             raise UserError(f"agent_env names {missing[0]}, which is not set: set it, or leave it out")

@@ -362,4 +362,4 @@ def check_versions(facts: Mapping[str, Any]) -> None:
     other = [f"{name} {facts[name]}" for name, version in versions().items() if facts[name] != version]
     if other:
         here = ", ".join(f"{name} {value}" for name, value in versions().items())
-        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {here}: install the same there")
+        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {here}: install these there")

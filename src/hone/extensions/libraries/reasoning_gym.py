@@ -48,16 +48,16 @@ EVALUATES = (
     "model wrote"
 )
 UNKNOWN = "it gives no answer that its own score accepts, so nothing shows that the score is right"
-OWN = "; hone's own task `countdown` reads expressions by a grammar"
+OWN = "; use hone's task `countdown`, which parses expressions"
 
 _BY_REASON = {
     EVALUATES: "binary_matrix intermediate_integration n_queens polynomial_multiplication simple_integration "
     "spiral_matrix string_insertion",
     EVALUATES + OWN: "countdown puzzle24",
     UNKNOWN: "boxnet graph_color propositional_logic rubiks_cube rush_hour",
-    "its score takes nan for right": "complex_arithmetic",
+    "its score accepts nan": "complex_arithmetic",
     "it mixes other tasks; take them one by one": "composite",
-    "its score takes any text for right": "game_of_life_halting",
+    "its score accepts any text": "game_of_life_halting",
     "it draws from Python's global random state, so that no seed makes the same rows again": "list_functions",
     "its score fails on any answer that is not a product of numbers, instead of giving it 0": "prime_factorization",
 }

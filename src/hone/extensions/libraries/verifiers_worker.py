@@ -211,7 +211,7 @@ def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) 
         needs = {"image": data.image, "agent_user": getattr(data, "agent_user", None), "network policy": policy}
         if (name := next((name for name, value in needs.items() if value), None)) is not None:
             raise TasksetRefused(
-                f"is refused: task {index} has its own {name}, which takes a container; with docker installed, give "
+                f"is refused: task {index} has its own {name}, which needs a container; with docker installed, give "
                 f'its {here[0]} one: "env": {{"{here[0]}": {{"runtime": {{"type": "docker"}}}}}}'
             )
     if problem is not None and not episodes:

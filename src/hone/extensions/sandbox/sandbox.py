@@ -92,7 +92,7 @@ class Limits:
             if not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise UserError(f"the sandbox's limit {name} is {value!r}: give a positive number")
         if self.memory_mib < 64:
-            raise UserError(f"the sandbox's limit memory_mib is {self.memory_mib}: the interpreter needs 64")
+            raise UserError(f"the sandbox's limit memory_mib is {self.memory_mib}: give at least 64")
 
 
 PROBE = Limits(cpu_seconds=30, clock_seconds=30, memory_mib=2048, processes=4, scratch_mib=1)

@@ -53,7 +53,7 @@ class RLKeys(BaseConfig):
             )
         if orch.refill is not None:
             raise UserError(
-                "with a teacher groups of equal rewards teach something too, so orchestrator.refill has nothing to "
+                "a teacher makes groups of equal rewards teach something too, so orchestrator.refill has nothing to "
                 "replace: leave it out"
             )
         if self.trainer.loss.type == "gspo":

@@ -40,7 +40,7 @@ def check_agreement(config: RLConfig, session: Session, place: str) -> None:
         if ours != theirs:
             raise UserError(
                 f"{key} is {ours} in {place}, but {theirs} in the orchestrator's "
-                f"({Path(session.output_dir) / CONFIG}): start both with one value, in both files or by "
+                f"({Path(session.output_dir) / CONFIG}): set the same value in both files, or by "
                 f"--{key.replace('_', '-')}"
             )
 

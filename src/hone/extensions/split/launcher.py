@@ -169,7 +169,7 @@ def introduction(config: RLConfig, children: Sequence[Child]) -> str:
     machines = machines_of(config)
     place = machines.place if machines else "this machine"
     lines = [f"RL in {len(children)} processes on {place}, into {folder}"]
-    lines += [f"    inference     the server that is up at {url}" for url in urls]
+    lines += [f"    inference     the running server at {url}" for url in urls]
     for role in dict.fromkeys(child.role for child in children):
         pids = " ".join(str(child.pid) for child in children if child.role == role)
         where = machines.process_place if machines and pids.startswith("0") else f"pid {pids}"

@@ -32,7 +32,7 @@ def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> 
     if gpus and wanted > 1 and wanted + ranks > len(gpus):
         raise UserError(
             f"inference.replicas = {servers} of {each} GPU{'' if each == 1 else 's'} and trainer.ranks = {ranks} need "
-            f"{wanted + ranks} GPUs, but there {'is' if len(gpus) == 1 else 'are'} {len(gpus)} here: lower a number"
+            f"{wanted + ranks} GPUs, but there {'is' if len(gpus) == 1 else 'are'} {len(gpus)}: lower replicas or ranks"
         )
     if gpus and ranks > len(gpus):
         raise UserError(

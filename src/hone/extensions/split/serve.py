@@ -104,7 +104,7 @@ class TrainerLoop:
         self._publish(session, metrics, seconds, order.save, tokens)
         loss = f"loss {metrics['loss']:.4g}" if "loss" in metrics else "no signal, weights unchanged"
         trained = f"{order.tokens:,} tokens in {seconds['train']:.2f} s"
-        self.say(f"step {order.step}: {trained}, waited {waited:.2f} s for it, {loss}")
+        self.say(f"step {order.step}: {trained}, waited {waited:.2f} s for the batch, {loss}")
 
     def _end(self, order: Order, waited: float) -> None:
         seconds, version = {"wait": waited}, self.trainer.version

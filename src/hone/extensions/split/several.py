@@ -82,7 +82,7 @@ class SeveralProcesses:
         self.servers, self._absent = self._reach(config, rl.renderer)
         self.backend: str | None = self.servers[0].backend
         if any(server.backend != self.backend for server in self.servers):
-            raise UserError(f"{' and '.join(s.name for s in self.servers)} are of different kinds: use one kind")
+            raise UserError(f"{' and '.join(s.name for s in self.servers)} are different kinds of server: use one kind")
         if not self.servers[0].is_hone:
             config.refuse_cuts(sampler_name(self.servers[0].backend))
         is_initial = rl.source == config.model.name

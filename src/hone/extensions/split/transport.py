@@ -383,7 +383,7 @@ class FileTransport:
 
     def _check_ours(self) -> None:
         if self._replaced():
-            raise UserError(f"another run has begun to use {self.path}: give each run a folder with --transport.path")
+            raise UserError(f"another run has begun to use {self.path}: give every run its own --transport.path")
 
     def _check_hello(self) -> None:
         """Write this trainer's hello again if an older run removed it. UserError if another trainer's is there."""

@@ -114,7 +114,7 @@ class UpdateWeights:
                     await engine.wake_up(["kv_cache"])
                     self.asleep = False
             except Exception as error:
-                self.broken = f"an update of the weights failed ({error}): update them again, or start the server anew"
+                self.broken = f"an update of the weights failed ({error}): update them again, or restart the server"
                 await engine.pause_generation(mode="abort")
                 return 500, _error(self.broken)
             finally:
@@ -206,7 +206,7 @@ def check_weights(folder: Path, config: Any) -> None:
     for name in sorted(wanted.keys() | there.keys()):
         if there.get(name) != wanted.get(name):
             ours = wanted.get(name)
-            raise ValueError(f"{folder} is another model: {name} has shape {there.get(name)}, the served one's {ours}")
+            raise ValueError(f"{folder} is another model: {name} has shape {there.get(name)}, not {ours}")
 
 
 def check_adapter(folder: Path) -> None:
@@ -232,7 +232,7 @@ def finite_shapes(folder: Path) -> dict[str, list[int]]:
                     there[name] = tensors.get_slice(name).get_shape()
                     value = tensors.get_tensor(name)
                     if not value.sum().isfinite() and (count := int((~value.isfinite()).sum())):
-                        raise ValueError(f"{folder} is not taken: {count} values of {name} are not finite")
+                        raise ValueError(f"{folder} is refused: {count} values of {name} are not finite")
         except SafetensorError as error:
             raise ValueError(f"{file} cannot be read ({error}): save it again") from None
     return there
