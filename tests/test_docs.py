@@ -47,7 +47,7 @@ RUN = (ROOT / "README.md", DOCS / "index.md", REWARDS, REPRODUCIBILITY, ALGORITH
 PRINTING = (REWARDS,)
 """Pages whose Python is run where it prints: `print(…)  # what it prints`. The sandbox's has a test beside it."""
 OTHER_PROGRAMS = ("make", "pytest", "export", "source", "bash", "hf", "torchrun", "pip", ".venv/bin/pytest")
-OTHER_PROGRAMS += ("rsync", "modal")
+OTHER_PROGRAMS += ("rsync", "modal", "mkdir", "cd")
 NOT_RUN = {"quickstart", "doctor", "gsm8k", "--wandb.project", "--trackio.project", "--on", "--template", "study"}
 NOT_RUN |= {"inference", "--teacher.base-url", "chat", "outputs/quickstart", "--data.run"}
 NOT_RUN |= {"outputs/strict", "outputs/strict/config.toml"}
@@ -310,11 +310,12 @@ def test_the_rollout_of_the_page_is_recorded_whole_and_verified(here: Path, tiny
     assert [message["content"] for message in scripted.messages] == ["ANSWER: 0+0?", "a"] and scripted.failure is None
 
 
-def test_the_commands_that_init_env_prints_are_those_of_the_page(here: Path, capfd):
-    for folder in ("examples", "my_task"):
-        shutil.rmtree(folder)
+def test_the_commands_that_init_env_prints_are_those_of_the_page(here: Path, capfd, monkeypatch):
     section = TASKS.read_text().split("## Write your own")[1]
-    shown = [shlex.split(line, comments=True) for line in FENCE.findall(section)[0][1].splitlines()]
+    first, *shown, last = [shlex.split(line, comments=True) for line in FENCE.findall(section)[0][1].splitlines()]
+    assert (first, last) == (["mkdir", "mine", "&&", "cd", "mine"], ["cd", ".."])
+    Path("mine").mkdir()
+    monkeypatch.chdir("mine")
     assert main(shown[0][1:]) == 0
     printed = capfd.readouterr().out.splitlines()[1:5]
     assert [shlex.split(line.removeprefix("next: "), comments=True) for line in printed] == shown[1:]

@@ -409,9 +409,9 @@ def test_a_command_gets_a_stated_environment(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "is a list of names"),
-        ("PATH", "is a list of names"),
-        (["sk-0123"], "is a list of names"),
+        ([], "be a list of names"),
+        ("PATH", "be a list of names"),
+        (["sk-0123"], "be a list of names"),
         (["OPENAI_API_KEY"], "OPENAI_API_KEY, which hone sets"),
         (["NOT_SET_HERE"], "names NOT_SET_HERE, which is not set"),
     ],

@@ -114,7 +114,7 @@ def test_a_trainer_without_room_says_so_and_can_be_called_off(nodes, begin):
     cluster = nodes(2)
     run = begin("--inference.port", free_ports(1), "--cluster.address", cluster.address, "--cluster.cpus", 9)
     run.says("trainer waits for 9 cores free on this machine (")
-    assert "no node that it may be on has 9 cores; the most that one of them has are 2 cores" in run.output
+    assert "no node allowed for it has 9 cores; the most on one node are 2 cores" in run.output
     run.process.send_signal(signal.SIGINT)
     assert run.ended() == 128 + signal.SIGINT and "Stopped before the run began." in run.output
 

@@ -20,7 +20,7 @@ RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "reasoning_gym
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        ("reasoning-gym:countdown", "evaluates the answer as Python code.*hone's own task `countdown`"),
+        ("reasoning-gym:countdown", "evaluates the answer as Python code.*hone's task `countdown`"),
         ("reasoning_gym:rush-hour", "is refused: it gives no answer that its own score accepts"),
         ("reasoning-gym:leg_count", "did you mean .*leg_counting"),
         ("verifiers-v0:guessing", "no longer runs environments of verifiers v0; .*verifiers:TASKSET"),

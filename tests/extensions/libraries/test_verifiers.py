@@ -147,7 +147,7 @@ REWARD = """@vf.reward
 IMAGE = '[vf.UserMessage(content=[{"type": "image_url", "image_url": {"url": "data:,"}}])]'
 REFUSED = {
     "container": (REWARD + "NEEDS_CONTAINER = True", 'prompt="1"', "need a container"),
-    "user": (REWARD, 'prompt="1", agent_user="nobody"', "its own agent_user, which takes a container"),
+    "user": (REWARD, 'prompt="1", agent_user="nobody"', "its own agent_user, which needs a container"),
     "image": (REWARD, f"prompt={IMAGE}", "more than text"),
     "rewardless": ("pass", 'prompt="1"', "no reward function"),
 }

@@ -119,5 +119,5 @@ def test_limits_are_checked() -> None:
         Limits(processes=0)
     with pytest.raises(UserError, match="limit cpu_seconds is inf: give a positive number"):
         Limits(cpu_seconds=float("inf"))
-    with pytest.raises(UserError, match="memory_mib is 32: the interpreter needs 64"):
+    with pytest.raises(UserError, match="memory_mib is 32: give at least 64"):
         Limits(memory_mib=32)

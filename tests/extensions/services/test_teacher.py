@@ -106,7 +106,7 @@ def test_who_is_no_teacher_is_refused_in_one_sentence(monkeypatch):
         for renderer in (other, later):
             assert "serves hone/tiny, which has another tokenizer than the policy" in error(url, renderer=renderer)
         shown = error(url, vocab=VOCAB_SIZE + 1)
-        assert f"may sample ids up to {VOCAB_SIZE}, and the teacher hone/tiny does not take that one" in shown
+        assert f"may sample ids up to {VOCAB_SIZE}, but the teacher hone/tiny refuses that id" in shown
         assert "has room for 2048 tokens, and needs 2049: lower seq_len" in error(url, seq_len=2049)
         assert "serves hone/tiny: name the teacher among these by --teacher.model" in error(url, model="big")
     assert "start the teacher there with `inference --model.name TEACHER`" in error(url)

@@ -152,7 +152,7 @@ class Run(Command):
 
     def pids(self, role: str) -> list[int]:
         """The processes of a role, in the order of their ranks."""
-        self.says("To end all of them")
+        self.says("To save and end all")
         return sorted(pid for pid, command in alive(self.mark).items() if f" hone.cli {role} @ " in command)
 
     def hold(self, at: int = HELD_AT) -> None:

@@ -38,7 +38,7 @@ def test_each_of_several_servers_has_its_own_gpus():
     assert (place.inference, place.trainer) == ((("0", "1"), ("2", "3"), ("4", "5")), ("6", "7"))
     assert placed([], 1, servers=2).inference == ((), ())
     with pytest.raises(
-        UserError, match=r"inference.replicas = 3 of 2 GPUs and trainer.ranks = 3 take 9 GPUs, and ther"
+        UserError, match=r"inference.replicas = 3 of 2 GPUs and trainer.ranks = 3 need 9 GPUs, but ther"
     ):
         placed(gpus, 3, servers=3, each=2)
 

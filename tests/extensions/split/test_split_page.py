@@ -79,7 +79,7 @@ def test_tmux_shows_three_panes_that_follow_the_logs(place: Path, tmp_path: Path
         titles = shown("tmux", "list-panes", "-t", "hone:RL", "-F", "#{pane_title}").split()
         assert titles == ["Trainer", "Orchestrator", "Inference"]
         capture = ("capture-pane", "-p", "-J", "-t")
-        for pane, expected in enumerate(("Done: the run has come to version", "Done: 16 steps", "Stopped.")):
+        for pane, expected in enumerate(("Done: the run has reached version", "Done: 16 steps", "Stopped.")):
             until(lambda pane=pane, text=expected: text in shown("tmux", *capture, f"hone:RL.{pane}"))
         assert shown(*tmux, "-d", "-s", "other").startswith("Session other")
     finally:

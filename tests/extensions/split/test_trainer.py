@@ -70,7 +70,7 @@ def test_the_updates_are_those_of_the_colocated_run_to_the_bit(orchestrator, rl_
     assert not orchestrator.transport.path.exists()
     shown = capsys.readouterr().out
     assert "Trainer: model (" in shown and f"Waiting for the orchestrator at {tmp_path}/transport" in shown
-    assert "step 5: " in shown and "Done: the run has come to version 6." in shown
+    assert "step 5: " in shown and "Done: the run has reached version 6." in shown
 
 
 def scores(model) -> list[float]:

@@ -203,7 +203,7 @@ def test_it_can_be_a_teacher(server):
     config, size = TeacherConfig(base_url=vllm.url), model.config.vocab_size
     with pytest.raises(UserError, match="has room for 128 tokens, and needs 129"):
         Teacher.connect(config, renderer, size, 128)
-    with pytest.raises(UserError, match=f"ids up to {size}, and the teacher .* does not take that one"):
+    with pytest.raises(UserError, match=f"ids up to {size}, but the teacher .* refuses that id"):
         Teacher.connect(config, renderer, size + 1, 64)
     other = load_renderer(folder / "v0")
     other.tokenizer.add_tokens(["cafe"])

@@ -1,7 +1,7 @@
-"""Calls of the model by a program, and their answers.
+"""A program's calls of the model, and their answers.
 
 Calls are requests in OpenAI's form (`hone.extensions.agents.host`). They are sampled with the run's settings and
-separate keys, within limits of a rollout.
+separate keys, within a rollout's limits.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Reply = tuple[str, Message, str, dict[str, int]]
 
 
 class ModelCalls:
-    """The calls of one rollout's program, and their limits. Used on the driver's loop."""
+    """One rollout's calls and limits. Used on the driver's event loop."""
 
     largest_body = MAX_BODY
-    """Bytes of a call."""
+    """Most bytes a call."""
 
     def __init__(self, model: Model, limits: AgentLimits) -> None:
         self.model, self.limits = model, limits
@@ -53,15 +53,15 @@ class ModelCalls:
         return self._host.client(self.api_key)
 
     async def begin(self, body: ChatRequest, session: str, again: bool) -> Coroutine[Any, Any, Reply]:
-        """Begin a call, or find a repeated one (`again`); return an awaitable answer. Raises ApiError."""
+        """Begin a call or, if `again`, find its first try; return an awaitable answer. Raises ApiError."""
         raise NotImplementedError
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout: leave out the calls of these sessions, and return the number of other answered calls."""
+        """End the rollout: drop the calls of sessions in `untrained`, and return the number of answered calls left."""
         raise NotImplementedError
 
     def check_open(self) -> None:
-        """Raise ApiError if the rollout takes no more calls. Refused calls count."""
+        """Raise ApiError if the rollout takes no more calls. Refused calls count, too."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
         asked = self.model.asked
@@ -91,7 +91,7 @@ class ModelCalls:
 
 
 class ProgramCalls(ModelCalls):
-    """The calls of one program, sampled as ids."""
+    """One program's calls, sampled as token ids."""
 
     def __init__(self, model: IdsModel, limits: AgentLimits) -> None:
         super().__init__(model, limits)
@@ -161,7 +161,7 @@ class ProgramCalls(ModelCalls):
                 call.parent.continued = False
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout; unanswered calls get a 410 and are dropped, and so are untrained ones."""
+        """End the rollout: unanswered calls get a 410; drop these and calls in `untrained`."""
         self.closed = True
         for call in [call for call in self.model.calls if call.turn is None]:
             if not call.future.done():

@@ -1,4 +1,4 @@
-"""Tasks with rollouts of a program: it calls the model any number of times, and gives the reward.
+"""Tasks where a program makes the rollouts: it calls the model any number of times, and gives the reward.
 
     async def agent(client: AsyncOpenAI, example: Example) -> float | dict[str, float]: ...
 
@@ -31,15 +31,15 @@ PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
 
 class AgentEnv(SingleTurnEnv):
-    """An environment with rollouts of `run` (an async function of a client and an example), `command` (a command line),
-    or an overridden `program`, which calls the model and gives the reward.
+    """An environment where a program makes the rollouts: it calls the model and gives the reward. The program is `run`
+    (an async function of a client and an example), `command` (a command line) or an overridden `program`.
     """
 
     run: Callable[..., Any] | None = None
     command: str | None = None
     agent_limits: AgentLimits
     agent_env: tuple[str, ...] = ()
-    """Variables that `command` gets beside `PASSED_ON`."""
+    """Variables for `command` besides `PASSED_ON`."""
     patience = 0.02
     why_not_graded = REWARDED_BY_PROGRAM
 

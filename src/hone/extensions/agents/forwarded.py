@@ -1,4 +1,4 @@
-"""Calls of a program of the model behind a URL: they are passed on to its server, one by one."""
+"""A program's calls of a model behind a URL: they are passed on to its server, one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ForwardedCalls(ModelCalls):
-    """The calls of one program. Used on the driver's loop."""
+    """One program's calls. Used on the driver's event loop."""
 
     model: TextModel
 

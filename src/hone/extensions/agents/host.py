@@ -1,4 +1,4 @@
-"""The OpenAI-compatible endpoint that the programs of a batch of rollouts call, on the driver's loop.
+"""The OpenAI-compatible endpoint for programs of a batch of rollouts, on the driver's event loop.
 
 A client in this process needs no socket; a command reaches it on 127.0.0.1.
 """

@@ -39,11 +39,11 @@ POLL_SECONDS = 0.02
 MAX_OUTPUT = 64 * 2**20
 """Bytes that a command may print, or write to its standard error."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
-"""Rewards of a program that failed because of a call beyond a limit, which the model used up."""
+"""Rewards of a program that failed after a call beyond a limit that the model had used up."""
 
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
-    """Run the program of a rollout and note its end. A failure costs only this rollout."""
+    """Run a rollout's program and return the rollout. A failure costs only this rollout."""
     calls = calls_of(model, env.agent_limits)
     rewarded, failure = Rewarded({}), None
     program = asyncio.create_task(_guarded(env, calls, example))

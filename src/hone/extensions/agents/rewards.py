@@ -18,7 +18,7 @@ MOST_REWARDS = 64
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Limits of one rollout (`max_tokens` in all calls, None: any; `timeout` in seconds), and rollouts at a time."""
+    """Limits of a rollout: `max_tokens` of all calls (None: any), `timeout` in seconds; `concurrency` of rollouts."""
 
     max_calls: int = 64
     max_tokens: int | None = None
@@ -43,7 +43,7 @@ class AgentLimits:
 
     @classmethod
     def of(cls, limits: Any) -> AgentLimits:
-        """Return the limits of a config's `agent_limits`. Raises UserError for wrong ones."""
+        """Return the limits of a config's `agent_limits`. Raises UserError if wrong."""
         known = cls.__dataclass_fields__
         if limits is not None and not (isinstance(limits, Mapping) and limits.keys() <= known.keys()):
             raise UserError(f"agent_limits is {limits!r}; its keys are {', '.join(known)}")
@@ -54,9 +54,9 @@ class AgentLimits:
 class Rewarded:
     """A rollout's scores by name, and their weights (by default 1).
 
-    `right` says if its answer is; by default it is if the first score is at least 1. Calls under a session id in
-    `untrained` are not trained. `gave_up`: the program failed at a limit that the model used up. `calls` are the
-    rewards of its calls, in order; None: they share the rollout's.
+    `right`: the answer is right; by default, if the first score is at least 1. Calls with a session id in `untrained`
+    are not trained. `gave_up`: the program failed at a limit that the model used up. `calls` are rewards of the calls,
+    in order; None: all calls share the rollout's reward.
     """
 
     scores: Mapping[str, float]
@@ -71,7 +71,7 @@ class Rewarded:
         return state if self.weights is None else state | {"weights": dict(self.weights), "right": self.right}
 
     def miscounted(self, answered: int) -> tuple[Outcome, str] | None:
-        """Return the failure of a program with another number of rewards than answered calls, or None."""
+        """Return a failure if `calls` has another length than `answered`, else None."""
         if self.calls is None or len(self.calls) == answered:
             return None
         return Outcome.GRADER_ERROR, f"the program gave {len(self.calls)} rewards of calls; {answered} were answered"
@@ -88,7 +88,7 @@ class ProgramFailed(Exception):
 
 
 def checked_rollout(given: Any) -> Rewarded:
-    """Return a program's rewards, and under `calls` perhaps rewards of its calls. Raises ValueError."""
+    """Return a program's rewards; its key `calls` may hold rewards of calls. Raises ValueError."""
     given_calls = given.get("calls") if isinstance(given, dict) else None
     if not (isinstance(given_calls, list | tuple) or (isinstance(given_calls, np.ndarray) and given_calls.ndim == 1)):
         return Rewarded(checked_rewards(given))

@@ -1,4 +1,4 @@
-"""A program's task: an async function or a command, on rows."""
+"""A task for a program (an async function or a command), on rows of data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AgentTask(AgentEnv, FunctionTask):
     def check_rollouts(self) -> None:
         if self.command is None:
             if self.agent_env:
-                raise UserError("agent_env is for agent_command: a function runs in hone's process")
+                raise UserError("agent_env is for agent_command only: leave it out")
             return
         if missing := [name for name in self.agent_env if name not in os.environ]:
             raise UserError(f"agent_env names {missing[0]}, which is not set: set it, or leave it out")
@@ -62,7 +62,7 @@ class AgentTask(AgentEnv, FunctionTask):
 def checked_names(agent_env: Any) -> tuple[str, ...]:
     names = tuple(agent_env) if isinstance(agent_env, list | tuple) else ()
     if not names or not all(isinstance(name, str) and name.isidentifier() for name in names):  # not shown: maybe keys
-        raise UserError('agent_env is a list of names of environment variables, such as ["SEARCH_API_KEY"]')
+        raise UserError('agent_env must be a list of names of environment variables, such as ["SEARCH_API_KEY"]')
     if ours := [name for name in names if name in SET_BY_HONE]:
         raise UserError(f"agent_env names {ours[0]}, which hone sets for each rollout: pass yours on by another name")
     for name in filter(_SECRET.search, names):

@@ -16,10 +16,10 @@ class ClusterConfig(BaseConfig):
     bare = "address"
 
     address: str | None = None
-    """The Ray cluster: `auto` for this machine's, or HOST:PORT. Without it Ray is started here.
-    It implies mode cluster."""
+    """The Ray cluster: `auto` for this machine's, or HOST:PORT; by default Ray is started here.
+    Implies mode cluster."""
     cpus: int = Field(default=1, ge=1)
-    """Cores of each trainer rank and each replica, also of one on a GPU."""
+    """Cores of each trainer rank and each replica, also with a GPU."""
     graders: int = Field(default=0, ge=0, le=4096)
     """Grading processes on the nodes, one core each; 0 grades on this machine, as `grading.workers` says."""
 
@@ -30,7 +30,7 @@ class EvalClusterConfig(ClusterConfig):
     replicas: int = Field(default=1, ge=1, le=256)
     """Servers of the model."""
     port: int = Field(default=8000, ge=1, le=65535)
-    """Port on this machine at which they are reached."""
+    """Port on this machine for all of these servers."""
 
 
 class RLKeys(BaseConfig):
@@ -50,8 +50,8 @@ class RLKeys(BaseConfig):
             raise UserError("mode colocated is one process, but there is a section cluster: leave out one of them")
         if self.orchestrator.client.urls:
             raise UserError(
-                "a cluster has the run's own servers, orchestrator.client.base_url names those that are up: leave out "
-                "one of them"
+                "a cluster starts the run's servers, but orchestrator.client.base_url names running ones: leave out "
+                "one of the two"
             )
         self.mode = "split"
         return self
@@ -66,5 +66,5 @@ class EvalKeys(BaseConfig):
     @model_validator(mode="after")
     def _check_cluster(self: Any) -> Any:
         if self.cluster is not None and self.base_url is not None:
-            raise UserError("a cluster serves the model itself, base_url names a server that is up: leave out one")
+            raise UserError("a cluster serves the model, but base_url names a running server: leave out one")
         return self

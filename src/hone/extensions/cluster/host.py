@@ -1,7 +1,7 @@
-"""The actor on a node of the cluster, which has one process of the run.
+"""The Ray actor that runs one process of the run on a node.
 
-A server listens on 127.0.0.1 of its node alone; the actor has a gate to it for holders of the run's secret. Weights
-come through Ray's object store, which brings one copy to a node, and are put into its memory.
+A server listens only on 127.0.0.1 of its node; the actor opens a gate to it for holders of the run's secret. Weights
+come through Ray's object store, one copy a node, and are written to the node's memory.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Host:
         files: Mapping[str, str],
         cwd: str,
     ) -> int:
-        """Start the process, a server on a free port of 127.0.0.1; return its pid.
+        """Start the process; return its pid. A server gets a free port of 127.0.0.1.
 
-        `env` is added to the node's variables. `files` are texts that it reads, by their paths in `command`.
+        `env` is added to the node's variables. `files` are texts that the process reads, by paths in `command`.
         """
         for name, text in files.items():
             (Path(self._folder.name) / Path(name).name).write_text(text, encoding="utf-8")
@@ -88,7 +88,7 @@ class Host:
         return self._child.pid
 
     async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:
-        """Wait for output of the process, its exit code, or its server's gate; return the three."""
+        """Wait for output, the exit code, or the gate's opening; return (lines, code, gate)."""
         assert self._child is not None, "`start` comes first"
         while True:
             code = self._child.poll()
@@ -98,7 +98,7 @@ class Host:
             await asyncio.sleep(WATCH)
 
     async def _opened(self) -> tuple[str, int] | None:
-        """Open the gate to the server if that accepts connections; return its address."""
+        """Open the gate if the server accepts connections; return the gate's address."""
         secret, port = self._secret, self._port
         assert port is not None
         try:
@@ -142,9 +142,9 @@ def versions() -> dict[str, Any]:
 
 
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write files into `folder`, which appears whole, by one process of the node at a time.
+    """Write files into a new `folder`, atomically; one process of the node at a time does so.
 
-    Keeps the newest other version, which a server may still read. OSError if there is no room; it then leaves nothing.
+    Keeps the newest other version, which a server may still read. OSError if there is no room; then no file is left.
     """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster, as runs and evaluations ask for them (`hone.extension.Machines`)."""
+"""The machines of a Ray cluster for runs and evaluations (implements `hone.extension.Machines`)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ClusterMachines:
 
     def use_graders(self, env: Environment, grading: GradingConfig) -> GradingConfig:
         if self.graders and env.all_inline:
-            print(f"{env.label} needs no cluster.graders: its functions run in the process that asks", file=sys.stderr)
+            print(f"{env.label} needs no cluster.graders: its functions run in hone's process", file=sys.stderr)
         elif self.graders:
             from hone.environments.services import Service
 
             if services := [name for name, func in env.rubric.funcs.items() if isinstance(func, Service)]:
-                raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")
+                raise UserError(f"{services[0]} is a service, asked from this machine: set cluster.graders = 0")
             from hone.extensions.cluster.graders import RemoteProcess
 
             grading, env.make_process = changed(grading, {"workers": self.graders}), RemoteProcess

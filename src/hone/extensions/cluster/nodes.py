@@ -1,10 +1,10 @@
-"""The nodes of a Ray cluster, for the launcher of a run: it places roles there, and watches their processes.
+"""The nodes of a Ray cluster, for a run's launcher: places roles on nodes, and watches their processes.
 
     with Cluster(config.cluster, roles, say) as cluster:
         Launch(..., child=cluster.child).run()
 
-A trainer's rank 0 is on the launcher's node, where the run directory is; servers and further ranks are anywhere. If its
-node is gone, a role gets room on another as soon as there is some; until then it waits.
+The trainer's rank 0 is on the launcher's node, with the run directory; servers and other ranks may be on any node. If a
+role's node is gone, the role waits until another node has room.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from hone.extensions.cluster.config import ClusterConfig
 
 VARIABLE = "HONE_CLUSTER"
-"""Names the cluster's address and the run's namespace to the orchestrator: `ADDRESS NAMESPACE`."""
+"""Variable of the orchestrator: the cluster's address, a space, and the run's namespace."""
 TOKEN = Path.home() / ".ray" / "auth_token"
 """Ray's file with the token of this user's clusters."""
 SAY_AFTER = 10.0
-"""Seconds that a role waits for room until a line says so."""
+"""Seconds that a role waits for room before a line says so."""
 CONNECT = 10.0
 """Seconds that the head of the cluster may take to answer."""
 ENDING = 5.0
 """Seconds that an actor has to end its process."""
 TRAVEL = ("HONE_", "HF_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "VLLM_")
-"""Beginnings of the variables that a process on a node gets from this machine; all others come from its node."""
+"""Prefixes of the variables that a process on a node gets from this machine; others come from the node."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^(Raylet is terminated|The node with node id|A worker died)",
 }
-"""Settings of Ray: it sends no usage statistics, and prints no lines about dead nodes; the launcher reports those."""
+"""Settings of Ray: no usage statistics, and no lines about dead nodes, which the launcher reports."""
 LOST = -9
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The share of a node that a process of a role takes."""
+    """Cores and GPUs that one process of a role takes."""
 
     cpus: float
     gpus: float = 0
@@ -66,11 +66,11 @@ class Needs:
 
 
 class Cluster:
-    """The connection to a cluster, for as long as the run goes on, which has trainer `ranks` and servers.
+    """A run's connection to a cluster while entered. The run has trainer `ranks` and servers.
 
-    A server is reached at the port of its role in `ports`, on this machine; several may have one. With `on_gpus` a rank
-    has a GPU, and a server `server_gpus` of them, if the cluster has any. Raises UserError if there is no Ray or no
-    cluster at the address, or another version of it.
+    `ports` are this machine's ports of the servers, by role; servers may share a port. If `on_gpus` is true and the
+    cluster has GPUs, a rank has one GPU and a server `server_gpus`. Raises UserError if Ray is missing, or if the
+    address has no cluster of this version of Ray.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Cluster:
 
     def introduction(self) -> str:
         if self.config.address is None:
-            return "Ray is started on this machine for this run alone (cluster.address names one that is up)"
+            return "Ray is started on this machine for this run alone (cluster.address names a running one)"
         nodes = self._nodes()
         cores = sum(node.get("CPU", 0) for node in nodes)
         gpus = sum(node.get("GPU", 0) for node in nodes)
@@ -135,10 +135,10 @@ class Cluster:
         if not nodes or any(fits):
             return ""
         most = Needs(*(max(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")))
-        return f": no node that it may be on has {needs.words}; the most that one of them has are {most.words}"
+        return f": no node allowed for it has {needs.words}; the most on one node are {most.words}"
 
     def _nodes(self, here: bool = False) -> list[dict[str, float]]:
-        """Return the resources of each node, free or not; with `here`, of this machine alone."""
+        """Return the total resources of each node; if `here` is true, of this machine alone."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         return [node["Resources"] for node in alive if not here or node["NodeID"] == self.node]
 
@@ -155,7 +155,7 @@ class Cluster:
         return child
 
     def host(self, role: str, rank: int | None) -> Any:
-        """Return a new actor for a process of a role; it may have to wait for its room."""
+        """Return a new actor for a process of a role; it starts once there is room."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from hone.extensions.cluster.host import Host
@@ -167,7 +167,7 @@ class Cluster:
         return self._ray.remote(Host).options(scheduling_strategy=room, name=self._fresh(name), **options).remote()
 
     def _room(self, role: str) -> Any:
-        """Return the placement group of a role, made once; Ray moves the part that was on a lost node."""
+        """Return a role's placement group, made at the first call. Ray moves bundles off a lost node."""
         from ray.util.placement_group import placement_group
 
         with self._placing:
@@ -179,7 +179,7 @@ class Cluster:
             return self._rooms[role]
 
     def _fresh(self, name: str) -> str:
-        """Return a name that no actor has any more."""
+        """Kill the actor `name`, if any; return `name` once it is free."""
         try:
             self._ray.kill(self._ray.get_actor(name))
         except ValueError:
@@ -241,11 +241,11 @@ class RemoteChild(Child):
 
     @property
     def watched(self) -> bool:
-        """True as long as a thread watches the process and needs Ray for it."""
+        """True while the thread that watches the process still needs Ray."""
         return self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait until the thread that watches the process has ended, but not for a node that does not answer."""
+        """Wait until the thread that watches the process has ended, at most ENDING seconds."""
         self._thread.join(ENDING)
 
     def _live(self) -> None:
@@ -312,7 +312,7 @@ class RemoteChild(Child):
             raise UserError(f"a node of the cluster can't load hone ({reason}): install it there, too") from None
 
     def _order(self) -> tuple[list[str], dict[str, str], dict[str, str], str]:
-        """Return the arguments of `Host.start` after the role: command, variables, files, folder."""
+        """Return the arguments of `Host.start` after `secret`: command, variables, files, folder."""
         read = [path for at, path in zip(self._command, self._command[1:], strict=False) if at == "@"]
         files = {path: Path(path).read_text(encoding="utf-8") for path in read}
         variables = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(TRAVEL)}
@@ -351,7 +351,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"no Ray cluster can be used at {address or 'this machine'} ({reason}): start one with `ray start --head`; "
-            f"if it uses a token, copy that to {TOKEN}; or leave out cluster.address to have one on this machine"
+            f"if it uses a token, copy it to {TOKEN}; or leave out cluster.address to start Ray on this machine"
         ) from None
     return ray.get_runtime_context().gcs_address
 
@@ -362,4 +362,4 @@ def check_versions(facts: Mapping[str, Any]) -> None:
     other = [f"{name} {facts[name]}" for name, version in versions().items() if facts[name] != version]
     if other:
         here = ", ".join(f"{name} {value}" for name, value in versions().items())
-        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {here}: install the same there")
+        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {here}: install these there")

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 LOOK = 0.2
 """Seconds between checks of the servers."""
 RESTARTS = 3
-"""Most restarts of a server that was killed. One that exited would do so again."""
+"""Most restarts of a killed server. A server that exited is not restarted."""
 
 
 class Replicas:
-    """Servers on a cluster, `commands` by role; a killed one is started again. Entered once one of them listens."""
+    """Servers on a cluster, with `commands` by role. A killed server starts again. Entering waits until one listens."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Replicas:
     def __enter__(self) -> Replicas:
         if (problem := port_problem(self.port)) is not None:
             raise UserError(
-                f"port {self.port} can't be listened on ({problem.strerror}): give another with --cluster.port"
+                f"port {self.port} can't be listened on ({problem.strerror}): set another by --cluster.port"
             )
         self.cluster.__enter__()
         self._scratch = tempfile.TemporaryDirectory(prefix="hone-replicas-")

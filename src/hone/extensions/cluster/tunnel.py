@@ -1,8 +1,8 @@
-"""Ports of this machine that forward to servers on the nodes, wherever these run.
+"""Ports of this machine that forward to the run's servers on any nodes.
 
-Clients see servers at fixed addresses on 127.0.0.1. A server listens on 127.0.0.1 of its node alone; a gate beside it
-lets in connections that begin with the run's secret. Without a server a connection is closed at once, as by a server
-that is down. Among several servers, the least connected one gets it.
+Clients see servers at fixed addresses on 127.0.0.1. A server listens only on 127.0.0.1 of its node; a gate on the node
+lets in connections that begin with the run's secret. A connection goes to the server with the fewest connections;
+without a server it is closed at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 
 PART = 2**20
-"""Most bytes that are passed on at a time."""
+"""Most bytes forwarded at a time."""
 GREETING = 10.0
 """Seconds for a connection to send the secret."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -30,24 +30,24 @@ class Gate:
 
 
 class Tunnels:
-    """The ports, served by a thread."""
+    """The forwarding ports, served by a thread."""
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
         self._gates: dict[int, dict[str, Gate]] = {}
-        """By port, by role."""
+        """Gates by port and role."""
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, name="tunnels", daemon=True).start()
 
     def listen(self, port: int) -> None:
-        """Listen on a port of this machine from now on. OSError if another process does."""
+        """Listen on a port of this machine. OSError if another process uses the port."""
         if port not in self._gates:
             self._gates[port] = {}
             serving = asyncio.start_server(lambda r, w: self._serve(port, (r, w)), "127.0.0.1", port)
             asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     def point(self, port: int, role: str, gate: Gate | None) -> None:
-        """Forward a port to a role's server. None: stop that, and end its connections, which a dead node doesn't."""
+        """Forward a port to a role's gate. If `gate` is None, stop; end connections that a dead node leaves open."""
 
         def change() -> None:
             for writer in old.connections if (old := self._gates[port].pop(role, None)) else ():
@@ -76,7 +76,7 @@ class Tunnels:
 
 
 async def let_in(streams: Streams, secret: bytes, port: int) -> None:
-    """Join a connection to `port` of this machine, if it begins with the secret."""
+    """Forward a connection to `port` of this machine if it begins with the secret."""
     try:
         said = await asyncio.wait_for(streams[0].readexactly(len(secret)), GREETING)
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
@@ -88,7 +88,7 @@ async def let_in(streams: Streams, secret: bytes, port: int) -> None:
 
 
 async def join(streams: Streams, address: str, port: int, greeting: bytes = b"") -> None:
-    """Connect to an address, and pass on what comes on either connection until one ends, which ends both."""
+    """Connect to an address, and forward bytes both ways until one connection ends; then end the other."""
 
     async def carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(PART):

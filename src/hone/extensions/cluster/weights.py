@@ -1,4 +1,4 @@
-"""Sends weights to servers on other nodes: through Ray's object store, one copy a node, into its memory.
+"""Sends weights to servers on other nodes: through Ray's object store, one copy a node, to memory there.
 
 Fleet(servers, carry=Carrier(roles, memory))
 """
@@ -16,14 +16,14 @@ from hone.client import ServerUnavailable
 from hone.errors import Halt
 
 SECONDS, LOOK_SECONDS = 600.0, 20.0
-"""Seconds that a node may take to get a version, and to say if it has it."""
+"""Seconds that a node may take to get a version of the weights, and to say if it has that version."""
 
 
 class Carrier:
-    """Brings a version to the node of a server; `roles` are the servers' roles, by their numbers.
+    """Brings a version of the weights to a server's node; `roles[number]` is that server's role.
 
-    Versions lie in the folder `memory` of each node, under the same names. If memory was full, the version has to be on
-    a file system that the nodes share.
+    Versions are in the folder `memory` of each node, under the same names. If memory was full, the version must be on a
+    file system that all nodes share.
     """
 
     def __init__(self, roles: Sequence[str], memory: Path | None) -> None:
@@ -58,7 +58,7 @@ class Carrier:
             ) from error
 
     def _store(self, folder: Path) -> Any:
-        """Put the files of a version into the object store, once, replacing the version before."""
+        """Return a version's files in the object store, put there once; drops the version before."""
         import ray
 
         with self._storing:

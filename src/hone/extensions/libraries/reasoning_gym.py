@@ -3,9 +3,9 @@
     hone eval reasoning-gym:leg_counting -m hone/tiny -n 20 -a '{"min_animals": 2}'
 
 An answer in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`) is worth 0.1, plus 0.9 times the score of
-reasoning-gym's `score_answer`, partial credit included; it is correct if that score is 1. Row i is reasoning-gym's row
-i of its seed. A tenth of the questions, by content, is held out for evaluation whatever the seed. Rows are made and
-scored in a separate process, under a limit of processor time.
+reasoning-gym's `score_answer`, partial credit included; it is correct if that score is 1. Row i is row i of
+reasoning-gym's data set for the seed. A tenth of the questions, by their hash, is held out for evaluation; no seed
+changes it. Rows are made and scored in a separate process, under a limit of processor time.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ STRIDE = 1_000_000
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
-"""Processor time for scoring an answer and for making a row, and the backstop by the clock."""
+"""Seconds of processor time to score an answer and to make a row; seconds by the clock for either."""
 
 EVALUATES = (
     "its score evaluates the answer as Python code (eval, or sympy's parse_expr), and hone evaluates nothing that a "
     "model wrote"
 )
 UNKNOWN = "it gives no answer that its own score accepts, so nothing shows that the score is right"
-OWN = "; hone's own task `countdown` reads expressions by a grammar"
+OWN = "; use hone's task `countdown`, which parses expressions"
 
 _BY_REASON = {
     EVALUATES: "binary_matrix intermediate_integration n_queens polynomial_multiplication simple_integration "
     "spiral_matrix string_insertion",
     EVALUATES + OWN: "countdown puzzle24",
     UNKNOWN: "boxnet graph_color propositional_logic rubiks_cube rush_hour",
-    "its score takes nan for right": "complex_arithmetic",
+    "its score accepts nan": "complex_arithmetic",
     "it mixes other tasks; take them one by one": "composite",
-    "its score takes any text for right": "game_of_life_halting",
+    "its score accepts any text": "game_of_life_halting",
     "it draws from Python's global random state, so that no seed makes the same rows again": "list_functions",
     "its score fails on any answer that is not a product of numbers, instead of giving it 0": "prime_factorization",
 }
@@ -126,9 +126,9 @@ class ReasoningGym(SingleTurnEnv):
         return self.parser_of_answers.wrap(example.answer)
 
     def rows(self, split: str, count: int) -> Rows:
-        """Return `count` rows of a split. Row i is reasoning-gym's row i if that belongs to the split.
+        """Return `count` rows of a split. Row i is reasoning-gym's row i if this is in the split.
 
-        Skips rows with an answer that is empty, too long, or not worth full marks by reasoning-gym's score.
+        Skips rows with an answer that is empty, too long, or without full marks by reasoning-gym's score.
         """
 
         def make(i: int) -> Row:
@@ -137,14 +137,14 @@ class ReasoningGym(SingleTurnEnv):
                 if is_held_out(question) == (split == "eval") and self._is_right(index, answer):
                     return {"index": index}
             raise UserError(
-                f"{self.id} has too few different questions: {ATTEMPTS} in a row are none of the {split} split with an "
-                "answer; take arguments that make it more varied, or another task"
+                f"{self.id} has too few different questions: of {ATTEMPTS} none fits the {split} split and has an "
+                "answer; choose arguments with more variety, or another task"
             )
 
         return indexed_rows(make, count, f"{self.id} ({split})")
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """Return an environment's digests, with the rows' arguments instead of rows."""
+        """Return the environment's digests; "data" digests arguments, not rows."""
         counts = [len(self.split(name)) for name in splits]
         data = content_hash([self.task, self.config, self.hint, self.system_prompt, counts])
         assert self.module is not None

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 SIZE = 5_000
-"""Rows of one data set. Row 5,000 is the first of the next one, with a seed higher by 5,000: in most tasks the same
-row, since they make row i from seed + i. Some tasks make all rows with the data set."""
+"""Rows of one data set. Row 5,000 is the first row of the next data set, with a seed higher by 5,000. In most tasks a
+larger data set has the same row: they make row i from seed + i. Other tasks make all rows at once."""
 
 
 def start(task: str, config: dict[str, Any]) -> Callable[[list[Any]], Any]:
-    """Return the function that answers, about the data set `task` of this configuration:
+    """Return the function that answers questions about the data set `task` of this configuration:
 
     - `["check"]`: null, or what is wrong with the configuration, in words;
-    - `["entry", index]`: its question and its answer;
+    - `["entry", index]`: question and answer of a row;
     - `["score", index, answer]`: the score of an answer.
     """
     from reasoning_gym.factory import DATASETS, create_dataset  # pyright: ignore[reportMissingImports]

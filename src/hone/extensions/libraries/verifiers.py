@@ -2,9 +2,9 @@
 
     hone eval verifiers:my-taskset -m hone/tiny -n 20 -a '{"split": "train"}'
 
-- **Text**: a taskset of a prompt and an answer is scored by its `task.score(trace)`. Each reward function is a
-  component with its weight. verifiers and the taskset run in a separate process, without network once the tasks are
-  loaded and under a limit of processor time.
+- **Text**: a taskset with only prompts and answers is scored by its `task.score(trace)`. Each reward function is a
+  component with its weight. verifiers and the taskset run in a separate process, with limited processor time, and
+  without network once the tasks are loaded.
 - **Episodes**: verifiers runs any other taskset (`verifiers_driver.py`). Its agents call the policy like programs: see
   `hone.extensions.agents`. Rewards are components, metrics are components without weight.
 
@@ -40,11 +40,11 @@ CHECKOUT = Path(hone.__file__).resolve().parents[2]
 SCORE_SECONDS, LOAD_SECONDS = 5, 600
 """Processor time for scoring an answer, and for importing verifiers or loading a taskset."""
 SCORE_CLOCK = 60.0
-"""The backstop by the clock."""
+"""Clock time for scoring."""
 
 
 class TasksetProcess:
-    """A taskset in its process, which loads it again after a restart. Raises UserError for a refused taskset."""
+    """A taskset in a process, loaded again if that restarts. Raises UserError if the taskset is refused."""
 
     worker = Path(__file__).with_name("verifiers_worker.py")
     driver = Path(__file__).with_name("verifiers_driver.py")  # makes rollouts, in a separate process
@@ -60,7 +60,7 @@ class TasksetProcess:
         self.weights: dict[str, float] = reply.get("weights", {})
         """Weights of the reward functions, in the order they run; empty where verifiers makes the rollouts."""
         self.env: dict[str, Any] | None = reply.get("env")
-        """The config of the environment that makes them."""
+        """Config of the environment for rollouts."""
         self.sources: dict[str, str] = reply["sources"]
         """A digest of the taskset's source, and the version of verifiers."""
 
@@ -154,7 +154,7 @@ class Verifiers(Tasks):
 
 
 class Episodes(AgentEnv, Tasks):
-    """Tasks with rollouts that verifiers makes and rewards, in one separate process, started at the first."""
+    """Tasks for which verifiers makes and rewards rollouts, in a separate process that the first rollout starts."""
 
     def __init__(self, served: TasksetProcess, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
         super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)
@@ -180,7 +180,7 @@ class Episodes(AgentEnv, Tasks):
             raise ProgramFailed(str(error), untrained=untrained) from None
         decides = self._correctness or next(iter(scores))
         if decides not in scores:
-            raise ProgramFailed(f"correctness is {decides!r}; this rollout has {', '.join(scores)}")
+            raise ProgramFailed(f"correctness {decides!r} is not one of {', '.join(scores)}")
         return Rewarded(scores, weights, scores[decides] >= 1.0, untrained)
 
     def close_workers(self) -> None:
@@ -201,10 +201,10 @@ def load(
 ) -> Tasks:
     """Load the taskset `name` of verifiers; `config` are fields of its configuration.
 
-    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the heaviest one.
-    `held_out` is the share of the prompts, by content, for evaluation. `max_tasks` limits an endless taskset. With
-    `env`, the config of an environment of verifiers (`{}` for the taskset's), or where text alone can't be scored,
-    verifiers makes the rollouts, within `agent_limits`. UserError without verifiers, and for a refused taskset.
+    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the function of largest
+    weight. `held_out` is the share of prompts for evaluation. `max_tasks` limits an endless taskset. verifiers makes
+    the rollouts, within `agent_limits`, if text alone can't be scored or `env` is given: the config of an environment
+    of verifiers (`{}`: the taskset's). UserError without verifiers, and for a refused taskset.
     """
     env_id = f"verifiers:{name}"
     if not 0 < held_out < 1:
@@ -231,17 +231,17 @@ def load(
         return Episodes(served, correctness, limits, **data)
     if agent_limits is not None:
         raise UserError(
-            f'{env_id}: agent_limits are for rollouts that verifiers makes: add "env": {{}}, or leave it out'
+            f'{env_id}: agent_limits are for rollouts that verifiers makes: add "env": {{}}, or leave them out'
         )
     weights = served.weights
     correctness = correctness or max(weights, key=lambda reward: weights[reward])
     if correctness not in weights:
-        raise UserError(f"{env_id}: correctness is {correctness!r}; its reward functions are {', '.join(weights)}")
+        raise UserError(f"{env_id}: correctness {correctness!r} is not one of its rewards {', '.join(weights)}")
     return Verifiers(served, correctness, **data)
 
 
 def _python(env_id: str) -> Path:
-    """Return the interpreter that has verifiers: this one, or `.venv-verifiers`' here or in hone's checkout."""
+    """Return a Python with verifiers: this one, or the one in `.venv-verifiers`, here or in hone's checkout."""
     if importlib.util.find_spec("verifiers") is not None:
         return Path(sys.executable)
     for candidate in (OWN_ENVIRONMENT.absolute(), CHECKOUT / OWN_ENVIRONMENT):

@@ -2,10 +2,10 @@
 
     python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
 
-`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7, with this task key. Its calls of
-the model go to the URL under the API key. `{"cancel": 3}` cancels it. Standard output has a line `{"ready": true}`,
-then one for each episode: its number and its `summary`; for a cancelled one its number alone, at once. Prints of
-libraries go to the standard error. When the input ends, it ends all that it started.
+`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7; its key must be `task`. The
+episode calls the model at `url` with the API key `key`. `{"cancel": 3}` cancels it. Standard output gets a line
+`{"ready": true}`, then one for each episode: its number and `summary`; if cancelled, at once its number alone.
+Libraries print to standard error. When the input ends, all processes end.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, An
 
 def summary(episode: Any) -> dict[str, Any]:
     """Return an episode's `scores` and `weights` of rewards and metrics, or `failed`; and `untrained` traces, which are
-    not the policy's. Several traces of one agent give means.
+    not the policy's. Several traces of an agent give means.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     untrained = [trace.id for trace in episode.traces if not trace.agent.trainable]
@@ -155,9 +155,9 @@ def policy_client() -> dict[str, tuple[str, str]]:
 
 
 def use_installed_packages() -> None:
-    """Let programs in local processes use this environment if it has their requirements.
+    """Let local programs use this environment if it meets their requirements.
 
-    verifiers makes an environment for each by `uv`, which must be installed and reach a package index.
+    Else verifiers makes an environment for each program by `uv`, which needs a package index.
     """
     from verifiers.v1.runtimes import SubprocessRuntime  # pyright: ignore[reportMissingImports]
 

@@ -1,4 +1,4 @@
-"""The process that makes episodes by verifiers (`verifiers_driver.py`), and its end.
+"""Runs the process that makes episodes by verifiers (`verifiers_driver.py`).
 
 found = await Driver(python, script, order, "verifiers:my-taskset").episode({"index": 7, "task": key, "url": …, …})
 """
@@ -46,7 +46,7 @@ class Driver:
         self._numbers = itertools.count()
 
     def start(self) -> DriverProcess:
-        """Return the process, ready; start one if there is none. Raises UserError if it does not get ready."""
+        """Return the ready process; start one if there is none. Raises UserError if it does not get ready."""
         with self._lock:
             if self._process is not None and self._process.is_alive and not self._process.confirms_cancels():
                 print(f"{self._name} is blocked and replaced: {BLOCKED}", file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ class Driver:
             return self._process
 
     async def episode(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Return an episode's `verifiers_driver.summary`. Raises ProgramFailed if it is lost."""
+        """Return an episode's `verifiers_driver.summary`. Raises ProgramFailed if the episode is lost."""
         try:
             process = await asyncio.to_thread(self.start)
         except UserError as error:
@@ -127,11 +127,11 @@ class DriverProcess:
             future.set_result(found)
 
     def confirms_cancels(self) -> bool:
-        """Wait until it has confirmed all cancelled episodes. Return False if it does not."""
+        """Return True if the process confirms all cancelled episodes in time."""
         return all(event.wait(CONFIRM_SECONDS) for event in list(self._given_up.values()))
 
     def kill(self) -> None:
-        """End a blocked process, and all that it started, at once."""
+        """End a blocked process, and all its children, at once."""
         self._is_blocked = True
         self._process.kill()
         self.end()

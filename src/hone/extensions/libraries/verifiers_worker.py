@@ -21,11 +21,11 @@ from typing import Any
 def start(
     taskset_id: str, config: dict[str, Any], folder: str, env: dict[str, Any] | None
 ) -> Callable[[list[Any]], Any]:
-    """Return the function that answers questions about a taskset that is installed, or a package in `folder`:
+    """Return the function that answers questions about a taskset, installed or a package in `folder`:
 
-    - `["describe"]`: {"sources": what scores} with {"weights": of each reward function} or, where text alone can't be
-      scored, {"env": the config of the environment that verifiers runs}; or {"refused": why};
-    - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. There is no network from here on;
+    - `["describe"]`: {"sources": digests} with {"weights": by reward function} or, if text alone can't be scored,
+      {"env": the config of the environment that verifiers runs}; or {"refused": why};
+    - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. After that, text is scored offline;
     - `["row", index]`: {"prompt": messages, "answer": text, "key": the task's own key}; null if there are no tasks yet;
     - `["score", index, text, stop_reason]`: {reward function: its score}; null if there are no tasks yet.
     """
@@ -38,7 +38,7 @@ IMAGES = "a prompt of more than text, which hone's models don't read"
 
 
 class TasksetRefused(Exception):
-    """Why a taskset cannot be scored faithfully."""
+    """Says why a taskset cannot be scored."""
 
 
 class LoadedTaskset:
@@ -203,7 +203,7 @@ def _docker_answers() -> bool:
 
 
 def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) -> None:
-    """Raise TasksetRefused if the task needs more than text, or with `episodes` than the local agents `here`."""
+    """Raise TasksetRefused if the task needs more than text or, if `episodes`, than agents in `here` have."""
     problem = problem_of(task.data)
     if episodes and here:
         data = task.data
@@ -211,7 +211,7 @@ def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) 
         needs = {"image": data.image, "agent_user": getattr(data, "agent_user", None), "network policy": policy}
         if (name := next((name for name, value in needs.items() if value), None)) is not None:
             raise TasksetRefused(
-                f"is refused: task {index} has its own {name}, which takes a container; with docker installed, give "
+                f"is refused: task {index} has its own {name}, which needs a container; with docker installed, give "
                 f'its {here[0]} one: "env": {{"{here[0]}": {{"runtime": {{"type": "docker"}}}}}}'
             )
     if problem is not None and not episodes:
@@ -269,7 +269,7 @@ async def _score(task: Any, trace: Any) -> None:
 
 
 def _missing(error: Exception) -> str:
-    """Return the module that an existing module fails to import, in brackets: verifiers says that it is not found."""
+    """Return in brackets the import that failed: verifiers says that the module with this import is not found."""
     name = getattr(error.__cause__, "name", None)
     return f" ({error.__cause__})" if name and name not in str(error) else ""
 

@@ -1,7 +1,7 @@
-"""bubblewrap: the command for a sandbox of namespaces and an empty file system, the files that code may read in it, and
-the reasons why it may fail here.
+"""bubblewrap: the command that makes a sandbox of namespaces and an empty file system, the files that code can read
+there, and why the command may fail here.
 
-Code sees the interpreter, its standard library, their shared libraries and the requested packages. They have other
+Code sees the interpreter, its standard library, their shared libraries and the requested packages. These have other
 paths in the sandbox (`/python`, `/lib`, `/packages`), so a traceback tells nothing about this machine.
 """
 
@@ -57,7 +57,7 @@ _SYSCTLS = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 )
 _FIRST_USER = int.from_bytes(os.urandom(4), "big")
-"""Containers of one machine count users together, and have the same process ids."""
+"""Random: containers of one machine share user ids, and may have equal process ids."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Way:
 
     user_namespace: bool
     disable_userns: bool = False
-    """True: bubblewrap has the kernel refuse further user namespaces; the filter of system calls always does."""
+    """True: bubblewrap makes the kernel refuse more user namespaces; the system call filter always does so."""
     become_nobody: bool = False
     """True: root becomes nobody before bubblewrap starts."""
 
@@ -123,7 +123,7 @@ def command(
 
 
 def environment(scratch: str) -> dict[str, str]:
-    """Return the whole environment of the code."""
+    """Return the code's environment variables."""
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
         "HOME": scratch,
@@ -168,7 +168,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return an unused user id for sandbox `number`, of the last quarter; nobody's if there are few."""
+    """Return an unused user id for sandbox `number`, from the last quarter of ids; nobody's if ids are few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY

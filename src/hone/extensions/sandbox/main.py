@@ -2,8 +2,8 @@
 
     python -P -s -S -B -X utf8 -c SOURCE SCRATCH NAME PACKAGES KEY=NUMBER …
 
-It drops its rights, reports that it is ready, waits for the word to go, and runs the code as the main module of a
-child, under the kernel's limits. It reports the exit code. It ends when hone is gone, which closes the pipe, or at the
+It drops its rights, reports that it is ready, waits for the start byte, and runs the code as the main module of a
+child, under the kernel's limits. It reports the exit code. It ends when hone ends, for then its pipe closes, or at the
 latest some seconds after the deadline. In the sandbox it is process 1: the kernel ends all others with it. The code
 comes from an open file, so no list of processes shows it.
 """

@@ -1,7 +1,7 @@
 r"""math-python: mathematics with a Python tool. The model may call the tool, sees what it printed, and then answers.
 
-The reward is 1 for a right answer (in `\boxed{}`, compared as mathematics), 0.1 for calls that are all well-formed and
-0.1 for one that ran, once each. If they paid as much as the answer, a policy would learn to call the tool only.
+The reward is 1 for a right answer (in `\boxed{}`, compared as mathematics), plus 0.1 if all calls are well-formed and
+0.1 if a call ran. If calls paid as much as the answer, a policy would learn only to call the tool.
 
 The tool runs each call in a fresh sandbox (docs/tasks.md). Grading needs no sandbox.
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SYSTEM_PROMPT = "You may run Python with the tool `python`, and will see what it prints."
 CPU_SECONDS, CLOCK_SECONDS = 5, 8
-"""Limits of a call. The clock's is below the deadline of a turn (`grading.timeout`), so the model learns the reason."""
+"""Limits of a call. Clock time is below the deadline of a turn (`grading.timeout`), so the model learns the reason."""
 TRACEBACK_LINES = 8
 
 # Runs in the sandbox: the code, and if its last line is an expression, prints that one's value, as a notebook does.
@@ -54,7 +54,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 
 
 class FinalParser(MathParser):
-    """The answer of a message that calls no tool; with a call there is no answer yet."""
+    """Reads the answer in a message that calls no tool; a message with a call has none yet."""
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
         messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
@@ -72,7 +72,7 @@ def tool_syntax(completion: list[Message]) -> float:
 
 
 def tool_use(completion: list[Message]) -> float:
-    """1 if a well-formed call got an answer of the tool (not the model's imitation) without an error, else 0."""
+    """1 if the tool (not the model's imitation) answered a well-formed call without an error, else 0."""
     called = False
     for message in completion:
         if message.get("role") == "tool":
@@ -84,14 +84,14 @@ def tool_use(completion: list[Message]) -> float:
 
 
 def code_of(call: dict[str, Any]) -> str | None:
-    """Return the code of a call, None if it is not a well-formed one of the tool."""
+    """Return the code of a call; None if it is not a well-formed call of the tool."""
     name, given = arguments_of(call)
     code = given.get("code") if name == "python" and given is not None and given.keys() == {"code"} else None
     return code if isinstance(code, str) and code.strip() else None
 
 
 class MathPython(ToolEnv):
-    """Rows as math-problems takes them. The tool runs in a sandbox with `isolation` and `packages`."""
+    """Has rows as in math-problems. The tool runs in a sandbox with `isolation` and `packages`."""
 
     def __init__(self, *, hint: str, isolation: Isolation, packages: Sequence[str], **kwargs: Any) -> None:
         # A sandbox that cannot start says nothing about the code: the sample fails.
@@ -103,7 +103,7 @@ class MathPython(ToolEnv):
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        """The sandbox, made on first use. UserError where the system has none."""
+        """The sandbox, made on first use. UserError if it can't be made."""
         from hone.extensions.sandbox.sandbox import Limits, Sandbox
 
         return Sandbox(Limits(cpu_seconds=CPU_SECONDS, clock_seconds=CLOCK_SECONDS), self.isolation, self.packages)
@@ -136,7 +136,7 @@ class MathPython(ToolEnv):
 
 
 def answer_of_run(ran: Ran) -> str:
-    """Return the model's message about a run, without memory addresses, so that running it again gives the same."""
+    """Return the tool's answer about a run, without memory addresses, so that another run gives the same answer."""
     printed = _ADDRESS.sub(" at 0x…>", ran.output.rstrip())
     if ran.status == "ok":
         return printed or "(it printed nothing)"
@@ -174,8 +174,8 @@ def load_environment(
     """Problems from `dataset` and `eval_dataset` as in math-problems, in at most `max_turns` completions each.
 
     The weight of a right answer is 1; the weights of the tool's components together must be less. `format_hint` adds to
-    each question how to answer. The tool runs in a `sandbox` by "bubblewrap"; "none" keeps nothing from the code, for a
-    machine that has nothing to lose. `packages` are import names ("sympy") that the code may use.
+    each question how to answer. The tool runs in a `sandbox` by "bubblewrap"; "none" protects nothing, for a machine
+    that has nothing to lose. `packages` are import names ("sympy") that the code may use.
     """
     weights = (syntax_weight, use_weight)
     if not all(weight >= 0 for weight in weights) or sum(weights) >= 1:

@@ -4,9 +4,9 @@
     ran.status, ran.output  # ("ok", "42\\n")
 
 bubblewrap gives the code new namespaces, a file system that holds the interpreter and an empty scratch folder, no
-network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes. The kernel's
-limits hold for one process, so a tree's processor time, memory and number are added up here, at short intervals, from
-/proc. `main.py` starts the code. See docs/tasks.md for the sandbox's promises.
+network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes. The kernel
+limits single processes, so hone adds up a tree's processor time, memory and processes at short intervals, from /proc.
+`main.py` starts the code. See docs/tasks.md for the sandbox's promises.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
 """Process and threads of `main.py` itself."""
 INTERVAL = 0.05
-"""Seconds between checks of what a tree uses."""
+"""Seconds between checks of a process tree's usage."""
 GONE_SECONDS = 10.0
 """Time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
 """Time to make a sandbox on a busy machine."""
 _BACKSTOP_SECONDS = 5
-"""Time after its deadline when code ends without hone."""
+"""Seconds after the deadline when `main.py` ends code."""
 _INODES = 16384
-"""Files and folders in the scratch folder: the kernel's memory for them is nobody else's limit."""
+"""Most files and folders in the scratch folder: no other limit counts the kernel's memory for them."""
 _SOURCE = Path(__file__).with_name("main.py").read_text(encoding="utf-8")
 _ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
-"""Of personality(2)."""
+"""Arguments of personality(2)."""
 _TICK = os.sysconf("SC_CLK_TCK")
 _RESIDENT = (b"RssAnon", b"RssShmem", b"VmSwap")
 _PROPORTIONAL = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 _KERNEL_KNOWS_CHILDREN = os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children")
-"""Built in by all large distributions (CONFIG_PROC_CHILDREN), not by every kernel."""
+"""Kernels of all large distributions have this file (CONFIG_PROC_CHILDREN); others may not."""
 _works: dict[tuple[str, tuple[str, ...], int], Place] = {}
 """Places that worked before, by bubblewrap, packages and user."""
 _warned = threading.Event()
@@ -76,7 +76,7 @@ class Limits:
     """Limits of one call, over all of its processes."""
 
     cpu_seconds: float = 5
-    """Processor time; of one process alone, rounded up to whole seconds."""
+    """Processor time of all processes; a single one may use whole seconds, rounded up."""
     clock_seconds: float = 15
     memory_mib: int = 512
     """Also the address space of each process."""
@@ -92,7 +92,7 @@ class Limits:
             if not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise UserError(f"the sandbox's limit {name} is {value!r}: give a positive number")
         if self.memory_mib < 64:
-            raise UserError(f"the sandbox's limit memory_mib is {self.memory_mib}: the interpreter needs 64")
+            raise UserError(f"the sandbox's limit memory_mib is {self.memory_mib}: give at least 64")
 
 
 PROBE = Limits(cpu_seconds=30, clock_seconds=30, memory_mib=2048, processes=4, scratch_mib=1)
@@ -103,8 +103,8 @@ PROBE = Limits(cpu_seconds=30, clock_seconds=30, memory_mib=2048, processes=4, s
 class Ran:
     """The result of the code.
 
-    `status`: "ok" (exit code 0), "error" (an exception, or another end), or the limit that it was killed for: "timeout"
-    (of processor or clock), "memory", "output", "processes". "memory" is also an uncaught MemoryError.
+    `status`: "ok" (exit code 0), "error" (an exception, or any other end), or the limit that ended it: "timeout" (of
+    processor or clock), "memory", "output", "processes". "memory" is also an uncaught MemoryError.
     """
 
     output: str
@@ -112,13 +112,13 @@ class Ran:
     """The standard error; the traceback of an exception stands at its end."""
     status: Status
     exit_code: int | None
-    """As of `subprocess`: -N if signal N ended it; None if it was killed for a limit."""
+    """As in `subprocess`: -N if signal N ended the code; None if a limit did."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place for code: bubblewrap with its filter and files; without a way, a plain process."""
+    """The way to run code: bubblewrap with filter and files; if `way` is None, a plain process."""
 
     way: Way | None
     bwrap: str = ""
@@ -131,7 +131,7 @@ class Sandbox:
     """Runs code within `limits`; `packages` are import names ("sympy") that it may use beside the standard library.
 
     `isolation` "none" hides only the environment variables from the code: for a machine without anything valuable.
-    Raises UserError, with the reason and the remedy, where this system has no bubblewrap or doesn't let it work.
+    Raises UserError, with the reason and the remedy, if bubblewrap is missing or does not work here.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Sandbox:
     def run(self, code: str, stdin: str = "") -> Ran:
         """Run `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
 
-        Raises OSError if the process can't be started, whatever the code, and UserError for a value that is not text.
+        Raises OSError if the process can't be started, and UserError if `code` or `stdin` is not text.
         """
         for name, text in (("code", code), ("stdin", stdin)):
             if not isinstance(text, str):
@@ -186,15 +186,15 @@ def _way_that_works(place: Place) -> Place:
 
 
 class Started:
-    """A process right before the code; `run` starts the code, and leaving the context ends the tree.
+    """A process that is ready for the code. `run` starts the code; leaving the context ends its tree.
 
-    Raises OSError, with its stderr, if it can't start; UserError where no process can be waited for.
+    Raises OSError, with its stderr, if it can't start; UserError if this process ignores SIGCHLD.
     """
 
     def __init__(self, place: Place, limits: Limits, code: bytes, stdin: bytes) -> None:
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # what is started would do so too, and may not stop it
             raise UserError(
-                "the sandbox learns how code ended from its parent, which a process that ignores SIGCHLD cannot be: "
+                "this process ignores SIGCHLD, so the sandbox can't learn how code ended: call "
                 "signal.signal(signal.SIGCHLD, signal.SIG_DFL)"
             )
         self._way, self._limits = place.way, limits
@@ -274,7 +274,7 @@ class Started:
                 self._drop(fd)
 
     def run(self) -> Ran:
-        """Start the code, and collect its outputs until it ends or passes one of the limits; end its tree then."""
+        """Start the code, and collect its output until it ends or exceeds a limit; then end its tree."""
         streams = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
         killed: Status | None = None
         began = looked = time.monotonic()
@@ -356,7 +356,7 @@ class Started:
                 self._fds.add(self._scratch)
 
     def _withdraw(self) -> None:
-        """Close the pipe that a starting process waits for, so it ends. Killing bubblewrap would strand its child."""
+        """Close the pipe that a starting process waits for, to end it. Killing bubblewrap would strand its child."""
         self._drop(self._go)
         self.process.wait(_BACKSTOP_SECONDS)
 
@@ -390,7 +390,7 @@ class Started:
         return None
 
     def _read(self, source: int, output: bytearray) -> bool:
-        """Append output up to its limit. Return False at the end."""
+        """Append output up to its limit. Return False at its end."""
         part = os.read(source, 1 << 16)
         output += part[: max(0, self._limits.output_bytes + 1 - len(output))]
         return bool(part)
@@ -418,7 +418,7 @@ class Started:
 
 
 class Tree:
-    """The processes that descend from `root`, and it."""
+    """`root` and the processes that descend from it."""
 
     def __init__(self, root: int) -> None:
         self.root = root
@@ -442,7 +442,7 @@ class Tree:
         return found
 
     def usage(self) -> tuple[float, int, int]:
-        """Return seconds of processor time so far, bytes of memory now, processes and threads now.
+        """Return seconds of processor time so far, bytes of memory now, number of threads now.
 
         Processor time includes ended processes that were waited for. A page shared since a fork counts for each process
         (see `memory_bytes`).
@@ -459,7 +459,7 @@ class Tree:
         return ticks / _TICK, kib << 10, tasks
 
     def memory_bytes(self) -> int | None:
-        """Measure memory in use, each shared page once; slower. None if the kernel doesn't tell this user."""
+        """Measure memory in use, each shared page once. Slower than `usage`. None if the kernel denies it."""
         kib = 0
         for pid in self.pids():
             try:
@@ -472,7 +472,7 @@ class Tree:
         return kib << 10
 
     def kill_below(self) -> None:
-        """End all but the root, which must stay to reap orphans."""
+        """End all below the root, which must stay to reap orphans."""
         deadline = time.monotonic() + GONE_SECONDS
         while (others := self.pids()[1:]) and time.monotonic() < deadline:
             for pid in others:
@@ -481,7 +481,7 @@ class Tree:
             time.sleep(0.002)
 
     def kill_root(self) -> bool:
-        """End the root; if it is the first of a namespace, all others end first. Return False if it takes too long."""
+        """End the root; if it is process 1 of a namespace, all others end first. Return False if that is slow."""
         if self._root is None:
             return True
         with contextlib.suppress(ProcessLookupError):
@@ -496,7 +496,7 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Give processes of the block fixed addresses, so `print(object())` repeats. The code is untrusted anyway."""
+    """Start processes of the block without address randomisation, so that `print(object())` repeats."""
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
     if before != -1:
@@ -515,7 +515,7 @@ def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> li
 
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
-    """Compute RLIMIT_NPROC: it counts the user's other processes, but from Linux 5.14 on only within the namespace."""
+    """Compute RLIMIT_NPROC, which counts all of the user's processes; from Linux 5.14 on only in the namespace."""
     if way is None:
         others = _tasks_of(uid)
     elif not way.user_namespace:

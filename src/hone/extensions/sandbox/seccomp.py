@@ -47,7 +47,7 @@ vmsplice 278 75, remap_file_pages 216 234, setxattr 188 5, lsetxattr 189 6, fset
 mlock2 325 284, mlockall 151 230, mbind 237 235, migrate_pages 256 238, move_pages 279 239,
 set_mempolicy 238 237, set_mempolicy_home_node 450 450, io_setup 206 0,
 """
-"""Number on x86_64 and on aarch64; -: there is no such call."""
+"""Names; numbers on x86_64 and on aarch64 (-: no such call)."""
 DENIED: dict[str, tuple[int | None, int | None]] = {
     name: (int(x86_64), None if aarch64 == "-" else int(aarch64))
     for line in _DENIED.splitlines()
@@ -64,7 +64,7 @@ NEW_NAMESPACES = 0x7E020000
 TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into a terminal. The kernel looks at the low 32 bits of the request alone."""
 SIGCHLD = 17
-"""A process that ignores it has the kernel forget the processor time of ended children, so no limit holds."""
+"""If a process ignores SIGCHLD, the kernel forgets its ended children's processor time, so no limit holds."""
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 ERRNO = 0x00050000
@@ -77,8 +77,8 @@ def program(machine: str | None = None) -> bytes:
     machine = machine or platform.machine()
     if machine not in MACHINES:
         raise UserError(
-            f"the sandbox knows the system calls of {' and '.join(MACHINES)}, not those of {machine}: use a machine of "
-            'these, or isolation "none" if it has nothing to lose'
+            f"the sandbox knows the system calls of {' and '.join(MACHINES)}, not those of {machine}: use one of these "
+            'machines, or isolation "none" if this one has nothing to lose'
         )
     column = MACHINES.index(machine)
     refuse, unknown = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS

@@ -14,7 +14,7 @@ from hone.errors import UserError
 
 class TeacherConfig(AskedConfig):
     """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
-    towards it. It has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
+    towards it. The teacher has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
 
     place = "teacher"
 
@@ -27,7 +27,7 @@ class TeacherConfig(AskedConfig):
     coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Weight of log π_teacher - log π (minus the token's reverse KL) in a token's advantage."""
     reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Weight of the completion's advantage by rewards, added to that; 0 learns from the teacher alone."""
+    """Weight of the completion's advantage from rewards, added to that; 0: learn only from the teacher."""
 
     @field_validator("base_url")
     @classmethod
@@ -53,12 +53,12 @@ class RLKeys(BaseConfig):
             )
         if orch.refill is not None:
             raise UserError(
-                "with a teacher groups of equal rewards teach something too, so orchestrator.refill has nothing to "
+                "a teacher makes groups of equal rewards teach something too, so orchestrator.refill has nothing to "
                 "replace: leave it out"
             )
         if self.trainer.loss.type == "gspo":
             raise UserError(
-                'trainer.loss.type = "gspo" has one ratio for a completion, so a token would not get what the teacher '
-                'says of it: set it to "clip"'
+                'trainer.loss.type = "gspo" has one ratio for a completion, but a teacher scores each token: '
+                'set it to "clip"'
             )
         return self

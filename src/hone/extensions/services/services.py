@@ -6,8 +6,8 @@
     hone.rl(reward_funcs=[correct, helpful], ...)         or a line of a task file:  Rubric([correct, helpful])
 
 A reply is recorded once per question in the run's `judgements.jsonl`, with its tokens: the same completion always gets
-the same reward, and `regrade` and `verify` need no network. A service that does not answer, or not with a number within
-its bounds, makes the sample a `grader_error`, never a reward of 0.
+the same reward, and `regrade` and `verify` need no network. If a service does not answer with a number within its
+bounds, the sample is a `grader_error`, never a reward of 0.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def last_number(text: str) -> float | None:
 class Judge(Service):
     """A reward by a language model at an OpenAI-compatible URL: the last number of its reply, divided by `out_of`.
 
-    `7`, `7/10` and `7 out of 10` are 7 where `out_of` is 10. A number below 0 or above `out_of`, one on another scale
-    (`4/5`), and a reply that was cut off (`finish_reason` is not "stop") are no verdict but an error.
-    `prompt` is what it is asked, with {prompt}, {completion} and {answer} in it. `read` gets another number out of a
-    reply, None for none. The key is in the variable `api_key_env`. `price` is what a million tokens cost, in and out;
-    `concurrency` the most requests at a time. It waits `timeout` seconds for a reply and asks `retries` times again,
-    all within twice that time: `grading.timeout` is at least so long for its task.
+    With `out_of` 10, `7`, `7/10` and `7 out of 10` are 7. A number below 0 or above `out_of`, a number on another scale
+    (`4/5`), and a reply that was cut off (`finish_reason` is not "stop") are errors. `prompt` is a template of the
+    request, with {prompt}, {completion} and {answer}. `read` returns the number in a reply, or None. The key is in the
+    variable `api_key_env`. `price` is the cost of a million tokens, in and out; `concurrency` the most requests at a
+    time. A judge waits `timeout` seconds for a reply and asks up to `retries` times again, in all twice `timeout` at
+    most: its task's `grading.timeout` is no shorter.
     """
 
     model: str
@@ -75,7 +75,7 @@ class Judge(Service):
         if not self.prompt or "completion" not in _FIELDS.findall(self.prompt):
             raise UserError(f"the prompt of judge {self.name!r} has no {{completion}} in it, so it would judge nothing")
         if not 0 < self.out_of < math.inf:
-            raise UserError(f"out_of of judge {self.name!r} is {self.out_of}: give its best mark, a number above 0")
+            raise UserError(f"out_of of judge {self.name!r} is {self.out_of}: give the best mark, a number above 0")
         if self.base_url is not None:
             server_url(self.base_url, "api_key_env")
 
@@ -113,8 +113,8 @@ class Judge(Service):
 class HTTPReward(Service):
     """A reward by a server: `prompt`, `completion` (messages), `answer` and `info` are posted to `url` as JSON.
 
-    It answers with a number within `bounds`, or with {"reward": number}. It gets `timeout` seconds, and is asked
-    `retries` times again where it is down or busy, all within twice that time. A key for it is in the variable
+    The server answers within `timeout` seconds with a number within `bounds`, or {"reward": number}. If it is down or
+    busy, it is asked up to `retries` times again, in all twice `timeout` at most. Its key is in the variable
     `api_key_env`.
     """
 

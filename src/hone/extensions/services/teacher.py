@@ -3,7 +3,7 @@
     teacher = Teacher.connect(config.teacher, renderer, vocab_size, seq_len)
     groups = teacher(groups)              # with the column teacher_logprobs
 
-Tokens are sent as ids, one completion with its prompt a request. hone's server and vLLM answer with the logprobs of the
+A request has the token ids of one prompt and completion. hone's server and vLLM answer with the logprobs of the
 prompt's tokens (`prompt_logprobs`).
 """
 
@@ -32,7 +32,7 @@ _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
 def connect(config: Any, renderer: ChatRenderer, vocab_size: int) -> tuple[Teacher, str]:
-    """Connect to the teacher of a run; return it and its name in messages."""
+    """Connect to the teacher of a run; return it and its name for errors."""
     teacher = Teacher.connect(config.teacher, renderer, vocab_size, config.seq_len)
     return teacher, f"the teacher at {config.teacher.base_url}"
 
@@ -123,8 +123,8 @@ class Teacher:
                 await teacher._score(client, [expected[0], vocab_size - 1])
             except RequestRejected as error:
                 raise UserError(
-                    f"the policy may sample ids up to {vocab_size - 1}, and the teacher {known[0].id} does not take "
-                    f"that one ({error.reason}): serve one with at least that vocabulary"
+                    f"the policy may sample ids up to {vocab_size - 1}, but the teacher {known[0].id} refuses that id "
+                    f"({error.reason}): serve a teacher with at least that vocabulary"
                 ) from None
             return teacher
 

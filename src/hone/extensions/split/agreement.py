@@ -1,4 +1,4 @@
-"""The trainer's checks before a session: both roles must have the same run."""
+"""The trainer's checks before a session: its config and checkpoint must fit the orchestrator's run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hone.trainer.step import Trainer
 
 
 def shared_values(config: RLConfig) -> dict[str, Any]:
-    """Return the dotted keys that decide what a trainer computes, for `Session.shared`: both roles must agree on them.
+    """Return keys and values that decide what a trainer computes, for `Session.shared`: both roles must agree.
 
     A model in a local folder is named by its absolute path.
     """
@@ -34,34 +34,34 @@ def shared_values(config: RLConfig) -> dict[str, Any]:
 
 
 def check_agreement(config: RLConfig, session: Session, place: str) -> None:
-    """Raise UserError if the session has another value for a shared key; `place` says where `config` comes from."""
+    """Raise UserError if a shared key differs between the session and `config`. `place` is the config's name."""
     for key, ours in shared_values(config).items():
         theirs = session.shared.get(key, ours)
         if ours != theirs:
             raise UserError(
                 f"{key} is {ours} in {place}, but {theirs} in the orchestrator's "
-                f"({Path(session.output_dir) / CONFIG}): start both with the same, in both files or by "
+                f"({Path(session.output_dir) / CONFIG}): set the same value in both files, or by "
                 f"--{key.replace('_', '-')}"
             )
 
 
 def checkpoint_of(session: Session) -> Path | None:
-    """Return the folder that the session continues from; None for the initial model. Raises UserError if it is gone."""
+    """Return the session's checkpoint folder; None for the initial model. Raises UserError if the folder is missing."""
     if session.checkpoint is None:
         return None
     folder = Path(session.checkpoint)
     if not folder.is_dir():
         raise UserError(
-            f"the run goes on from {folder}, which this trainer does not see: give it the file system that the "
+            f"the run resumes from {folder}, which this trainer does not see: mount the file system that the "
             "orchestrator writes to"
         )
     return folder
 
 
 def check_checkpoint(folder: Path, trainer: Trainer) -> None:
-    """Raise UserError if a checkpoint is of another model than the trainer's. Reads no tensor."""
+    """Raise UserError if a checkpoint has another model than the trainer. Reads only shapes."""
     if problem := misfit(shapes(folder), trainer.model.trained):
         raise UserError(
-            f"{folder} is of another model than this trainer's ({problem}): start it with the model and the precision "
-            "of the run"
+            f"{folder} has another model than this trainer ({problem}): start the trainer with the model and the "
+            "precision of the run"
         )

@@ -1,4 +1,4 @@
-"""`hone rl` in mode split; `hone trainer` and `hone orchestrator`, its parts."""
+"""`hone rl` in mode split, and its roles `hone trainer` and `hone orchestrator`."""
 
 from hone.extension import Command, Function
 

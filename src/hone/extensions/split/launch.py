@@ -1,12 +1,12 @@
 """The launcher: starts the roles of a run in mode split, each in a separate process, and ends them.
 
-    Launch(roles, ...).run()      until the orchestrator has ended; its exit code
+    Launch(roles, ...).run()      returns the orchestrator's exit code
 
-- Their lines go into a log for each role; the orchestrator's are shown as well.
-- If a role dies, trainer and orchestrator are started again from the last checkpoint. If it was the only server, the
-  orchestrator saves first, and the server starts again too. If there are several servers, only dead ones start again.
-  After `restarts` of these the run ends.
-- Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, so do all others, in every case.
+- The output of each role goes into a log; the orchestrator's is also shown.
+- If a role dies, trainer and orchestrator start again from the last checkpoint. If the only server dies, the
+  orchestrator saves first, and the server starts again too. If one of several servers dies, only it starts again. After
+  `restarts` restarts the run ends.
+- Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, all other processes are ended.
 
 Standard library only: it must not fail.
 """
@@ -29,19 +29,19 @@ from hone.loops.child import ORCHESTRATOR, TRAINER, Child, Log, serves
 from hone.processes import TICK, end_all, free_port, wait_all
 
 RESTARTED = "HONE_RESTARTED"
-"""Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
+"""Environment variable of the orchestrator: a JSON list of the restarts that it has to record."""
 HOST = "127.0.0.1"
-"""Address of a run's server, which only this machine uses."""
+"""Address of a run's servers, reached from this machine only."""
 PATIENCE = 10.0
 """Seconds between SIGTERM and SIGKILL for processes that must end."""
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TOGETHER = 60.0
-"""Seconds within which deaths of different servers, by signals or with their node, count as one."""
+"""Seconds within which several servers that were killed or lost count as one restart."""
 _LETTING_GO = 30.0
 """Seconds that a dead server's port may stay in use."""
 _FOLLOWING = 2.0
-"""Seconds for other processes to print why they end, after one has ended."""
+"""Seconds to wait for other processes' errors after the first process has ended."""
 _AT_ONCE = 3.0
 """Seconds for the orchestrator to record the interruption after a second Ctrl-C."""
 _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -50,7 +50,7 @@ _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTER
 
 @dataclass(frozen=True)
 class Role:
-    """A role's command: `first` is added at the start of the run, `again` at restarts; a server has a `port`."""
+    """A role's command, with arguments `first` at the start and `again` at restarts; `port` for a local server."""
 
     name: str
     command: Sequence[str]
@@ -62,7 +62,7 @@ class Role:
 
 
 class Stop:
-    """While entered, signals that end a run are only recorded. `first` is the first one. Main thread only."""
+    """While entered, records signals instead of ending. `first` is the first signal. Main thread only."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -93,11 +93,11 @@ class Stop:
 
 @dataclass(eq=False)
 class Launch:
-    """The processes of one run in `folder`. `began` gets them; `opened` runs when the run's directory is open.
+    """The processes of one run in `folder`. `began` gets the processes; `opened` runs once the run directory is in use.
 
-    Logs are in `scratch` until then, in `folder`/logs from then on. `env` are the variables of all processes. `child`
-    starts one. `say` prints a line, `from_where` names the checkpoint to resume from, and `go_on` is the command to
-    resume.
+    Logs are in `scratch` before `opened`, in `folder`/logs after it. `env` are the variables of all processes. `child`
+    starts a process, `say` prints a line, `from_where` names the checkpoint to resume from, and `go_on` is the command
+    to resume.
     """
 
     roles: Sequence[Role]
@@ -115,7 +115,7 @@ class Launch:
     _children: dict[str, list[Child]] = field(default_factory=dict, init=False)
     _restarted: int = field(default=0, init=False)
     _died_together: tuple[float, set[str]] = field(default=(float("-inf"), set()), init=False)
-    """Time of the first of the last simultaneous deaths of servers, and their roles."""
+    """Deaths of servers that count as one restart: time of the first; all roles."""
     _unnoted: list[dict[str, Any]] = field(default_factory=list, init=False)
     """Restarts that no orchestrator has recorded yet."""
     _is_open: bool = field(default=False, init=False)
@@ -126,9 +126,9 @@ class Launch:
         self._logs = {role.name: Log(self.scratch / f"{role.name}.log") for role in self.roles}
 
     def run(self) -> int:
-        """Start all, and return the orchestrator's exit code at the end. A second Ctrl-C ends all at once.
+        """Start all roles, and return the orchestrator's exit code at the end. A second Ctrl-C ends all at once.
 
-        Raises UserError, with the role that died and the cause.
+        Raises UserError if a role's death ends the run.
         """
         with self._stop:
             try:
@@ -162,7 +162,7 @@ class Launch:
             children.append(self.child(role.name, rank, command, env | ranked, self._logs[role.name], drives))
 
     def _turn(self) -> int | None:
-        """Check every process once and act on it; return the exit code once the run has ended."""
+        """Handle new signals and deaths; return the exit code once the run has ended."""
         self._look_at_run()
         for signum in self._stop.take():
             if not self._is_open:
@@ -183,7 +183,7 @@ class Launch:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def _look_at_run(self) -> None:
-        """Open the run once run.json names the current orchestrator, which has then recorded restarts; move logs."""
+        """If run.json names the orchestrator, restarts are recorded: forget them. The first time, call `opened`."""
         if self._is_open and not self._unnoted:
             return
         from hone.runs.view import PROCESS_LOGS, run_info  # loads packages, which the start does without
@@ -201,7 +201,7 @@ class Launch:
                 self.opened()
 
     def _judge(self, dead: list[Child]) -> int | None:
-        """Decide what follows from deaths: the run's exit code, a UserError, or a new start."""
+        """Handle deaths: return the run's exit code, raise UserError, or restart roles and return None."""
         code, stopping = self._driver.code, self._stop.first
         if code is not None and (stopping or code in _FINISHED):
             return code if code >= 0 else 128 + (stopping or 0)
@@ -237,7 +237,7 @@ class Launch:
         return None
 
     def _culprit(self, dead: list[Child]) -> Child:
-        """Return the process that caused the end: one with a user's error first, then a killed one."""
+        """Return the likely cause: a process that exited with 2, else a killed one, else the first."""
         if all(child.role == TRAINER and (child.code or 0) >= 0 for child in dead):
             ranks = self._children[TRAINER]
             self._wait(ranks, _FOLLOWING)
@@ -245,7 +245,7 @@ class Launch:
         return min(dead, key=lambda child: (child.code != 2, (child.code or 0) >= 0))
 
     def _not_begun(self, culprit: Child) -> int:
-        """Raise UserError with the reason of a failed start; return the exit code if the orchestrator reported it."""
+        """Raise UserError with the reason of a failed start; return 2 if the orchestrator has printed it."""
         if culprit.code != 2:
             when = "while it loaded" if serves(culprit.role) else "before the run began"
             raise UserError(f"{culprit.name} {culprit.cause} {when}; its log: {self._logs[culprit.role].path}")
@@ -276,7 +276,7 @@ class Launch:
         return killed and time.monotonic() < since + _TOGETHER
 
     def _start_servers(self, dead: Sequence[Child]) -> None:
-        """Restart only servers: the orchestrator uses the others, or waits."""
+        """Restart dead servers; the orchestrator uses the others, or waits."""
         names = {child.role for child in dead}
         if self._died_with_others(dead):
             self._died_together[1].update(names)
@@ -290,7 +290,7 @@ class Launch:
         self._start_when_free([role for role in self.roles if role.name in names])
 
     def _start_when_free(self, roles: Sequence[Role]) -> None:
-        """Start them once ports are free: processes of a dead server (vLLM) may hold its port for a while."""
+        """Start roles once ports are free: a dead server's children (vLLM) may hold its port for a while."""
         ports, until = [role.port for role in roles if role.port], time.monotonic() + _LETTING_GO
         while any(map(port_problem, ports)) and time.monotonic() < until and self._stop.first is None:
             time.sleep(TICK)
@@ -311,7 +311,7 @@ def _capital(text: str) -> str:
 
 
 def port_problem(port: int) -> OSError | None:
-    """Return why no server could listen there now; None if one could."""
+    """Return the error of listening on `port`; None if it is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""RL in one process for each role: the processes that `hone rl` starts in mode split, and their configs."""
+"""The processes of the roles that `hone rl` starts in mode split, and their configs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from hone.runs.view import LAUNCHER as LOCK
 
 
 def run_split(config: RLConfig) -> int:
-    """Start a process for each role, and return the orchestrator's exit code when they have ended.
+    """Start the processes of all roles, and return the orchestrator's exit code when all have ended.
 
-    The roles read the resolved config from files of the launcher, so a restarted one reads the same. Raises UserError
-    if one can't be started, or its death ends the run.
+    The roles read the config from files of the launcher, so a restarted role reads the same config. Raises UserError if
+    a role can't be started, or its death ends the run.
     """
     folder, inference = config.output_dir, config.inference
     if holder(folder) is not None:
@@ -48,8 +48,8 @@ def run_split(config: RLConfig) -> int:
     for port in range(inference.port, inference.port + inference.replicas) if serves else ():
         if (problem := port_problem(port)) is not None:
             raise UserError(
-                f"port {port} can't be listened on ({problem.strerror}): if another server has it, sample from that "
-                f"with --orchestrator.client.base-url http://localhost:{port}/v1, or have one started on another with "
+                f"port {port} can't be listened on ({problem.strerror}): to sample from the server that has it, give "
+                f"--orchestrator.client.base-url http://localhost:{port}/v1; for another port, "
                 f"--inference.port {port + 1}"
             )
     machines = machines_of(config)
@@ -97,7 +97,7 @@ def run_split(config: RLConfig) -> int:
 
 
 def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) -> list[Role]:
-    """Return the processes of the run, with their configs in `scratch`; servers may be `on_gpus` of other machines."""
+    """Write the configs of the run's processes into `scratch`; return the processes. `on_gpus`: servers use GPUs."""
     whole = scratch / CONFIG
     whole.write_text(run_toml(config, "rl"), encoding="utf-8")
     python = [sys.executable, "-P", "-m", "hone.cli"]
@@ -111,7 +111,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
     shares = any(not set(gpus).isdisjoint(placement.trainer) for gpus in placement.inference)
 
     def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
-        """Return the variables of a role that computes: its GPUs, and cores for its processes together."""
+        """Return the environment variables of a role that computes: its GPUs and its cores."""
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         return {CORES: str((1 if machines else processes) * cores)} | devices
 
@@ -142,7 +142,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
 
 
 def variables(memory: Path | None) -> dict[str, str]:
-    """Return the environment of all roles: unbuffered lines, no spinning on shared cores, the folder in `memory`."""
+    """Return the variables of all roles: unbuffered output, no spinning on shared cores, the folder `memory`."""
     foreign = (*FOREIGN, DETACHED, VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if name not in foreign}
     launched = {COMMAND: json.dumps(sys.argv), LAUNCHER: str(os.getpid())}
@@ -151,7 +151,7 @@ def variables(memory: Path | None) -> dict[str, str]:
 
 
 def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeConfig:
-    """Return the config of a server of the run, which takes less memory on a GPU that it `shares` with the trainer."""
+    """Return the config of a server of the run. It takes less memory if it `shares` a GPU with the trainer."""
     inference = config.inference
     names = EngineConfig.model_fields.keys() - {"replicas", "kv_gib"}
     settings: dict[str, Any] = {name: getattr(inference, name) for name in names}
@@ -169,12 +169,12 @@ def introduction(config: RLConfig, children: Sequence[Child]) -> str:
     machines = machines_of(config)
     place = machines.place if machines else "this machine"
     lines = [f"RL in {len(children)} processes on {place}, into {folder}"]
-    lines += [f"    inference     the server that is up at {url}" for url in urls]
+    lines += [f"    inference     the running server at {url}" for url in urls]
     for role in dict.fromkeys(child.role for child in children):
         pids = " ".join(str(child.pid) for child in children if child.role == role)
         where = machines.process_place if machines and pids.startswith("0") else f"pid {pids}"
         lines.append(f"    {role:<13} {where}: log {folder / PROCESS_LOGS / f'{role}.log'}")
     if machines and machines.graders:
         lines.append(f"    {'graders':<13} {machines.graders} on {machines.place}, if the rewards need processes")
-    end = f"To end all of them, saved: Ctrl-C, or hone runs stop {shlex.quote(str(folder))}"
+    end = f"To save and end all: Ctrl-C, or hone runs stop {shlex.quote(str(folder))}"
     return "\n".join([*lines, f"{end}. To follow: bash scripts/tmux.sh {shlex.quote(str(folder))}"])

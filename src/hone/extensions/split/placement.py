@@ -23,16 +23,16 @@ def server_roles(count: int) -> list[str]:
 
 
 def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> Placement:
-    """Place the run's servers on the first GPUs, `each` on that many, and the trainer's ranks on the last.
+    """Place servers on the first GPUs, with `each` GPUs a server, and the trainer's ranks on the last GPUs.
 
-    One server and the trainer share a GPU if there are too few. Without GPUs it returns an empty placement. UserError
-    if ranks would have to share one, which NCCL refuses, or several servers, or a server of several GPUs.
+    If GPUs are too few, a single server of one GPU shares it with the trainer. Without GPUs the tuples are empty.
+    UserError if ranks (NCCL refuses that), several servers, or a server of several GPUs would share a GPU.
     """
     wanted = servers * each
     if gpus and wanted > 1 and wanted + ranks > len(gpus):
         raise UserError(
-            f"inference.replicas = {servers} of {each} GPU{'' if each == 1 else 's'} and trainer.ranks = {ranks} take "
-            f"{wanted + ranks} GPUs, and there {'is' if len(gpus) == 1 else 'are'} {len(gpus)} here: lower one of them"
+            f"inference.replicas = {servers} of {each} GPU{'' if each == 1 else 's'} and trainer.ranks = {ranks} need "
+            f"{wanted + ranks} GPUs, but there {'is' if len(gpus) == 1 else 'are'} {len(gpus)}: lower replicas or ranks"
         )
     if gpus and ranks > len(gpus):
         raise UserError(

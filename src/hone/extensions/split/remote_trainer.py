@@ -1,7 +1,7 @@
 """The orchestrator's side of a trainer in other processes: sends batches, receives versions of weights.
 
-A thread gives each new version to the server while that samples: it receives results in order, makes the server load
-their weights, and gets the logprobs of the canary; the loop collects finished versions.
+A thread gives each new version to the servers while they sample: it receives results in order, makes the servers load
+the weights, and asks them for the canary's logprobs. The loop collects finished versions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAREWELL = 10.0
 
 @dataclass(frozen=True)
 class Published:
-    """A trainer's version: result, canary logprobs by server (None: not loaded), the update's seconds and error."""
+    """A trainer's version: result, each server's canary logprobs (None: not loaded), seconds and error of loading."""
 
     result: Result
     scores: Sequence[Sequence[float]] | None = None
@@ -50,16 +50,16 @@ class Published:
 
 
 class _Closed(Exception):
-    """Ends the thread."""
+    """Raised to end `_publish_all`."""
 
 
 class RemoteTrainer(Updates):
     """`Updates` by a trainer in other processes; the first `take` returns the version that `session` begins with.
 
-    `alive` runs at every check while waiting, and may raise, as the check of `saver.stop` does: when the run has to
-    end, nothing more is published. After an error of the server nothing is published either, but later versions of the
-    trainer are still returned. The trainer writes its part of the checkpoints that `saver` wants. A version with
-    `holds(version)` stays at the server until it is released, so that it alone is measured.
+    `alive` runs at every check while waiting, and may raise. After `saver.stop` abandons a step, or a server fails,
+    servers get no more weights, but `take` still returns later versions of the trainer. The trainer writes its part of
+    the checkpoints that `saver` wants. If `holds(version)`, the servers keep this version until `release`, so that it
+    alone is evaluated.
     """
 
     saver: Saver
@@ -79,12 +79,12 @@ class RemoteTrainer(Updates):
         self.max_steps, self.holds, self.alive = max_steps, holds, alive
         self.version = self._put = session.start
         self.retained: int | None = None
-        """The saved version: its weights must stay for now."""
+        """The version that is being saved: keep its weights."""
         self.published: Published | None = None
-        """The source of `version`."""
+        """Result of publishing `version`."""
         self._released = session.start - 1
         self._served = session.start
-        """The server's version: files that it has mapped must not be overwritten."""
+        """The servers' version: its files are mapped, and must not be overwritten."""
         self._quiet = self._closed = self._ended = self._by_disk = False
         self._done: SimpleQueue[Published | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._publish_all, name="publisher", daemon=True)
@@ -111,7 +111,7 @@ class RemoteTrainer(Updates):
         return not self._done.empty()
 
     def take(self) -> Update:
-        """Return the next version, once the server has it."""
+        """Return the next update, once the servers have its weights."""
         began, weights = time.perf_counter(), self._weights
         with self.run.phase("wait"):
             published = self._collect()
@@ -127,7 +127,7 @@ class RemoteTrainer(Updates):
         return Update(result.metrics, weights, timings, tokens)
 
     def publish(self, version: int) -> Gap | None:
-        """Return the largest gap of a server; None if no server can score given tokens."""
+        """Return the largest gap of all servers; None if no server can score given tokens."""
         self._note_servers()
         published = self.published
         assert published is not None and published.result.version == version
@@ -160,9 +160,9 @@ class RemoteTrainer(Updates):
         return self._weights
 
     def part(self, version: int) -> Path:
-        """Return the folder with the trainer's part of the checkpoint of `version`, its current one.
+        """Return the folder with the trainer's part of the checkpoint of the current `version`.
 
-        If its batch did not ask for it, this ends the session: the trainer writes it, and waits for another session.
+        If no batch asked for that part, end the session: the trainer writes the part, and waits for another session.
         """
         if version not in self._parts:
             assert self._put == version, "no batch is on its way"
@@ -172,7 +172,7 @@ class RemoteTrainer(Updates):
         return self._parts.pop(version)
 
     def close(self) -> None:
-        """End the session in any state, and the thread; a trainer that waits for a batch is notified."""
+        """End the session, in any state, and the thread; notify a trainer that waits for a batch."""
         self._quiet = self._closed = True
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -213,7 +213,7 @@ class RemoteTrainer(Updates):
             return published
 
     def _interrupt(self) -> None:
-        """End a wait for the trainer if it is gone, or, in the thread, once the session is closed."""
+        """End a wait by an exception if the trainer is gone or, in the thread, if the session is closed."""
         if not self._closed:
             self.alive()
         elif threading.current_thread() is self._thread:
@@ -253,7 +253,7 @@ class RemoteTrainer(Updates):
 
 
 def link_files(source: Path, folder: Path) -> None:
-    """Put the files of `source`, an adapter's too, into `folder`: as links, or as copies where links are impossible."""
+    """Hard-link all files below `source` into `folder`; copy them where links are impossible."""
 
     def link(file: str, target: str) -> None:
         try:

@@ -1,8 +1,8 @@
-"""The trainer of a run in mode split: receives batches by the transport, and publishes new weights.
+"""The trainer of a run in mode split: receives batches by the transport, and publishes weights.
 
-A session of the orchestrator begins with the initial model, or a checkpoint; its weights are published, then new ones
-after every batch, each followed by a result. A restarted orchestrator opens another session. On several ranks only rank
-0 uses the transport; the others follow it.
+A session of the orchestrator begins with the initial model or a checkpoint. The trainer publishes these weights, then
+new weights after every batch, and each time a result. A restarted orchestrator opens another session. On several ranks
+only rank 0 uses the transport; the other ranks follow it.
 
     hone trainer @ train.toml
     torchrun --nproc-per-node 2 src/hone/extensions/split/serve.py @ train.toml
@@ -27,11 +27,11 @@ from hone.trainer.ranked import RankedTrainer
 from hone.trainer.token_stats import TokenStats
 
 SAY_AFTER = 60.0
-"""Seconds of waiting until a line is printed; then each time that they have doubled."""
+"""Seconds of waiting until a line says so; repeated whenever the wait has doubled."""
 
 
 class TrainerLoop:
-    """Serves sessions until a run has ended. `trainer.start` makes the trainer of the initial model."""
+    """Serves sessions until a run has ended. `trainer.start` begins with the initial model."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TrainerLoop:
         transport.interrupt = self._look
 
     def serve(self, hello: Hello) -> int:
-        """Write `hello`, and serve one session after the other; returns the version at the end of the run."""
+        """Write `hello`, then serve one session after another; return the version at the end of the run."""
         last = None
         try:
             self.transport.say_hello(hello)
@@ -102,9 +102,9 @@ class TrainerLoop:
         tokens = self.trainer.token_stats()
         seconds = {"train": time.perf_counter() - began, "wait": waited}
         self._publish(session, metrics, seconds, order.save, tokens)
-        loss = f"loss {metrics['loss']:.4g}" if "loss" in metrics else "no signal, weights as they were"
+        loss = f"loss {metrics['loss']:.4g}" if "loss" in metrics else "no signal, weights unchanged"
         trained = f"{order.tokens:,} tokens in {seconds['train']:.2f} s"
-        self.say(f"step {order.step}: {trained}, waited {waited:.2f} s for it, {loss}")
+        self.say(f"step {order.step}: {trained}, waited {waited:.2f} s for the batch, {loss}")
 
     def _end(self, order: Order, waited: float) -> None:
         seconds, version = {"wait": waited}, self.trainer.version
@@ -113,7 +113,7 @@ class TrainerLoop:
         self.transport.put_result(result)
         self.say(f"The session has ended at version {version}.")
         if version < self.config.max_steps:
-            self.say(f"Waiting for another one at {self.transport.path}")
+            self.say(f"Waiting for another session at {self.transport.path}")
 
     def _publish(
         self,
@@ -123,7 +123,7 @@ class TrainerLoop:
         save: str | None = None,
         tokens: TokenStats | None = None,
     ) -> None:
-        """Write the weights, and the part of the checkpoint if it is wanted; then report that they are there."""
+        """Write the weights and, if `save` is set, the trainer's part of a checkpoint; then put the result."""
         began, version = time.perf_counter(), self.trainer.version
         reserve = partial(reserve_policy, self.trainer.trainer)
         with self.transport.weights_dir(version, reserve) as (folder, reserved):
@@ -135,9 +135,9 @@ class TrainerLoop:
         self.transport.put_result(Result(version, metrics, self.trainer.fingerprint(), scores, seconds, saved, arrays))
 
     def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
-        """Write the trainer's part of a checkpoint. Raises UserError if the disk does not take it.
+        """Write the trainer's part of a checkpoint. Raises UserError if it can't be written.
 
-        Returns False if the folder is gone: a restarted orchestrator cleans up before its session.
+        Returns False if the folder is gone: a restarted orchestrator removes unfinished parts.
         """
         began = time.perf_counter()
         try:

@@ -1,6 +1,6 @@
-"""RL in several processes: servers sample, the trainer trains, and this one draws, grades and sends batches.
+"""RL in several processes: servers sample, the trainer trains, and this process draws, grades and sends batches.
 
-The steps are `hone.loops.steps`; the policy is behind servers, the trainer behind a folder.
+The loop is `hone.loops.steps`; it reaches servers by HTTP, the trainer through a folder.
 
     rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml
 """
@@ -47,7 +47,7 @@ HELLO_SECONDS = 1.0
 
 
 class SeveralProcesses:
-    """Servers sample, and a trainer in other processes makes the updates. `launched`: the launcher watches it."""
+    """Servers sample, and a trainer in other processes trains. `launched`: a launcher watches the trainer."""
 
     def __init__(self, launched: bool) -> None:
         self.launched = launched
@@ -66,8 +66,8 @@ class SeveralProcesses:
         trainer = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
         if rl.config.algorithm and trainer.loss != rl.config.trainer.loss:
             raise UserError(
-                f"algorithm = {rl.config.algorithm} sets another trainer.loss than the trainer has that is up: start "
-                f"that with --algorithm {rl.config.algorithm}, too"
+                f"algorithm = {rl.config.algorithm} sets another trainer.loss than the running trainer has: start the "
+                f"trainer with --algorithm {rl.config.algorithm}, too"
             )
         config = rl.config = resolve(rl.config, Machine(rl.decoder, hello.device, trainer=(trainer, hello.threads)))
         config.check_kl_in_reward()
@@ -82,7 +82,7 @@ class SeveralProcesses:
         self.servers, self._absent = self._reach(config, rl.renderer)
         self.backend: str | None = self.servers[0].backend
         if any(server.backend != self.backend for server in self.servers):
-            raise UserError(f"{' and '.join(s.name for s in self.servers)} are of two kinds: sample from one of them")
+            raise UserError(f"{' and '.join(s.name for s in self.servers)} are different kinds of server: use one kind")
         if not self.servers[0].is_hone:
             config.refuse_cuts(sampler_name(self.servers[0].backend))
         is_initial = rl.source == config.model.name
@@ -131,7 +131,7 @@ class SeveralProcesses:
         return machines.carrier(server_roles(len(self.servers)), given_folder())
 
     def _reach(self, config: RLConfig, renderer: ChatRenderer) -> tuple[list[Server], set[int]]:
-        """Return the servers, and the numbers of absent ones: on other machines one running server is enough."""
+        """Return all servers, and the indices of absent ones: on a cluster one running server is enough."""
         client, urls = config.orchestrator.client, config.server_urls
 
         def reached(url: str, patience: float) -> Server:
@@ -160,7 +160,7 @@ class SeveralProcesses:
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:
-    """Return the check to call while waiting for the trainer: UserError if it is gone or was restarted."""
+    """Return a check to call while waiting. It raises UserError if the trainer is gone or was restarted."""
     looked, missed = time.monotonic(), 0
 
     def look() -> None:
@@ -173,7 +173,7 @@ def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Calla
         if missed == 2:  # once is not enough: its last words may not have been looked for since it left
             config = shlex.quote(str(folder / view.CONFIG))
             raise UserError(
-                f"the trainer (process {hello.pid} on {hello.host}) is gone, and what it had made since the last "
+                f"the trainer (process {hello.pid} on {hello.host}) is gone, with its work since the last "
                 f"checkpoint: start a trainer, and go on with: hone orchestrator @ {config} --resume"
             )
 

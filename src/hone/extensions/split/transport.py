@@ -1,18 +1,18 @@
 """Messages between the processes of a run in mode split, through a shared folder. Needs no torch.
 
-    TRANSPORT/session.npz                             the session of now; its id names what belongs to it
-    TRANSPORT/hello.npz                               the trainer of now
-    TRANSPORT/session-<id>/order_N.npz                from put to order, which takes it away
-    TRANSPORT/session-<id>/result_N.npz               from put_result to result, which takes it away
-    TRANSPORT/weights/session-<id>/step_N/            Hugging Face layout, as servers take them
-    MEMORY/session-<id>/step_N/                       the same in memory, where all are on one machine
-    MEMORY/session-<id>/spare/                        a version of before, to be written over
+    TRANSPORT/session.npz                             the current session; names of its folders have its id
+    TRANSPORT/hello.npz                               the current trainer
+    TRANSPORT/session-<id>/order_N.npz                written by put, removed by order
+    TRANSPORT/session-<id>/result_N.npz               written by put_result, removed by result
+    TRANSPORT/weights/session-<id>/step_N/            weights in Hugging Face layout, for servers
+    MEMORY/session-<id>/step_N/                       the same in memory, if all are on one machine
+    MEMORY/session-<id>/spare/                        an older version, to be overwritten
 
 Each message is a file in NumPy's `.npz` format, with checksums: its arrays, and the other fields as JSON. It has one
-writer and one reader, and appears whole, by a rename; nobody locks. On NFS a rename may be seen late, and a removed
-file may be seen for a while. So a reader lists the folder before it opens a file in it (which refreshes NFS), and
-treats a system error or a damaged file as "not yet". Files are not flushed to the disk: the folder lives as long as the
-processes. The next session removes what a killed process leaves.
+writer and one reader, and appears complete, by a rename, without locks. On NFS a rename may be seen late, and a removed
+file may be seen for a while. So a reader first lists the folder (which refreshes NFS), and takes a system error or a
+damaged file for "not yet". Files are not flushed to the disk, as only running processes need them. The next session
+removes the files of a killed process.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ Record = TypeVar("Record", "Session", "Hello", "Order", "Result")
 SESSION, HELLO = "session.npz", "hello.npz"
 SPARE = "spare"
 PREFIX = "session-"
-"""Prefix of a session's folders, which may be removed."""
+"""Prefix of sessions' folders; a new session removes old ones."""
 PATIENCE = 30.0
-"""Seconds for weights to appear here after their result."""
+"""Seconds to wait for weights after their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
-"""Seconds between checks: this share of the time waited so far, between shortest and longest."""
+"""Seconds between checks: SHARE of the time waited, but within SHORTEST and LONGEST."""
 _FACTS = "facts"
 
 
 @dataclass(frozen=True)
 class Session:
-    """One process of the orchestrator, from the opening of the run to its end. A trainer starts over with a new one.
+    """One process of the orchestrator, from opening the run to its end. The trainer starts anew for each session.
 
-    `start` is the first version: of `checkpoint` (a folder with the trainer's part of it), or 0 for the initial model.
-    `shared` are keys that both roles must have equal, with their values. `temperature` is the rollouts' temperature;
-    every result has the logprobs of the token ids in `canary`; `lag` is how many versions rollouts may be behind
-    (`max_async_level`). `memory` is a folder in memory that weights go to. `rollouts` of a prompt and the section
-    `advantage` make the advantages, which the trainer needs if the KL is in the reward.
+    `start` is the first version: the version in `checkpoint` (a folder with the trainer's part), or 0, the initial
+    model. `shared` are keys and values that must be equal in both roles. `temperature` is the rollouts' temperature.
+    Every result has the logprobs of the token ids in `canary`. Rollouts may be `lag` versions old (`max_async_level`).
+    `memory` is a folder in memory for weights. If the KL is in the reward, the trainer computes advantages, of
+    `rollouts` a prompt, as the section `advantage` says.
     """
 
     id: str
@@ -78,10 +78,10 @@ class Session:
 
 @dataclass(frozen=True)
 class Hello:
-    """One trainer, from its start to its end, before any session.
+    """A running trainer, described before any session.
 
-    `fingerprint` and `parameters` describe the initial model; rank 0 is process `pid` on `host`; `settings` is the
-    section `trainer` of its config; `digests` are of its other sources: an adapter, a loss of the user.
+    `fingerprint` and `parameters` describe the initial model. Rank 0 is process `pid` on `host`. `settings` is the
+    section `trainer` of its config. `digests` has digests of an adapter and of the user's functions.
     """
 
     id: str
@@ -98,10 +98,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Order:
-    """The trainer's task at version `step`: make an update on the batch in `arrays`, or end.
+    """The trainer's task at version `step`: make an update on the batch in `arrays`, or end the session.
 
-    `save` is a folder, which exists, for the trainer's part of the next checkpoint: of version `step` + 1 after a
-    batch, of `step` at the end. `tokens` is the size of the batch while it waits.
+    `save` is an existing folder for the trainer's part of a checkpoint: of version `step` + 1 after a batch, of `step`
+    at the end. `tokens` is the number of tokens in the batch.
     """
 
     step: int
@@ -113,11 +113,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Result:
-    """Version `version` of the weights is written. The first of a session is of its `start`, without metrics.
+    """Reports that the weights of `version` are written. A session's first result is for its `start`, without metrics.
 
-    `canary` are the logprobs of the session's canary tokens except the first, at its temperature. `seconds` by
-    activity: "train", "wait" (idle, before the order came), "publish", "save". `saved`: the order's `save` was done.
-    `arrays` are about the tokens of the step that made it (`TokenStats`), if they were recorded.
+    `canary` are logprobs of the session's canary tokens except the first, at the session's temperature. `seconds` by
+    activity: "train", "wait" (idle, before the order), "publish", "save". `saved`: the order's `save` is written.
+    `arrays` are statistics of the step's tokens (`TokenStats`), if recorded.
     """
 
     version: int
@@ -134,10 +134,10 @@ def open_transport(config: RLConfig) -> FileTransport:
 
 
 class FileTransport:
-    """One role's end of the transport. `max_tokens` bounds the batches that wait in it, counted by `Order.tokens`.
+    """One role's end of the transport. `max_tokens` limits the tokens of waiting batches (`Order.tokens`).
 
-    `interrupt` runs whenever a method that waits looks again, and may raise. All methods raise UserError if the
-    folder can't be used: not written, full, removed, or in use by another run.
+    `interrupt` runs at each check of a method that waits, and may raise. All methods raise UserError if the folder is
+    read-only, full, removed, or in use by another run.
     """
 
     def __init__(self, path: Path, max_tokens: int = 2**24, interrupt: Callable[[], None] = lambda: None) -> None:
@@ -150,7 +150,7 @@ class FileTransport:
         """Tokens of the batches that may still wait, by step."""
         if self.weights_root.is_symlink():
             raise UserError(
-                f"{self.weights_root} is a link, and hone removes old weights there: give a folder of its own with "
+                f"{self.weights_root} is a link, and hone removes old weights there: give another folder with "
                 "--transport.path"
             )
         with self._explaining():
@@ -181,7 +181,7 @@ class FileTransport:
     def put(self, order: Order) -> float:
         """Send an order to the trainer; returns the seconds that the batch waited for room.
 
-        There is room if no batch waits, or if the waiting ones and this one have at most `max_tokens` tokens.
+        There is room if no batch waits, or if the waiting batches and this one have at most `max_tokens` tokens.
         """
         began = time.perf_counter()
 
@@ -205,9 +205,9 @@ class FileTransport:
         return len(self._put), sum(self._put.values())
 
     def result(self, version: int, wait: bool = True) -> Result | None:
-        """Take the trainer's result of `version`, after its weights; None without `wait` if it isn't there.
+        """Remove and return the result of `version`; if `wait` is false, None while there is no result.
 
-        After an order to end there is another result of its version.
+        After an order to end, its version gets a second result.
         """
 
         def look() -> Result | None:
@@ -217,18 +217,18 @@ class FileTransport:
         return self._poll(look, None if wait else 0)
 
     def weights(self, version: int) -> Path:
-        """Return the weights of a version with a result. Raises UserError if they don't appear here."""
+        """Return the weights' folder of a version with a result. Raises UserError if it doesn't appear."""
         name = f"step_{version}"
         found = self._poll(lambda: next((f / name for f in self._weight_folders if name in names(f)), None), PATIENCE)
         if found is None:
-            raise UserError(f"the weights in {self._disk / name} are gone: somebody else removed them")
+            raise UserError(f"the weights in {self._disk / name} are gone: another program removed them")
         return found
 
     def drop(self, version: int, retained: int | None = None) -> None:
-        """Remove the weights of `version` and older ones, except `retained`.
+        """Remove the weights of `version` and of older versions, except `retained`.
 
         In memory one folder becomes `spare`: the next version overwrites its files. The caller guarantees that no
-        server reads them.
+        server reads these files.
         """
         for folder in self._weight_folders:
             for name in names(folder):
@@ -239,7 +239,7 @@ class FileTransport:
                     remove(folder / name)
 
     def close(self) -> None:
-        """End the run: remove everything of this session. Another session, and its trainer, are left alone."""
+        """End the session: remove all its files. Leave another session and its trainer alone."""
         if self._session is None:
             return
         if not self._replaced():
@@ -257,9 +257,9 @@ class FileTransport:
             self._write(self.path / HELLO, hello)
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
-        """Return the current session, if its id isn't `other_than`; without `wait` None if there is none.
+        """Wait for a session with an id other than `other_than`; return it. If `wait` is false, None if there is none.
 
-        The trainer's other methods then use it.
+        The trainer's other methods use this session.
         """
 
         def look() -> Session | None:
@@ -272,7 +272,7 @@ class FileTransport:
         return session
 
     def order(self, step: int) -> Order | None:
-        """Wait for the order at `step`, and remove it; None once there is another session."""
+        """Wait for the order at `step`; remove and return it. None once there is another session."""
 
         def look() -> Order | bool | None:
             self._check_hello()
@@ -283,7 +283,7 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
-        """Yield a folder for weights, seen after the block, and True if it is in memory, where `reserve` found room."""
+        """Yield a folder for weights, published after the block; and True if `reserve` found room for it in memory."""
         name, memory = f"{NEW_PREFIX}step_{version}", self._memory
         fresh = self._disk / name
         try:
@@ -318,7 +318,7 @@ class FileTransport:
     # Both ends
 
     def _read(self, path: Path, kind: type[Record], take: bool = False) -> Record | None:
-        """Read a record, and remove it if `take`; None if it isn't there, or not whole, yet."""
+        """Read a record; if `take` is true, remove its file. None if the file is missing or incomplete."""
         if path.name not in names(path.parent):
             return None
         try:
@@ -361,7 +361,7 @@ class FileTransport:
         return self._folder / f"result_{version}.npz"
 
     def _poll(self, look: Callable[[], T | None], timeout: float | None = None) -> T | None:
-        """Call `look()` repeatedly, and return what it finds; None if nothing after `timeout` seconds (None: never)."""
+        """Call `look()` until it returns a value; return that, or None after `timeout` seconds (None: wait forever)."""
         began = time.monotonic()
         while True:
             self.interrupt()
@@ -383,10 +383,10 @@ class FileTransport:
 
     def _check_ours(self) -> None:
         if self._replaced():
-            raise UserError(f"another run has begun to use {self.path}: give each its own folder with --transport.path")
+            raise UserError(f"another run has begun to use {self.path}: give every run its own --transport.path")
 
     def _check_hello(self) -> None:
-        """Write our hello again if an older run removed it. Raises UserError if another trainer's is there."""
+        """Write this trainer's hello again if an older run removed it. UserError if another trainer's is there."""
         if self._hello is None:
             return
         current = self._read(self.path / HELLO, Hello)
@@ -395,7 +395,7 @@ class FileTransport:
         elif current is not None and current.id != self._hello.id:
             raise UserError(
                 f"another trainer (process {current.pid} on {current.host}) has begun to use {self.path}: a run has "
-                "one; for another run give --transport.path or --output-dir"
+                "one trainer; for another run give --transport.path"
             )
 
     def _remove_empty(self) -> None:
@@ -405,7 +405,7 @@ class FileTransport:
 
     @contextmanager
     def _explaining(self, may_be_over: bool = False) -> Iterator[None]:
-        """Explain system errors in this folder as UserError; with `may_be_over` only while the session lasts."""
+        """Turn system errors in this folder into UserError; if `may_be_over`, ignore them after the session's end."""
         try:
             yield
         except Exception as error:
@@ -423,7 +423,7 @@ class FileTransport:
 
 
 def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
-    """Return True if `reserve` finds room in the folder of this name in memory. It reuses the spare one."""
+    """Return True if `reserve` finds room in the folder `memory / name`. Reuses the spare folder."""
     try:
         with suppress(OSError):  # there is none
             (memory / SPARE).rename(memory / name)
@@ -435,7 +435,7 @@ def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
 
 
 def _lives(hello: Hello) -> bool:
-    """Return True unless this machine knows that the trainer's process has ended."""
+    """Return False if the trainer's process ran on this machine and has ended."""
     try:
         if hello.host == socket.gethostname():
             os.kill(hello.pid, 0)
@@ -452,7 +452,7 @@ def names(folder: Path) -> list[str]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; what can't be removed stays."""
+    """Remove a file, or a folder and its contents; ignores errors."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()

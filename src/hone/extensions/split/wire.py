@@ -13,12 +13,12 @@ _COLUMN = "column/"
 
 
 def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
-    """Lay a batch's S sequences, of N tokens in total, end to end.
+    """Return a batch as arrays: S sequences, N tokens in all, end to end.
 
     `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
     `logprobs` float32, each `[N]`; without `logprobs` if the sequences have none. If tokens have separate advantages,
     there is `token_advantages` `[N]` float32 instead of `advantages`. `counts` int64 `[4]`: the filtered counts, and
-    the most tokens of a completion. A column is `column/NAME` `[N]`; a ragged one `column/NAME/values`, and
+    the longest completion's tokens. A column is `column/NAME` `[N]`; a ragged one `column/NAME/values`, and
     `column/NAME/counts` `[N]`. If the sequences have rewards, `rewards` float64 and `pools` int64 are `[S]`.
     """
     sequences = batch.sequences
@@ -45,7 +45,7 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
     else:
         arrays["advantages"] = each([float(s.advantage) for s in sequences], np.float64)
     logprobs = [s.logprobs for s in sequences if s.logprobs is not None]
-    assert len(logprobs) in (0, len(sequences)), "all have them, or none has"
+    assert len(logprobs) in (0, len(sequences)), "only some have logprobs"
     if logprobs:
         arrays["logprobs"] = flat(logprobs, np.float32)
     for name, column in joined([(len(s), s.columns) for s in sequences]).items():
@@ -53,7 +53,7 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
         parts = {"/values": column.values, "/counts": column.counts} if ragged else {"": column}
         arrays |= {f"{_COLUMN}{name}{part}": values for part, values in parts.items()}
     rewards = [s.reward for s in sequences if s.reward is not None]
-    assert len(rewards) in (0, len(sequences)), "all have them, or none has"
+    assert len(rewards) in (0, len(sequences)), "only some have rewards"
     if rewards:
         arrays |= {"rewards": each(rewards, np.float64), "pools": each([s.pool for s in sequences], np.int64)}
     return arrays

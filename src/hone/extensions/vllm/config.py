@@ -1,4 +1,4 @@
-"""Keys of samplers for vLLM."""
+"""Config keys for vLLM."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class EngineKeys(BaseConfig):
     """Keys of the section `inference` and of `hone inference`."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """vLLM's `--dtype`; `auto` serves weights in fp32 as bf16, in `rl` as `precision` says. For vLLM only."""
+    """vLLM's `--dtype`. `auto`: in `rl` as `precision` says; in `inference` fp32 weights become bf16."""
     tensor_parallel: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=64)
     """GPUs that each vLLM is spread over."""
     max_lora_rank: int | None = Field(default=None, ge=1, le=512)
     """Send only adapters to vLLM, of up to this rank; by default it gets merged weights."""
     vllm_python: Annotated[Path | None, Meta(decides="nothing")] = None
-    """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
+    """Python of an environment with vLLM; by default this one if it has vLLM, else `.venv-vllm`'s."""
 
     @model_validator(mode="after")
     def _check_parallel(self: Any) -> Any:
         if self.tensor_parallel > 1 and self.backend != "vllm":
             raise UserError(
                 f"inference.tensor_parallel = {self.tensor_parallel} is for inference.backend = vllm: hone's engine "
-                "has one GPU; leave it out, and set inference.replicas to have several"
+                "has one GPU. Leave it out; for several GPUs set inference.replicas"
             )
         return self
 
@@ -71,12 +71,12 @@ class RLKeys(BaseConfig):
         if (most := self.inference.max_lora_rank) is not None:
             if self.model.lora is None or self.inference.backend != "vllm" or self.model.lora.rank > most:
                 raise UserError(
-                    f"inference.max_lora_rank = {most} is for inference.backend = vllm and a model.lora.rank of up to "
-                    "that: set these so, or leave it out"
+                    f"inference.max_lora_rank = {most} needs inference.backend = vllm and a model.lora.rank of up to "
+                    f"{most}: set both, or leave it out"
                 )
             if self.model.lora.base is not None:
                 raise UserError(
-                    f"vLLM has the model in whole weights, not in model.lora.base = {self.model.lora.base}: leave out "
-                    "inference.max_lora_rank, so that it gets the weights that are trained"
+                    f"vLLM has unquantised weights, not model.lora.base = {self.model.lora.base}: leave out "
+                    "inference.max_lora_rank, so that vLLM gets the weights that are trained"
                 )
         return self

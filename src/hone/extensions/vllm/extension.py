@@ -5,8 +5,8 @@ from hone.extension import Backend, Fields, Function
 REQUIRES = ("server",)
 KEYS = {"engine.vllm": Fields("EngineKeys", __name__), "rl.vllm": Fields("RLKeys", __name__)}
 CHOICES = {
-    "engine.backend.vllm": "vLLM, by default with 1 GiB for keys and values in `rl` on a CPU, 8 on a GPU that "
-    "the trainer uses too, and else with 0.9 of the GPU (docs/scale.md)."
+    "engine.backend.vllm": "vLLM. Keys and values get, by default, 1 GiB in `rl` on a CPU, 8 GiB on the trainer's "
+    "GPU; else vLLM takes 0.9 of the GPU (docs/scale.md)."
 }
 SAMPLERS = {"vllm": Backend("vLLM", Function("sampling.sampler", __name__), Function("serving.serve", __name__))}
 BANDS = {
@@ -14,6 +14,6 @@ BANDS = {
     ("vllm", "bf16_linear"): {4: (2e-2, 0.5, 0.1), 28: (6e-2, 1.2, 0.2), 36: (6.5e-2, 1.3, 0.22)},
     ("vllm", "bf16"): {4: (2e-2, 0.5, 0.1), 28: (0.12, 1.5, 0.38), 36: (0.14, 1.6, 0.43)},
 }
-"""Mean, maximum and stop: vLLM has other kernels than the trainer. With the tiny model on reverse-text the mean is 8e-7
-and the maximum 1.2e-5 in fp32, 1.1e-2 and 0.18 in bf16; more layers were not measured, and get what they add in hone.
+"""By layers: mean, maximum, stop. vLLM has other kernels than the trainer. With the tiny model on reverse-text the mean
+is 8e-7, the maximum 1.2e-5 in fp32; 1.1e-2 and 0.18 in bf16. For more layers, unmeasured, hone's increase is added.
 """

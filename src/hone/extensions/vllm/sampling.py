@@ -23,14 +23,14 @@ from hone.trainer.step import Trainer
 
 
 def sampler(config: Any) -> MakePolicy:
-    """Return what makes the policy of the run. Raises UserError if there is no vLLM for the device."""
+    """Return the function `policy`. Raises UserError if there is no vLLM for the device."""
     flag = "--inference.vllm-python"
     check_device(find_vllm(config.inference.vllm_python, flag), config.model.device, flag)
     return policy
 
 
 class SleepingPolicy(ServerPolicy):
-    """Samples by a vLLM on the trainer's GPU, which gives its memory back while the trainer works."""
+    """Samples by a vLLM on the trainer's GPU. The vLLM frees its memory while the trainer works."""
 
     def __init__(self, vllm: VllmServer, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -67,7 +67,7 @@ def policy(stack: ExitStack, config: Any, run: RunWriter, trainer: Trainer, rend
 
 
 def _vllm(config: Any, run: RunWriter, trainer: Trainer, renderer: ChatRenderer, spool: Spool) -> VllmServer:
-    """Prepare vLLM for the model as it is now; if it is given adapters alone, for the model without."""
+    """Return a vLLM of the model as it is now; if it gets only adapters, without the adapter."""
     folder = spool.folder / "model"
     off = {name: torch.zeros_like(p) for name, p in trainer.model.trained.items()} if spool.adapter_alone else None
     save_model(trainer.model, folder, parameters=off)

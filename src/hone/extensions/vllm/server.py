@@ -1,4 +1,4 @@
-"""A vLLM server as a child of this process: which Python, flags and environment it gets, and new weights over HTTP."""
+"""A vLLM server as a child process: its Python, flags and environment, and new weights over HTTP."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class VllmServer:
             client = OpenAI(base_url=server.url, api_key="none")
             server.update(Path("spool/step_151"), 151)
 
-    Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. vLLM's lines go to `log`.
-    `port` None takes a free one; `python` None finds a vLLM (`find_vllm`); `threads` (on a CPU) None is 1 for a small
-    model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are only loaded from
-    below `weights_root` and `memory`; without the first, never. Without an `api_key` it answers programs of this
-    machine only. `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a trainer's GPU (`shares_gpu`),
-    else the rest of 0.9 of the GPU; `more_room` is a remedy if that is too little. On a GPU, `max_model_len` is by
-    default the model's limit, or less if `kv_gib` is too small. With `max_lora_rank`, `update` loads only the adapter
-    (of up to that rank) in the folder `adapter` of `path`. `tensor_parallel` GPUs share the model. `progress` gets a
-    line when the start begins and every 10 s while it lasts.
+    Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. vLLM's output goes to
+    `log`. Defaults: `port` a free one, `python` by `find_vllm`, `threads` (on a CPU) 1 for a small model, else one per
+    core. `device` is auto, cpu, cuda or cuda:1, and must fit the vLLM. Weights are only loaded from below
+    `weights_root` and `memory`; without `weights_root`, never. Without an `api_key` the server answers only programs of
+    this machine. `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a trainer's GPU (`shares_gpu`),
+    else the rest of 0.9 of the GPU; errors name the remedy `more_room` if it is too little. On a GPU, `max_model_len`
+    is by default the model's limit, or less if `kv_gib` is too small. With `max_lora_rank`, `update` loads only the
+    adapter (of up to that rank) in `path`/adapter. `tensor_parallel` GPUs share the model. `progress` gets a line at
+    the start, and every 10 s until it is done.
 
     Entering raises UserError if vLLM is not installed, or does not start, with the last lines of its log.
     """
@@ -113,7 +113,7 @@ class VllmServer:
 
     @property
     def described(self) -> str:
-        """Describe what samples: `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
+        """Describe the sampler: `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
         gpu = "cuda" if self.device == "auto" else self.device
         device = f"cpu, {self.threads} thread{'' if self.threads == 1 else 's'}" if self.installed.cpu else gpu
         return f"vLLM {self.installed.version}, dtype {self.dtype}, {device}"
@@ -121,12 +121,12 @@ class VllmServer:
     def update(self, path: Path, version: int) -> None:
         """Sample from the weights in folder `path` (Hugging Face layout, safetensors) from now on, as `version`.
 
-        The server holds the requests in flight meanwhile. Raises UserError with its reason if it refuses, or is gone.
+        Meanwhile requests in flight wait. Raises UserError with the reason if the server refuses, or is gone.
         """
         self.post("/update_weights", {"path": str(path.resolve()), "version": version})
 
     def post(self, path: str, body: dict[str, Any]) -> None:
-        """Send a request of its layer, as `update` does; `/sleep` frees a shared GPU until the next update."""
+        """Send a request to hone's plugin; `/sleep` frees a shared GPU until the next update."""
 
         async def send() -> None:
             endpoint = Endpoint(self.url, self.api_key, timeout=PATIENCE, max_retries=0, log=self.log)
@@ -157,13 +157,13 @@ class VllmServer:
         return self._process.wait()
 
     def close(self) -> None:
-        """End all of vLLM's processes; at once if they are gone."""
+        """End all of vLLM's processes that are left."""
         if self._process is not None:
             self._process.end(GRACE + 5)
             self._process = None
 
     def arguments(self) -> list[str]:
-        """Return the command line; of the module, as the script `vllm` looks for a distribution of just this name."""
+        """Return the command line. It runs the module: the script `vllm` needs a distribution named `vllm`."""
         argv = [str(self.installed.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         argv += ["--served-model-name", self.served_name or str(self.model)]
         argv += ["--host", self.host, "--port", str(self.port)]
@@ -191,7 +191,7 @@ class VllmServer:
         return [*argv, "--gpu-memory-utilization", "0.9" if self.kv_gib is None else "0.01"]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables: these, and what keeps vLLM local, quiet and on its share of the cores."""
+        """Return this process's variables, and variables that keep vLLM local, quiet and on its share of cores."""
         env = _clean() | {"PYTHONPATH": str(EXTENSION), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         env["VLLM_HOST_IP"] = "127.0.0.1"  # its processes speak to each other on this machine only
         env["OMP_NUM_THREADS"] = str(self.threads)
@@ -236,7 +236,7 @@ class VllmServer:
             return False
 
     def why(self) -> str:
-        """Return what went wrong and where the log is: the first error in the log since the start, or its last line."""
+        """Return the reason and the log's path: the first error in the log since the start, or the last line."""
         with self.log.open(errors="replace") as log:
             log.seek(self._log_begin)
             lines = [line.strip() for line in log if line.strip()] or ["it is empty"]
@@ -257,9 +257,9 @@ class Installed:
 
 
 def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Installed:
-    """Return the vLLM of `python`; without one: of this environment, of `.venv-vllm` here, or of hone's checkout.
+    """Return the vLLM of `python`; by default of this environment, or `.venv-vllm` here or in hone's checkout.
 
-    Raises UserError if there is none, with how to get one; `flag` is what gives `python`.
+    Raises UserError, with a remedy, if there is none; `flag` is the flag for `python`.
     """
     if python is not None:
         candidates = [python]
@@ -295,7 +295,7 @@ def check_device(installed: Installed, device: str, flag: str = "--vllm-python")
 
 
 def default_threads(model: str) -> int:
-    """Return 1 for a model of less than 40 MB (10M parameters in fp32), which more threads slow, else one per core.
+    """Return 1 for a model of less than 40 MB (10M parameters in fp32), which more threads slow; else one per core.
 
     The launcher of a run sets the server's cores (HONE_CORES).
     """
@@ -305,6 +305,6 @@ def default_threads(model: str) -> int:
 
 
 def _clean() -> dict[str, str]:
-    """Return the environment variables, without the ones for this Python and the ones set here."""
+    """Return the environment variables, except variables of this Python and variables set here."""
     removed = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTORCH_ALLOC_CONF", *_OPENING)
     return {name: value for name, value in os.environ.items() if name not in removed} | {"PYTHONSAFEPATH": "1"}

@@ -39,9 +39,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(config: TrainerRole) -> int:
-    """Train until the run is done; return 0 then. SIGTERM and Ctrl-C end it at once (143, 130), without saving.
+    """Train until the run is done, then return 0. SIGTERM and Ctrl-C end it at once (143, 130), without saving.
 
-    Under torchrun every rank comes here; rank 0 alone sees the transport.
+    Under torchrun every rank runs this; only rank 0 uses the transport.
     """
     wanted, launched = config.trainer.ranks, launched_ranks()
     if wanted > launched == 1:
@@ -107,7 +107,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     del model
 
     def make(temperature: float, lag: int, rollouts: int, advantage: dict[str, Any]) -> Trainer:
-        """Make the trainer of a session, which has settings that a trainer's file may lack: rollouts and advantages."""
+        """Make the trainer of a session: the session's settings override the trainer's config."""
         values = {"sampling.temperature": temperature, "max_async_level": lag, "rollouts_per_example": rollouts}
         values |= {"advantage": AdvantageConfig(**advantage)}
         session_config = changed(config, {f"orchestrator.{name}": value for name, value in values.items()})
@@ -121,5 +121,5 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         transport = open_transport(config)
         say(f"Trainer: {headed}\nWaiting for the orchestrator at {transport.path}")
         version = serve.TrainerLoop(config, transport, trainer, say=say).serve(hello)
-        say(f"Done: the run has come to version {version}.")
+        say(f"Done: the run has reached version {version}.")
     return 0

@@ -1,7 +1,7 @@
-"""The code inside vLLM's processes: weights taken in place, and the path on its server that asks for it.
+"""hone's code in vLLM's processes: loads weights in place, and adds HTTP paths for that.
 
-Found on PYTHONPATH, in an environment that has no hone: imports only what vLLM brings. `WorkerExtension` becomes a base
-of vLLM's worker (`--worker-extension-cls`), `UpdateWeights` wraps its server (`--middleware`).
+Found on PYTHONPATH, in an environment without hone: imports only packages of vLLM. `WorkerExtension` becomes a base of
+vLLM's worker (`--worker-extension-cls`), `UpdateWeights` wraps its server (`--middleware`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
-"""Weights are taken from under this folder, and MEMORY, if that is there; without it, not at all."""
+"""Weights are loaded only from below this folder or MEMORY (if set); without ROOT, never."""
 MEMORY = os.environ.get("HONE_SHARED_MEMORY")
 ADAPTER = "adapter"
 """Folder of an adapter within the folder of weights."""
@@ -29,10 +29,10 @@ OPEN = ("/health", "/metrics")
 
 
 class WorkerExtension:
-    """Methods of each worker process."""
+    """Methods for vLLM's workers."""
 
     def hone_load_weights(self: Any, path: str) -> None:
-        """Load the safetensors of folder `path` into the model where it is. `self` is vLLM's worker."""
+        """Load the safetensors of folder `path` into the running model. `self` is vLLM's worker."""
         from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
         self.reload_weights(weights_path=path)
@@ -46,9 +46,9 @@ class WorkerExtension:
 
 class UpdateWeights:
     """Answers `POST /update_weights` as hone's server does; `GET /v1/models` also has the weights' version and folder,
-    and a name for this process. `POST /sleep` frees the GPU until the next update. Requires the key; without one,
-    serves only programs of this machine. An update that fails while weights are being written leaves the model partly
-    updated: the server then refuses requests (503) until an update succeeds.
+    and a name for this process. `POST /sleep` frees the GPU until the next update. Requires the key, if there is one;
+    else serves only programs of this machine. An update that fails while weights are being written leaves the model
+    partly updated: the server then refuses requests (503) until an update succeeds.
     """
 
     def __init__(self, app: Any) -> None:
@@ -64,9 +64,9 @@ class UpdateWeights:
         if scope["type"] != "http" or scope["path"] in OPEN:
             await self.app(scope, receive, send)
         elif not KEY and _from_elsewhere(scope):
-            await _answer(send, 403, _error("without a key this server answers to programs that ask localhost only"))
+            await _answer(send, 403, _error("without a key this server answers only requests to localhost"))
         elif not _has_key(scope):
-            await _answer(send, 401, _error("this server wants its API key"))
+            await _answer(send, 401, _error("this request needs the API key"))
         elif (scope["method"], scope["path"]) == ("POST", "/update_weights"):
             status, answer = await self._update(scope, receive)
             await _answer(send, status, answer)
@@ -89,7 +89,7 @@ class UpdateWeights:
                 body = json.loads(await _body(receive))
                 path, version = body["path"], body["version"]
                 if not isinstance(path, str) or not isinstance(version, int) or version < 0:
-                    raise TypeError("path is a string, version a number from 0")
+                    raise TypeError("path must be text, version a number from 0")
                 folder = weights_folder(path)
                 if with_adapter:
                     await asyncio.to_thread(check_adapter, folder / ADAPTER)
@@ -114,7 +114,7 @@ class UpdateWeights:
                     await engine.wake_up(["kv_cache"])
                     self.asleep = False
             except Exception as error:
-                self.broken = f"an update of the weights failed ({error}): update them again, or start the server anew"
+                self.broken = f"an update of the weights failed ({error}): update them again, or restart the server"
                 await engine.pause_generation(mode="abort")
                 return 500, _error(self.broken)
             finally:
@@ -125,7 +125,7 @@ class UpdateWeights:
     async def _sleep(self, engine: Any) -> tuple[int, dict[str, Any]]:
         """Free the memory of weights, keys and values until the next update."""
         if not engine.model_config.enable_sleep_mode:
-            return 400, _error("this server does not sleep: it shares its GPU with no trainer that started it")
+            return 400, _error("this server does not sleep: no trainer that started it shares its GPU")
         async with self.lock:
             # Level 2 forgets the weights, which an update brings anew; under an adapter they stay what they are.
             await engine.sleep(1 if engine.vllm_config.lora_config is not None else 2)
@@ -155,7 +155,7 @@ class UpdateWeights:
 
 
 async def _load_adapter(engine: Any, models: Any, folder: Path) -> None:
-    """Replace the adapter, and have requests for the model itself take it."""
+    """Replace the adapter, and use it for requests to the model."""
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
     request = {"lora_name": models.base_model_paths[0].name, "lora_int_id": 1, "lora_path": str(folder)}
@@ -164,14 +164,14 @@ async def _load_adapter(engine: Any, models: Any, folder: Path) -> None:
 
 
 def _has_key(scope: dict[str, Any]) -> bool:
-    """Return True for requests with the key. A browser's question whether it may ask (OPTIONS) never has one."""
+    """Return True for requests with the key, and for a browser's preflight (OPTIONS), which never has one."""
     if not KEY or scope["method"] == "OPTIONS":
         return True
     return hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), f"Bearer {KEY}".encode())
 
 
 def _from_elsewhere(scope: dict[str, Any]) -> bool:
-    """Return True for a request of a web page: by another name than localhost, or from its own; vLLM allows any."""
+    """Return True if Host is not localhost or Origin is another site: a web page asks, which vLLM would allow."""
     headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
     host, origin = headers.get(b"host", ""), headers.get(b"origin")
     try:
@@ -182,7 +182,7 @@ def _from_elsewhere(scope: dict[str, Any]) -> bool:
 
 
 def weights_folder(path: str) -> Path:
-    """Return the folder that `path` names, relative to the root or not; ValueError unless it is under the root."""
+    """Return the folder `path`, absolute or relative to the root. ValueError if it is not below a root."""
     assert ROOT is not None
     root = Path(ROOT).resolve()
     folder = (root / path).resolve()
@@ -198,7 +198,7 @@ def _is_below_a_root(path: Path) -> bool:
 
 
 def check_weights(folder: Path, config: Any) -> None:
-    """Raise ValueError unless `folder` has the tensors of a model of `config`: all, no others, of its shapes."""
+    """Raise ValueError unless `folder` has exactly the tensors and shapes of a model of `config`."""
     there = finite_shapes(folder)
     if not there:
         raise ValueError(f"{folder} has no safetensors: give a folder of saved weights, such as weights/step_20")
@@ -206,18 +206,18 @@ def check_weights(folder: Path, config: Any) -> None:
     for name in sorted(wanted.keys() | there.keys()):
         if there.get(name) != wanted.get(name):
             ours = wanted.get(name)
-            raise ValueError(f"{folder} is another model: {name} has shape {there.get(name)}, the served one's {ours}")
+            raise ValueError(f"{folder} is another model: {name} has shape {there.get(name)}, not {ours}")
 
 
 def check_adapter(folder: Path) -> None:
     """Raise ValueError unless `folder` has an adapter of finite values. vLLM finds out whether it fits the model."""
     if not (folder / "adapter_config.json").is_file() or not finite_shapes(folder):
-        raise ValueError(f"this server takes adapters (--max-lora-rank), and {folder} has none: give it a run of LoRA")
+        raise ValueError(f"this server takes adapters (--max-lora-rank), but {folder} has none: use a run with LoRA")
 
 
 def finite_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return name → shape of the tensors in `folder`. Raises ValueError for a value that is not finite, or a file from
-    outside the root.
+    """Return name → shape of the tensors in `folder`. Raises ValueError if a value is not finite, or a file not below a
+    root.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -232,7 +232,7 @@ def finite_shapes(folder: Path) -> dict[str, list[int]]:
                     there[name] = tensors.get_slice(name).get_shape()
                     value = tensors.get_tensor(name)
                     if not value.sum().isfinite() and (count := int((~value.isfinite()).sum())):
-                        raise ValueError(f"{folder} is not taken: {count} values of {name} are not finite")
+                        raise ValueError(f"{folder} is refused: {count} values of {name} are not finite")
         except SafetensorError as error:
             raise ValueError(f"{file} cannot be read ({error}): save it again") from None
     return there
@@ -248,7 +248,7 @@ def shapes_of(config: Any) -> dict[str, list[int]]:
 
 @cache
 def expected_shapes(config: str, kind: type) -> dict[str, list[int]]:
-    """Return name → shape of each tensor in the files of a model; `config` is a `kind`, as JSON."""
+    """Return name → shape of each tensor in the files of a model; `config`: JSON of a `kind`."""
     import torch
     from transformers import AutoModelForCausalLM
 
