@@ -98,7 +98,7 @@ def test_a_run_ends_when_more_than_a_tenth_of_the_last_thousand_failed(make, fai
     watch, _, writer = make(planned=planned)
     with writer:
         if failed == 300:
-            with pytest.raises(Halt, match=r"300 of the last 2000 completions .* at most 10% of 2000 .*digits"):
+            with pytest.raises(Halt, match=r"300 of the last 2000 completions .* limit is 10% of 2000 .*digits"):
                 watch.step(0, scores(failed, graded))
         else:
             assert steps_until_halt(watch, failed, graded) == last

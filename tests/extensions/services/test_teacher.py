@@ -111,7 +111,7 @@ def test_who_is_no_teacher_is_refused_in_one_sentence(monkeypatch):
         assert "serves hone/tiny: name the teacher among these by --teacher.model" in error(url, model="big")
     assert "start the teacher there with `inference --model.name TEACHER`" in error(url)
     with serving(api_key="sesame") as served:
-        assert "by --teacher.api-key-var" in error(served.url)
+        assert "set --teacher.api-key-var" in error(served.url)
         monkeypatch.setenv("KEY", "sesame")
         assert teacher_of(served.url, api_key_var="KEY")(groups())
     with FakeOpenAI(lambda body: Raw('{"choices": [{"text": "a"}]}'), owner="acme") as fake:
