@@ -54,8 +54,8 @@ Split = Rows[Example]
 class Limits:
     """The number of grading processes, and the limits for grading a sample.
 
-    If `deterministic`, `timeout` limits processor time, so that load changes no verdict, and `backstop` x `timeout`
-    wall time; else `timeout` limits wall time without waits for a core. `hash_seed`: PYTHONHASHSEED.
+    If `deterministic` is true, `timeout` limits processor time, so that load changes no verdict, and `backstop` x
+    `timeout` limits wall time. Else `timeout` limits wall time without waits for a core. `hash_seed`: PYTHONHASHSEED.
     """
 
     workers: int | None = None
@@ -103,11 +103,11 @@ class Environment:
     tool_schemas: list[dict[str, Any]] | None = None
     """The tools that the model may call, in OpenAI's form."""
     max_turns = 1
-    """The most completions of one rollout."""
+    """Maximum number of completions in a rollout."""
     patience: float | None = None
-    """Longest wait in seconds, since any request or result, for rollouts that ask for no turn; None: no limit."""
+    """Seconds without any request or result after which waiting rollouts are answered; None: once all rollouts wait."""
     concurrency: int | None = None
-    """The most rollouts that run at the same time; None: all of a batch."""
+    """Maximum number of rollouts that run at the same time; None: no limit."""
     keeps_state = False
     """True if a rollout has a state. Reward functions may read the state; it isn't recorded."""
     has_own_process = False
@@ -141,13 +141,13 @@ class Environment:
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._choices: dict[str, list[Callable[[Split], Sequence[int]]]] = {}
         self.left_out = ""
-        """Training examples that a pass-rate profile left out, in words."""
+        """Message about training examples that a profile left out; "" if none."""
         self._rows: dict[str, Rows] = {}
         self._template: Template | None = None
         self.limits = Limits()
         """Limits of the processes that run this task's functions."""
         self.isolated = False
-        """True: functions marked `inline` run in worker processes too, where they can be killed."""
+        """If true, functions marked `inline` also run in worker processes, where they can be killed."""
         self._workers: Workers | None = None
         self.make_process: Callable[..., Any] | None = None
         """Makes a grading process on another machine, like `grading.pool.Process` on this one."""
@@ -179,7 +179,7 @@ class Environment:
         return self._processes() is not None
 
     def close_workers(self) -> None:
-        """End the processes; the next grading starts new ones."""
+        """End the worker processes; the next grading starts new processes."""
         if self._workers is not None:
             self._workers.pool.close()
             self._workers = None
@@ -199,7 +199,7 @@ class Environment:
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
         """In the block, run all functions of this task, also inline ones, in a new process with this PYTHONHASHSEED.
 
-        Yields False if no process can load the task, or it has a process already. Restores limits and processes.
+        Yields False if no process can load the task, or the task has a process already. Restores limits and processes.
         """
         before = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
@@ -258,7 +258,7 @@ class Environment:
 
     @property
     def needs_answer(self) -> bool:
-        """True if a reward function takes the answer, so that a row without one is refused."""
+        """True if a reward function takes the answer, so that a row without an answer is refused."""
         return self.rubric.needs("answer")
 
     @property
@@ -284,7 +284,7 @@ class Environment:
         raise NotImplementedError
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
-        """Raise UserError if the model's chat template cannot write rollouts of this task, such as of `example`."""
+        """Raise UserError if the model's chat template cannot write this task's rollouts, such as one of `example`."""
 
     def check_rollouts(self) -> None:
         """Raise UserError if completions of this task can be graded but not sampled on this machine."""
@@ -292,8 +292,8 @@ class Environment:
     def split(self, name: str) -> Split:
         """Return the examples of "train" or "eval".
 
-        Reads the data on first use, and checks the columns: of each row where rows can differ (JSON, lists), else of
-        the first. Raises UserError for a missing column, and for a split that the environment does not have.
+        Reads the data on first use. Checks the columns of each row if rows can differ (JSON, lists), else of the first
+        row. Raises UserError for a missing column, and for a split that the environment does not have.
         """
         if name not in self._rows:
             source = self._sources.get(name)
@@ -316,7 +316,7 @@ class Environment:
         return self._rows[name].map(self.to_example)
 
     def restrict(self, name: str, choose: Callable[[Split], Sequence[int]]) -> None:
-        """At its first use, restrict a split to the row indices that `choose` returns."""
+        """Restrict a split, at its first use, to the row indices that `choose` returns."""
         self._choices.setdefault(name, []).append(choose)
 
     def share_data(self, other: Environment) -> None:
@@ -359,7 +359,7 @@ class Environment:
         """Grade a completion: its text, its messages (with or without the prompt before them), or a rollout.
 
         Only a rollout (`Rollout`) can count as stopped by the length limit. `seed`, the example and the
-        rollout's sample id decide what a reward function draws.
+        rollout's sample id seed the random numbers of a reward function.
         """
         return self.grade_many([(example, completion)], seed)[0]
 
@@ -404,7 +404,7 @@ class Environment:
 
     @contextmanager
     def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
-        """Yield an EarlyGrading: in a worker process it grades each rollout, or group of `size`, once it has ended.
+        """Yield an EarlyGrading. Each rollout, or group of `size`, is graded in a worker process once it has ended.
 
         No other grading runs until the block ends. Yields None if completions must be graded after sampling: if
         functions run in this process or are async (they wait together), or the task overrides `rollout`.
@@ -434,7 +434,7 @@ class Environment:
         return None if inline and (not self.isolated or self.has_own_process) else self._processes()
 
     def _processes(self) -> Workers | None:
-        """Return the workers; None if there should be none, or if they would load a different task."""
+        """Return the workers; None if the task uses no workers, or if workers would load a different task."""
         if self._loaded is None or self.limits.workers == 0 or inside():
             return None
         origin, rubric, parser = self._loaded
@@ -485,7 +485,7 @@ class Environment:
 
 
 class EarlyGrading:
-    """Grades completions while others are sampled, with the scores of `Environment.grade_many`."""
+    """Grades completions while others are sampled. The scores equal `Environment.grade_many`'s."""
 
     def __init__(self, env: Environment, workers: Workers, round: RequestBatch, seed: int, size: int) -> None:
         self._env, self._workers, self._round, self._seed, self._size = env, workers, round, seed, size

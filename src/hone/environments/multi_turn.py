@@ -138,7 +138,7 @@ class MultiTurnEnv(Environment):
 
 
 Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
-"""The environment's messages, and the state after them; or why it failed."""
+"""(The environment's messages, the state after them), or the environment's failure."""
 
 
 def settled(

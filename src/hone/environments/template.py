@@ -86,7 +86,7 @@ def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list
     if lacking := MESSAGE - value.keys():
         raise UserError(f'{name} has each, but no {min(lacking)}: name a part of a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
-        raise UserError(f"{name} has {min(unknown)!r}; beside `each` there may be role, content, roles and name")
+        raise UserError(f"{name} has {min(unknown)!r}; beside each, only role, content, roles and name are allowed")
     turns, roles = _fill(value["each"], f"{name}.each", row, where), value.get("roles", {})
     if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
         raise UserError(f"{where}: {value['each']} of {name}.each is {brief(turns)}, not a list of turns")

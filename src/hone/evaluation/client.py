@@ -41,7 +41,7 @@ class ChatClient(Client):
         self._root = endpoint.url.rstrip("/")
 
     async def served(self, model: str | None) -> dict[str, str]:
-        """Return {model id: owner}; empty if the server has no list. UserError if it doesn't answer, or wants a key."""
+        """Return {model id: owner}; empty if the server has no list. UserError if it doesn't answer or needs a key."""
         try:
             return {entry["id"]: entry.get("owned_by") or "" for entry in (await self._list()).json()["data"]}
         except RequestRejected as error:

@@ -28,7 +28,7 @@ OUTCOME_STYLES = {
 _LONGEST = 2000
 """Most characters to show of a message; `results.jsonl` has all."""
 _MESSAGES = 8
-"""Number of first, and of last, messages to show of a conversation."""
+"""Messages to show from the beginning of a conversation, and as many from its end."""
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:

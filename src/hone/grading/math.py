@@ -54,7 +54,7 @@ _QUOTED = re.compile(r"(?<![\w)}'])(['\"])[^'\"]+\1")
 def same(answer: str, gold: str) -> bool | GraderFailure | None:
     """Return True if `answer` equals `gold`; None if the answer cannot be read; a failure if comparing fails.
 
-    Equal texts are equal. A comma is a decimal point if the other text has the same digits with a point. Words
+    Identical texts are equal. A comma is a decimal point if the other text has the same digits with a point. Words
     (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. An answer with a base (`12_{8}`) that the
     gold does not have is different. Raises UserError if math-verify is not installed.
     """
@@ -83,7 +83,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def _same_ratio(answer: str, gold: str) -> bool | None:
-    """Compare ratios by their quotients, other texts as they are. A quotient may answer a gold ratio of two terms."""
+    """Compare ratios by their quotients, other texts unchanged. A quotient may answer a gold ratio of two terms."""
     terms, gold_terms = (
         [] if match is None else match[1].split(":") for match in map(_RATIO.fullmatch, (answer, gold))
     )
@@ -166,7 +166,7 @@ def _mixed(match: re.Match[str]) -> str:
 
 
 def _spelled(char: str) -> str:
-    """Return a character such as ½ as a fraction; others as they are."""
+    """Return a character such as ½ as a fraction; leave other characters unchanged."""
     if not unicodedata.decomposition(char).startswith("<fraction>"):
         return char
     above, below = unicodedata.normalize("NFKC", char).split("⁄")
@@ -190,7 +190,7 @@ def _plain(text: str) -> str:
 
 @functools.lru_cache(maxsize=2**16)
 def _verdict(answer: str, gold: str) -> bool | None:
-    """Return math-verify's verdict, cached. If it has none, raise NoVerdict, which is not cached."""
+    """Return math-verify's verdict, cached. Raises NoVerdict, not cached, if there is no verdict."""
     if not inside():
         return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
     try:
