@@ -163,7 +163,7 @@ def _check_text(argv: list[str]) -> None:
             word.encode()
         except UnicodeEncodeError:
             raise UserError(
-                f"{word!a} is no text in {sys.getfilesystemencoding()}: set PYTHONUTF8=1, or use a name in UTF-8"
+                f"{word!a} is not text in {sys.getfilesystemencoding()}: set PYTHONUTF8=1, or use a name in UTF-8"
             ) from None
 
 

@@ -51,7 +51,7 @@ def called_from(python: bool) -> Iterator[None]:
 
 
 class Halt(UserError):
-    """Ends a run; the loop saves the state and `metrics` first. Give the text no full stop: a remedy follows."""
+    """Ends a run; the loop saves the state and `metrics` first. End the text without a full stop: a remedy follows."""
 
     def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(text)

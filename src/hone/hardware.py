@@ -97,7 +97,7 @@ def ram() -> tuple[int, int]:
 
 
 def memory_fields(path: Path) -> dict[str, int]:
-    """Read lines of a name and a number as a dict; empty without the file."""
+    """Read a file with a name and a number in each line; return {} if there is no file."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

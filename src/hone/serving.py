@@ -94,7 +94,7 @@ async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
-    """If only this machine can connect, refuse requests of web pages: by host name (DNS rebinding), and by Origin.
+    """If only this machine can connect, refuse requests of web pages, by host name (DNS rebinding) and by Origin.
 
     A browser sends Origin with every request that can change something; other programs send no Origin.
     """
