@@ -59,7 +59,7 @@ class Halt(UserError):
 
 
 class AlarmStop(Halt):
-    """The alarm or observer `name` ends the run after a step, as stopped, not failed. `remedy`: how to avoid it."""
+    """The alarm or observer `name` ends the run after a step: it is stopped, not failed. `remedy`: how to avoid it."""
 
     def __init__(self, step: int, name: str, remedy: str) -> None:
         how = f"the alarm {name} ({remedy.format(name.replace('_', '-'))})" if remedy else name

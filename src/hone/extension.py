@@ -2,7 +2,7 @@
 
 An extension is a module `extension` in a folder of `hone.extensions`, or a module that an installed package names in
 the entry-point group `hone.extensions`. Its tables hold dotted paths, relative to the package of `module`, so that it
-imports nothing heavy. It is ignored if an extension in its `REQUIRES` is missing.
+imports nothing heavy. An extension is ignored if one in its `REQUIRES` is missing.
 """
 
 from __future__ import annotations
@@ -146,8 +146,7 @@ class Column(NamedTuple):
     """A float32 number for each sampled token (0 for other tokens): computed after grading, stored with the rollouts,
     and used in the tokens' advantages.
 
-    `section`: the config section that turns the column on; its time is logged by this name. `giver`, `doing`: for
-    messages.
+    `section`: the config section that turns the column on; it names the time in logs. `giver`, `doing`: for messages.
 
     `connect(config, renderer, vocab_size)` returns an `AddColumn` and the name of the giver, or raises UserError.
     `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a completion's tokens;

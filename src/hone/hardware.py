@@ -82,7 +82,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def ram() -> tuple[int, int]:
-    """Return the bytes of memory that machine and cgroup allow this process, and the bytes it has plus free bytes.
+    """Return (bytes that machine and cgroup allow this process, bytes that it uses plus free bytes).
 
     Cached files of the cgroup count as free, because the kernel drops them when memory is short.
     """

@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def hanging(text: str) -> str:
-    """Return `text` with all lines but the first indented, so that they don't look like hone's own."""
+    """Return `text` with all lines but the first indented, so that they don't look like hone's lines."""
     return re.sub(r"\n(?! )", "\n  ", text)
 
 

@@ -95,8 +95,8 @@ class DataSource:
 def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
     """Read a data set: a local JSONL or Parquet file, a folder of them, or "USER/SET" or "USER/SET:CONFIG" of the hub.
 
-    If a folder names its splits (`train-00000.parquet`, `train/…`), only those files are read. Raises UserError if the
-    data is missing, unreadable or empty.
+    If a folder names its splits (`train-00000.parquet`, `train/…`), only files of `split` are read. Raises UserError if
+    the data is missing, unreadable or empty.
     """
     if isinstance(source, Rows):
         return source
@@ -300,7 +300,7 @@ def _examples(split: Sequence[Example], indices: Sequence[int]) -> Iterator[tupl
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:
-    """Return the error for a row without any of the columns `names`, or with an invalid value in one."""
+    """Return the error for a row without any of the columns `names`, or with an invalid value in one of them."""
     for name in names:
         if name in row:
             return UserError(f"{where}: {name!r} must be non-empty text, not {brief(row[name])}")

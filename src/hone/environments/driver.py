@@ -3,7 +3,7 @@
     rollouts = Driver(env, sample).run(models)
 
 A rollout waits for a turn of the model or for an answer of the environment. Once every active rollout waits, the
-caller's thread answers: all questions to the environment or, if there is none, all turns at once, by rollout number.
+caller's thread answers, by rollout number: all questions to the environment or, without questions, all turns at once.
 So which turns are sampled together doesn't depend on how long answers take.
 """
 

@@ -105,9 +105,9 @@ class Environment:
     max_turns = 1
     """Maximum number of completions in a rollout."""
     patience: float | None = None
-    """Seconds without any request or result after which waiting rollouts are answered; None: once all rollouts wait."""
+    """Seconds without a request or result after which waiting rollouts are answered; None: once all rollouts wait."""
     concurrency: int | None = None
-    """Maximum number of rollouts that run at the same time; None: no limit."""
+    """Maximum number of concurrent rollouts; None: no limit."""
     keeps_state = False
     """True if a rollout has a state. Reward functions may read the state; it isn't recorded."""
     has_own_process = False
@@ -115,9 +115,9 @@ class Environment:
     why_not_graded = ""
     """Why only rollouts, not texts, can be graded; "" if texts can."""
     answer_is_exact = False
-    """True if every character of an answer counts, also case and punctuation: an audit then keeps them all."""
+    """True if every character of an answer counts, also case and punctuation: then an audit changes no character."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
-    """Intended findings of an audit, by name ("false-negative:crlf"), and why."""
+    """Intended findings of an audit: name ("false-negative:crlf") to reason."""
     own_label: str = ""
     """Name of the task in messages; "" for its id."""
 
@@ -175,7 +175,7 @@ class Environment:
 
     @property
     def has_workers(self) -> bool:
-        """True if functions that are not `inline` run in worker processes; else all run in this process."""
+        """True if functions that are not `inline` run in worker processes."""
         return self._processes() is not None
 
     def close_workers(self) -> None:
@@ -271,7 +271,7 @@ class Environment:
         return self.reference(example)
 
     async def rollout(self, model: Model, example: Example) -> Rollout:
-        """Make a rollout of the example; by default it is one completion of its prompt."""
+        """Make a rollout of the example; by default one completion of the prompt."""
         await model.sample(example.prompt, self.tool_schemas or None)
         return model.rollout()
 
@@ -320,7 +320,7 @@ class Environment:
         self._choices.setdefault(name, []).append(choose)
 
     def share_data(self, other: Environment) -> None:
-        """Take the rows that `other`, a copy of this task, has read, instead of reading them again."""
+        """Use the rows that `other`, a copy of this task, has already read."""
         self._rows |= other._rows
 
     def example(self, **columns: Any) -> Example:
@@ -407,7 +407,7 @@ class Environment:
         """Yield an EarlyGrading. Each rollout, or group of `size`, is graded in a worker process once it has ended.
 
         No other grading runs until the block ends. Yields None if completions must be graded after sampling: if
-        functions run in this process or are async (they wait together), or the task overrides `rollout`.
+        functions run in this process or are async, or the task overrides `rollout`.
         """
         late = type(self).rollout is not Environment.rollout or any(map(is_async, self.rubric.funcs.values()))
         workers = None if late else self._workers_for(self.rubric.inline)

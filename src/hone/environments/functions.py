@@ -224,8 +224,8 @@ class _Grader:
         if refused := self.columns & (_TRAINERS if self.batched else {*_TRAINERS, "completion_ids"}):
             offered = (*_LISTS, "info") if self.batched else OFFERED
             raise UserError(
-                f"reward function {component_name(func)} has a parameter {min(refused)!r}, which it does not get here: "
-                f"it is offered {', '.join(offered)} and the columns of the data. Leave it out, or give it a default"
+                f"reward function {component_name(func)} has a parameter {min(refused)!r}, which hone does not offer:  "
+                f"it offers {', '.join(offered)} and the columns of the data. Leave it out, or give it a default"
             )
 
     @property

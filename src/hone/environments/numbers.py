@@ -171,7 +171,7 @@ class _Numeral:
 
     @property
     def decimal(self) -> str:
-        """The digits with the decimal point; "" if the number has no point."""
+        """The digits with the point; "" if the number has no point."""
         written = DECIMAL.search(self.text)
         return written[0] if written else ""
 

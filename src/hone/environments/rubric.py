@@ -145,7 +145,7 @@ class Rubric:
         return [self.weights[name] * end for end in ((*one.right, *one.wrong) if one else (0.0, 1.0))]
 
     def _largest(self) -> float:
-        """Return the largest absolute reward that weights and ranges allow, if any component may abstain."""
+        """Return the largest absolute reward that weights and ranges allow. Any component may abstain."""
         payments = [[0.0, *self._payments(name)] for name in self.weights]
         return max(-sum(map(min, payments)), sum(map(max, payments)))
 
@@ -159,7 +159,7 @@ class Rubric:
         return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
 
     def needs(self, column: str, name: str = "") -> bool:
-        """Return True if a reward function (if given, the function `name`) takes the argument `column`."""
+        """Return True if a reward function (or the function `name`) takes the argument `column`."""
         return any(column in accepted for func, accepted in self._accepts.items() if name in ("", func))
 
     @property
@@ -289,7 +289,7 @@ def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
 
 
 class _Offer:
-    """The arguments offered to reward functions. No function sees another's changes, except in `state`."""
+    """The arguments offered to reward functions. No function sees another function's changes, except in `state`."""
 
     def __init__(self, sample: Sample, parser: Parser) -> None:
         example, truncated = sample.example, sample.stop_reason == "length"

@@ -43,7 +43,7 @@ class Service:
 
     @property
     def patience(self) -> float:
-        """Seconds that grading may wait for the service: enough for one try that hangs and a late answer."""
+        """Seconds that grading may wait: enough for one try that hangs and a late answer."""
         return 2 * self.timeout
 
     @property
@@ -60,7 +60,7 @@ async def recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -
     if (known := replies.find(key)) is not None:
         return known
     if replies.only:
-        raise LookupError(f"the run recorded no reply of {name} to this question, and a check of a run asks no service")
+        raise LookupError(f"the run has no reply of {name} to this question, and a check asks no service")
     async with gate.same(key), gate():
         if (known := replies.find(key)) is None:  # another sample may have asked the same meanwhile
             known = replies.add(key, name, await ask())

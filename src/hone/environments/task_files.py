@@ -35,7 +35,7 @@ def check_task_file(env_id: str, path: Path) -> None:
 
 
 def is_taken(name: str) -> str | None:
-    """Return where a task or an installed package of this name is; None if the name is free."""
+    """Return where a task or an installed package of this name is; None if free."""
     if name == FUNCTIONS:
         return "hone's own task of reward functions"
     if (path := find_file(name)) is not None:
@@ -143,7 +143,7 @@ def import_file(name: str, path: Path) -> ModuleType:
     """Import the module at `path`, once per file and process. It may import modules beside it.
 
     If an installed package has the same name, the module gets another one in `sys.modules`: a task file `datasets.py`
-    must not replace the package. Nor must files beside it: their folder comes last on the path.
+    must not replace the package. Nor may modules beside it: their folder comes last on the path.
     """
     path = path.resolve()
     for alias in (name, f"hone_environment_{name}"):

@@ -218,7 +218,7 @@ class ToolFunction:
         }
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments, converted if unambiguous ("3" to 3). ValueError says what is wrong."""
+        """Return the arguments, converted if unambiguous ("3" to 3). ValueError for wrong arguments."""
         try:
             return self._arguments.validate_python(arguments)
         except ValidationError as error:

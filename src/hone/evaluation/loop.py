@@ -23,7 +23,7 @@ from hone.model.chat import ChatRenderer
 from hone.types import Example, Rollout
 
 BATCH = 256
-"""Completions per call of the policy. Fixed: the rounding of a batched product may depend on the batch."""
+"""Completions per call of the policy. Fixed, because the rounding of a batched product may depend on its size."""
 
 STOPPING = "Ctrl-C: grading the ended rollouts; press it again to stop at once"
 

@@ -1,4 +1,4 @@
-"""An evaluation in words and tables: with colour on a terminal, as plain aligned text elsewhere."""
+"""An evaluation in words and tables: coloured on a terminal, aligned plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OUTCOME_STYLES = {
 _LONGEST = 2000
 """Most characters to show of a message; `results.jsonl` has all."""
 _MESSAGES = 8
-"""Messages to show from the beginning of a conversation, and as many from its end."""
+"""Messages to show from the start of a conversation, and from its end."""
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:

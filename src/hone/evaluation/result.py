@@ -204,7 +204,7 @@ class EvalResult:
         return pass_at_ks([(len(hits), int(hits.sum())) for hits in self._hits()], self.rollouts_per_example)
 
     def _hits(self) -> list[np.ndarray]:
-        """Return, by example, 1 for each correct graded sample and 0 for each other graded sample."""
+        """Return, by example, 1 for each correct graded sample and 0 for any other graded sample."""
         return [np.array([s.score.outcome is Outcome.CORRECT for s in g], dtype=np.float64) for g in self.by_example]
 
     def metrics(self) -> dict[str, float]:

@@ -156,7 +156,7 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
 def _wait(
     awaitables: list[Awaitable[Any]], timeout: float | None, held_up: Callable[[], None]
 ) -> list[Any | GraderFailure]:
-    """Await all awaitables, in a separate thread if this thread has a running event loop, as in a notebook."""
+    """Await all awaitables, in a separate thread if an event loop runs in this one, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
         results = await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
@@ -188,7 +188,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @functools.cache
 def _beside(process: int) -> ThreadPoolExecutor:
-    """Return an executor of one thread for this process. It runs async functions while an event loop runs here."""
+    """Return this process's executor of one thread, for async functions while an event loop runs here."""
     return ThreadPoolExecutor(1, "hone-reward")
 
 

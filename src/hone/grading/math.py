@@ -98,8 +98,8 @@ def _same_ratio(answer: str, gold: str) -> bool | None:
 def readable(text: str) -> bool:
     """Return True if `text` may be mathematics.
 
-    It is not empty or too long, its braces are balanced, spaces between digits separate thousands, and it has no quoted
-    string and no tower of powers that can't be computed.
+    `text` must not be empty or too long; its braces are balanced; spaces between digits separate thousands. It has no
+    quoted string, and no tower of powers that can't be computed.
     """
     text = tidy(text)
     if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):
@@ -180,7 +180,7 @@ def _is_words(text: str) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Return True if `text` has more letters than a formula: reading it as a product of symbols takes seconds."""
+    """Return True if `text` has more letters than a formula: reading it as a product would take seconds."""
     return len(re.findall(r"[^\W\d_]", _COMMAND.sub(" ", _TEXT.sub(" ", text)))) > _MOST_LETTERS
 
 

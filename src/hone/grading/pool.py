@@ -57,8 +57,8 @@ _MOST_STARVED = 10
 """Most extra wall time for waits for a core, in multiples of a question's limit: among many processes, each may wait
 nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
-"""Retries of a question after its process, or the keeper, was killed from outside (the keeper perhaps by the code of an
-earlier question)."""
+"""Retries of a question: after its process was killed from outside; after the keeper was (perhaps by an earlier
+question's code)."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 """One thread each: there is a process per core, and threads take limited address space."""
@@ -118,7 +118,7 @@ class Process:
     """One process, started by the constructor. It and all that it started end with this object."""
 
     ahead: Any = None
-    """The next question and its limits: a remote process gets this question while it answers the current one."""
+    """The next question and its limits: sent to a remote process while it answers the current one."""
     is_far = False
     """True if sending a question may take longer than answering it."""
 
@@ -308,8 +308,8 @@ class Pool:
         """Yield a batch of questions. Each question is asked as soon as a process is free, while the block runs.
 
         A question that raises, or exceeds a limit, gets a failure as its answer. `cpu_seconds` (None: no limit) limit
-        processor time, whatever the load; `clock_seconds` limit waits. An exception in the block, such as Ctrl-C, ends
-        all processes. Other threads wait until the block ends; this thread must not open a second batch in it.
+        processor time, whatever the load; `clock_seconds` limit wall time. An exception in the block, such as Ctrl-C,
+        ends all processes. Other threads wait until the block ends; this thread must not open a second batch in it.
         """
         with self._lock:
             assert not self._round_is_open, "two rounds would take each other's answers"

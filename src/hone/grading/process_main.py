@@ -200,7 +200,7 @@ class Traces:
         self._threads = set(sys._current_frames())
 
     def left(self) -> bool:
-        """Return True if there are more leftovers than at first. Waits a moment for processes and threads to end."""
+        """Return True if there are more leftovers than at first. Waits briefly for processes and threads to end."""
         for pause in PAUSES:
             if not self._threads_at_work() and not any(map(_lives, self._processes() - self._at_first)):
                 return taken() > self._most
@@ -208,7 +208,7 @@ class Traces:
         return True
 
     def _threads_at_work(self) -> bool:
-        """Return True if a new Python thread is busy. A thread of a pool that waits for work is not busy."""
+        """Return True if a new Python thread is busy. A pool's waiting thread is not busy."""
         frames = sys._current_frames()
         return any(frames[thread].f_globals.get("__name__") not in _IDLE for thread in frames.keys() - self._threads)
 

@@ -25,7 +25,7 @@ def gspo(
     a thousand times narrower than a token's. All tokens of a completion have the same loss, so aggregate it by
     "sequence". `lengths_S` int64: loss tokens of each completion, in order.
 
-    Returns the loss `[M]` and a bool `[M]` that is True where a clip is active, so that the token has no gradient.
+    Returns the loss `[M]` and a bool `[M]` that is True where a clip removes the gradient.
     """
     means_S = sequence_means(log_ratio(logprobs_M, old_logprobs_M), lengths_S)
     ratio_M = spread(means_S.exp(), lengths_S, len(logprobs_M))
