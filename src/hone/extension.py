@@ -213,7 +213,7 @@ def load(module: str, path: str) -> Any:
 
 @cache
 def extensions() -> Mapping[str, ModuleType]:
-    """Return the modules of extensions by name, without extensions that require a missing one."""
+    """Return extension modules by name, without extensions that require a missing extension."""
     found = dict(_found())
     while alone := [name for name, module in found.items() if not required(module) <= found.keys()]:
         for name in alone:

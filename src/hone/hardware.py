@@ -19,7 +19,7 @@ SHARES_GPU = "HONE_SHARES_GPU"
 MIN_FP32_SIZE = 2**18
 """Fewest elements of an fp32 weight to pack: with fewer, the plain product is as fast on one thread."""
 HEAD_CACHE_BYTES = 512 * 2**20
-"""Default of `head_cache_bytes` on a CPU, and its least default on a GPU."""
+"""Default of `head_cache_bytes` on a CPU, and the smallest default on a GPU."""
 CACHE_SHARE = 16
 """Bytes of `head_cache_bytes` for each logit in a GPU's chunk. Chunks are large, because each reads and writes the
 whole gradient of the head's weight."""

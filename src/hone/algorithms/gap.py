@@ -79,7 +79,7 @@ widened alike, unmeasured), and for random layers as wide as Qwen3-0.6B's (bench
 
 
 def band_of(backend: str, precision: str, layers: int) -> Band:
-    """Return the band for a number of layers: linear between rows of the table, and extrapolated beyond the last."""
+    """Return the band for a number of layers: interpolated linearly in the table, extrapolated beyond the last row."""
     rows = [(count, Band(*band)) for count, band in gathered("BANDS", BANDS)[backend, precision].items()]
     if len(rows) == 1:
         return rows[0][1]

@@ -28,7 +28,7 @@ U = TypeVar("U")
 Row = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
-"""Scale of the errors in demonstrations. 0: no errors; 1: each kind of error of the task is in 30 % of them."""
+"""Scale of errors. 0: no errors; 1: each kind of error of the task is in 30 % of demonstrations."""
 HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 

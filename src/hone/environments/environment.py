@@ -109,7 +109,7 @@ class Environment:
     concurrency: int | None = None
     """Maximum number of concurrent rollouts; None: no limit."""
     keeps_state = False
-    """True if a rollout has a state. Reward functions may read the state; it isn't recorded."""
+    """True if rollouts have a state that reward functions may read. It isn't recorded."""
     has_own_process = False
     """True if `inline` functions call the task's own process, as a library's graders do."""
     why_not_graded = ""

@@ -13,7 +13,7 @@ A list of turns becomes messages by `each`, where the placeholders of `role` and
 
     {each = "{conversations}", role = "{from}", content = "{value}", roles = {human = "user", gpt = "assistant"}}
 
-In a list of messages, such a table stands for all its messages.
+In a list of messages, a table with `each` stands for all messages that it makes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Completions from any server that speaks OpenAI's chat protocol, with patience for servers that fail now and then.
+"""Completions from any server that speaks OpenAI's chat protocol.
 
     async with ChatClient(Endpoint("http://localhost:8000/v1")) as client:
         reply = await client.complete(model, messages, {"max_tokens": 100}, sample_id)

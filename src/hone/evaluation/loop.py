@@ -43,7 +43,7 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     keeps_ended: bool = False,
 ) -> EvalResult:
-    """Evaluate on the first `num_examples` of a split (all of it, if it has fewer).
+    """Evaluate on the first `num_examples` examples of a split (all, if there are fewer).
 
     A completion gets min(`max_tokens`, `seq_len` minus its prompt) tokens; its randomness is keyed by (seed, "eval",
     policy version, example, rollout). `progress(done, total)` counts examples, after each batch. If `keeps_ended`,

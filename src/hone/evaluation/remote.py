@@ -45,7 +45,7 @@ def evaluate_url(
     split_name: str = "eval",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
-    """Evaluate as `evaluate` does, on the same examples, with the completions of `model` behind `endpoint`.
+    """Evaluate `model` behind `endpoint` as `evaluate` does, on the same examples.
 
     Each turn is a request with `body` and a `seed`: 31 bits of the key of (`seed`, "eval", 0, example, rollout, and for
     later turns the turn's number). Keys of `body` that are None are left out, also `seed`. With `exact_keys` a request

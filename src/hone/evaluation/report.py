@@ -26,9 +26,9 @@ OUTCOME_STYLES = {
     "grader_timeout": "bold red",
 }
 _LONGEST = 2000
-"""Most characters to show of a message; `results.jsonl` has all."""
+"""Most characters to show of a message; `results.jsonl` has the whole."""
 _MESSAGES = 8
-"""Messages to show from the start of a conversation, and from its end."""
+"""Messages to show at each end of a conversation."""
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:

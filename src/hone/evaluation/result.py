@@ -35,12 +35,12 @@ class EvalSample:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Number of tokens before the first sampled token; None if the server did not count them."""
+        """Number of tokens before the first sampled token; None if not counted."""
         return self.trajectory.prompt_tokens
 
     @property
     def completion_tokens(self) -> int | None:
-        """Number of sampled tokens; None if the server did not count them."""
+        """Number of sampled tokens; None if not counted."""
         return self.trajectory.completion_tokens
 
     def row(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class GraderFailure:
 
 
 def inside() -> bool:
-    """Return True if this code runs in a process of `hone.grading.pool`, and is already protected."""
+    """Return True in a process of `hone.grading.pool`, where code is already protected."""
     return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
 
 

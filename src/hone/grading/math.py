@@ -123,7 +123,7 @@ def _is_endless(text: str) -> bool:
 
 
 def _power(base: int, exponent: int) -> int:
-    """Compute `base ** exponent`, or some number above `_LARGEST`."""
+    """Compute `base ** exponent`; if it is too large, return any number above `_LARGEST`."""
     return base if base < 2 else base ** min(exponent, 30) if exponent else 1
 
 

@@ -174,7 +174,7 @@ class Surroundings:
 
 
 def _limit_time(seconds: float | None) -> None:
-    """Limit processor time from now on: of this process by a timer, of its forks by a higher RLIMIT_CPU."""
+    """Limit processor time from now on: a timer limits this process, a higher RLIMIT_CPU its forks."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     whole = hard if seconds is None else math.ceil(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (whole, hard))
