@@ -175,7 +175,7 @@ def _is_among_ranks() -> bool:
 @safe_output()
 @called_from(python=False)
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
-    """Return the exit code of `action`; only bugs raise. `quiet`: leave the error message to rank 0."""
+    """Return the exit code of `action`; only bugs raise errors. `quiet`: leave the error message to rank 0."""
     write_backslashes()
     try:
         code = action() or 0

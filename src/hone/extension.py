@@ -172,7 +172,7 @@ class MakePolicy(Protocol):
 class Machines(Protocol):
     """The other machines that a config of `hone rl` or `hone eval` names.
 
-    `place`: where the processes run, in words; `process_place`: where one runs. `cores`: cores of each machine.
+    In words, `place`: where the processes run; `process_place`: where one process runs. `cores`: per machine.
     """
 
     place: str

@@ -41,12 +41,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_local(listener: socket.socket) -> bool:
-    """Return True if only programs on this machine can connect: the address is a loopback address."""
+    """Return True if only this machine can connect: the address is a loopback address."""
     return ip_address(listener.getsockname()[0]).is_loopback
 
 
 def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
-    """Return uvicorn's config. Seconds: `grace` for open requests at a stop, `keep_alive` for idle connections."""
+    """Return uvicorn's config. `grace`: seconds for open requests at a stop; `keep_alive`: for idle connections."""
     return uvicorn.Config(
         app,
         loop="asyncio",  # and not uvloop and httptools where they are installed: Trackio brings them

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this mean greedy sampling: logits divided by them may overflow float32."""
+"""Temperatures below this mean greedy sampling: dividing logits by less may overflow float32."""
 
 LARGEST_REWARD = 1e6
 """The largest absolute reward: above it, float32 advantages would lose small components."""
@@ -41,7 +41,7 @@ class Outcome(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """True if the grader failed: the sample has no reward; group statistics and the loss ignore it."""
+        """True if the grader failed: the sample has no reward; group statistics and the loss ignore the sample."""
         return self in (Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT)
 
 
@@ -121,7 +121,7 @@ def where(columns: Columns, mask_T: np.ndarray) -> dict[str, Column]:
 
 
 def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
-    """Concatenate parts (number of tokens, columns). A part without a column gets zeros, or no values if ragged."""
+    """Concatenate parts (number of tokens, columns). A missing column gives zeros, or no values if it is ragged."""
     kinds = {name: one for _, columns in parts for name, one in columns.items()}
     found: dict[str, Column] = {}
     for name, kind in kinds.items():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 ZERO_VARIANCE = 1e-6
-"""Rewards of a group with max - min up to this carry no signal (a std would hide rounding)."""
+"""Rewards of a group carry no signal if max - min is at most this: the difference is rounding."""
 
 
 def has_signal(rewards_G: np.ndarray) -> bool:

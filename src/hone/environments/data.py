@@ -314,7 +314,7 @@ def brief(value: Any) -> str:
 
 
 def is_text(value: Any) -> bool:
-    """Return False if a string in `value` has half a surrogate pair: JSON can encode it, a file can't."""
+    """Return False if a string in `value` has half a surrogate pair: JSON can encode it, UTF-8 can't."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:

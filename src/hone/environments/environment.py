@@ -45,7 +45,7 @@ NEEDS_IDS = (
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
-"""Called with the current work of worker processes, in words; "" when it is done."""
+"""Called with a text about the work of worker processes; "" when it is done."""
 Split = Rows[Example]
 """The examples of one split. Example i is made from row i at each access and not stored."""
 
@@ -169,7 +169,7 @@ class Environment:
         self.limits = Limits(config.workers, max(config.timeout, *patience, 0.0), config.memory_gib, deterministic)
 
     def start_workers(self, samples: int) -> None:
-        """Start as many processes as `samples` need, without waiting for them."""
+        """Start the processes that `samples` need, without waiting for them."""
         if workers := self._workers_for(self.all_inline):
             workers.pool.start(samples)
 
@@ -234,7 +234,7 @@ class Environment:
                 source.change = self._template.rows
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """Return digests of the module's source, if it was loaded by its id, and of the splits' examples."""
+        """Return digests of the splits' examples, and of the module's source if the task was loaded by its id."""
         data = content_hash([digests.of_rows([example.id for example in self.split(name)]) for name in splits])
         return {"data": data} if self.module is None else {"environment": source_digest(self.module), "data": data}
 
@@ -267,7 +267,7 @@ class Environment:
         return self.rubric.needs("answer", self.rubric.correctness)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
-        """Return a completion for SFT to imitate, by default the reference; it may use the generator."""
+        """Return a completion for SFT, by default the reference; it may depend on `rng`."""
         return self.reference(example)
 
     async def rollout(self, model: Model, example: Example) -> Rollout:
@@ -276,7 +276,7 @@ class Environment:
         return model.rollout()
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any] | None:
-        """Return the state of a conversation at its beginning; None for a task of one turn."""
+        """Return a conversation's first state; None for a task of one turn."""
         return None
 
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:

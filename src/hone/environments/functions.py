@@ -393,7 +393,7 @@ def given_task(
 def place_of(func: Callable[..., Any]) -> str | None:
     """Return where a worker can import the function from; None if it is in a notebook, a script or another function.
 
-    An object, a bound method or a partial must be a global variable of the module of its class or function.
+    An object, a bound method or a partial must be a global variable in the module that defines its class or function.
     """
     home, names = unwrapped(func).__module__, [component_name(func)]
     if not inspect.isfunction(inspect.unwrap(func)) and home in sys.modules:

@@ -1,4 +1,4 @@
-"""Writes the source of functions that a program gives, as a file that can be imported alone.
+"""Writes functions that a program gives into a file that can be imported alone.
 
 A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So the file has the
 functions and all that they use: imports, current values of constants, and functions and classes of the same module.

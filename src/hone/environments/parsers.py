@@ -22,7 +22,7 @@ MAX_CHARS = 4096
 """Longer text between two tags is no answer."""
 
 LONGEST_LINE = 512
-"""Characters of a line after `ANSWER:` that are read; the rest of a longer line must be a remark."""
+"""Characters to read of a line after `ANSWER:`; the rest of a longer line must be a remark."""
 _PROSE = "every step was checked, so I am sure of it."
 
 _TAG = re.compile(r"<(/?)answer>")

@@ -132,7 +132,7 @@ class Rubric:
             )
         self.parser = parser
         self.group_funcs = {name: func for name, func in self.funcs.items() if getattr(func, "of_group", False)}
-        """Called once for a group; `sample_funcs`: once for each completion."""
+        """Functions called once for a group; `sample_funcs`: once for each completion."""
         self.sample_funcs = {name: func for name, func in self.funcs.items() if name not in self.group_funcs}
         self.takes_ids = any(func.takes_ids for func in self.group_funcs.values())  # type: ignore[attr-defined]
         self.needs_ids = next((n for n, func in self.group_funcs.items() if func.needs_ids), None)  # type: ignore[attr-defined]
@@ -257,7 +257,7 @@ def component_name(func: RewardFunc) -> str:
 
 
 def is_inline(func: Callable[..., Any]) -> bool:
-    """Return True if a function, also in a partial, is marked by `inline`."""
+    """Return True if a function, or the function in a partial, is marked by `inline`."""
     return getattr(unwrapped(func), "inline", False) is True
 
 

@@ -20,11 +20,11 @@ from hone.types import content_hash
 from hone.web import shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
-"""Environment variable for grading processes: "MODE:FILE" of this run's replies (see `record_in`)."""
+"""Environment variable that gives grading processes "MODE:FILE" of recorded replies (see `record_in`)."""
 
 
 class Service:
-    """A reward function that calls a service: async, and inline, since it only waits."""
+    """A reward function that calls a service. It is async, and inline because it only waits."""
 
     name: str
     api_key_env: str | None
@@ -144,7 +144,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
     """Record services' replies in a run's folder (None: nowhere), in this process and its children.
 
-    Mode "read": use recorded replies, record no new ones; "only": the same, and ask no service.
+    Mode "read": use recorded replies, record no new replies; "only": also ask no service.
     """
     Replies._known.clear()
     os.environ[VARIABLE] = ":" if folder is None else f"{mode}:{folder.absolute() / JUDGEMENTS}"

@@ -3,8 +3,8 @@
     result = evaluate(policy, env, num_examples=100, rollouts_per_example=4, ...)
     result.metrics()["eval/reverse-text/reward/mean"]
 
-The examples are the first of the eval split, so every model and seed gets the same ones and results can be compared in
-pairs. Completions that could not be graded are left out of averages, and counted.
+The examples are the first of the eval split, so every model and seed gets the same examples, and results can be paired.
+Completions that could not be graded are left out of averages, and counted.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ OnAnswer = Callable[[int, Any], None]
 """Called with the number of answers so far, and the latest answer."""
 _MAIN = str(Path(__file__).with_name("process_main.py"))
 _LONGEST = 17 * 2**20
-"""More bytes than `process_main` writes in one line."""
+"""Most bytes of a line; `process_main` writes fewer."""
 _WORDS = 2**16
 """Bytes to read from the end of a process's stderr."""
 _CLOSING_SECONDS = 10.0
@@ -480,7 +480,7 @@ class RequestBatch:
                 raise StartFailure(f"the process for {self.doing} could not start: {reason}")
 
     def _ask(self, place: int, process: Process, index: int) -> None:
-        """Store the answer to a question; queue it again if its process was killed from outside."""
+        """Store the answer to a question; queue the question again if the process was killed from outside."""
         failure, last = None, True
         _, cpu, clock = self._questions[index]
         try:
