@@ -87,7 +87,7 @@ def safe_output() -> Iterator[None]:
 
 
 def make_console(file: TextIO | None = None, **options: Any) -> Console:
-    """Make a console of rich, by default on the standard output, that escapes the text it is given."""
+    """Make a rich console, by default on standard output, that escapes the text it gets."""
     return _console_class()(file=raw(file or sys.stdout), **options)
 
 

@@ -25,7 +25,7 @@ class NotTrusted(UserError):
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run. `digests`: in run.json; `named`: files the user allows; `used`: allowed files used so far."""
+    """A run. `digests`: in run.json; `named`: files the user allows; `used`: those used so far."""
 
     folder: Path
     digests: frozenset[str]

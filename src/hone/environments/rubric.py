@@ -257,7 +257,7 @@ def component_name(func: RewardFunc) -> str:
 
 
 def is_inline(func: Callable[..., Any]) -> bool:
-    """Return True if a function, or the function in a partial, is marked by `inline`."""
+    """Return True if a function is marked by `inline`, also inside a partial."""
     return getattr(unwrapped(func), "inline", False) is True
 
 
