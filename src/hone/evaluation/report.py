@@ -32,7 +32,7 @@ _MESSAGES = 8
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:
-    """Show one completion, its prompt, and the parts of its reward."""
+    """Show one completion, its prompt, and its reward parts."""
     _title(console, f"One completion (example {sample.index})")
     messages, score = sample.trajectory.messages, sample.score
     left = len(messages) - 2 * _MESSAGES
