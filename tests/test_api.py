@@ -368,7 +368,7 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
         "observers must be a list of": lambda: hone.RL(
             dataset=ROWS, reward_funcs=fine, observers=[print], output_dir="out", **settings
         ),
-        "correctness is 'other'": task(correct="other"),
+        "correctness 'other' is not one of": task(correct="other"),
         "there is no file nowhere.py": task(reward_funcs="nowhere.py:f"),
         "there is no module 'nowhere'": task(reward_funcs="nowhere:f"),
         "has no function digit; did you mean digits": task(reward_funcs="rewards:digit"),

@@ -137,7 +137,7 @@ def test_an_unknown_command_names_the_nearest(words: str, hint: str, capsys: pyt
 
 def test_a_word_that_the_locale_cannot_read_is_refused_before_anything_runs(rl_command, capsys) -> None:
     assert cli.main([*RL, "--output-dir", "l\udcc3\udca4uf"]) == 2
-    assert "'l\\udcc3\\udca4uf' is no text in utf-8: set PYTHONUTF8=1" in capsys.readouterr().err
+    assert "'l\\udcc3\\udca4uf' is not text in utf-8: set PYTHONUTF8=1" in capsys.readouterr().err
     assert rl_command.configs == []
 
 

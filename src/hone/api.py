@@ -92,9 +92,9 @@ def evaluate(
 ) -> EvalResult:
     """Evaluate a model, as `hone eval` does: on held-out examples of the task `env`, or on all of `dataset`.
 
-    `model` is a folder, a hub id or, with `base_url`, the name of a model behind a server; further keys of `hone eval`
-    are `num_examples`, `rollouts_per_example`, `max_tokens`, … Results are saved only with `output_dir` or `save=True`.
-    Ctrl-C keeps the finished completions, and raises KeyboardInterrupt.
+    `model` is a folder, a hub id or, with `base_url`, the name of a model behind a server; other keywords are keys of
+    `hone eval`: `num_examples`, `rollouts_per_example`, `max_tokens`, … Results are saved only with `output_dir` or
+    `save=True`. Ctrl-C keeps the finished completions, and raises KeyboardInterrupt.
     """
     from hone.commands.eval import saved
     from hone.config.base import changed

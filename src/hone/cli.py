@@ -1,4 +1,4 @@
-"""`hone COMMAND ...`: finds the command in a table, parses its typed config, calls its function with it."""
+"""`hone COMMAND ...`: finds the command in a table, parses its config, calls its function with the config."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
 
 def prepare_process() -> None:
-    """Set environment variables that libraries read at import, unless the user did; call `write_backslashes`."""
+    """Set environment variables that libraries read at import, unless they are set; call `write_backslashes`."""
     write_backslashes()
     # How long libgomp's threads spin while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.
@@ -163,7 +163,7 @@ def _check_text(argv: list[str]) -> None:
             word.encode()
         except UnicodeEncodeError:
             raise UserError(
-                f"{word!a} is no text in {sys.getfilesystemencoding()}: set PYTHONUTF8=1, or use a name in UTF-8"
+                f"{word!a} is not text in {sys.getfilesystemencoding()}: set PYTHONUTF8=1, or use a name in UTF-8"
             ) from None
 
 
@@ -175,7 +175,7 @@ def _is_among_ranks() -> bool:
 @safe_output()
 @called_from(python=False)
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
-    """Return the exit code of `action`; only bugs raise. `quiet`: leave the error message to rank 0."""
+    """Return the exit code of `action`; only bugs raise errors. `quiet`: leave the error message to rank 0."""
     write_backslashes()
     try:
         code = action() or 0

@@ -51,7 +51,7 @@ def called_from(python: bool) -> Iterator[None]:
 
 
 class Halt(UserError):
-    """Ends a run; the loop saves the state and `metrics` first. Give the text no full stop: a remedy follows."""
+    """Ends a run; the loop saves the state and `metrics` first. End the text without a full stop: a remedy follows."""
 
     def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(text)
@@ -59,7 +59,7 @@ class Halt(UserError):
 
 
 class AlarmStop(Halt):
-    """The alarm or observer `name` ends the run after a step, as stopped, not failed. `remedy`: how to avoid it."""
+    """The alarm or observer `name` ends the run after a step: it is stopped, not failed. `remedy`: how to avoid it."""
 
     def __init__(self, step: int, name: str, remedy: str) -> None:
         how = f"the alarm {name} ({remedy.format(name.replace('_', '-'))})" if remedy else name

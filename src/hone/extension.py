@@ -2,7 +2,7 @@
 
 An extension is a module `extension` in a folder of `hone.extensions`, or a module that an installed package names in
 the entry-point group `hone.extensions`. Its tables hold dotted paths, relative to the package of `module`, so that it
-imports nothing heavy. It is ignored if an extension in its `REQUIRES` is missing.
+imports nothing heavy. An extension is ignored if one in its `REQUIRES` is missing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ GROUP = "hone.extensions"
 
 
 class Command(NamedTuple):
-    """A command. In the package of `module`, `config` has the class `config_class`, and `commands` has `function`: it
-    gets the config and returns the exit code.
+    """A command. In the package of `module`, the module `config` has the class `config_class`; `commands` has
+    `function`, which gets the config and returns the exit code.
 
     `bare`: a function in `commands` that gets the command line if the packages that read configs are missing.
     """
@@ -68,7 +68,7 @@ class Watch(NamedTuple):
     """An observer of runs: `function(config, by_program)` returns it, or None. `by_program` is True from `hone.rl`.
 
     Runs call observers in order of `place` (display 0, first lines 30, going to the background 70), at the end in
-    reverse. `always`: used even if a program gives observers. `early`: checks the config before any process starts.
+    reverse. `always`: used even if a program gives observers. `early`: it checks the config before any process starts.
     """
 
     place: int
@@ -93,7 +93,7 @@ class Key(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Config keys with their checks: a base class of the config's class. Its name in `KEYS` is free."""
+    """A base class with config keys and their checks, for the config's class. Its name in `KEYS` is arbitrary."""
 
     fields_class: str
     module: str
@@ -146,7 +146,7 @@ class Column(NamedTuple):
     """A float32 number for each sampled token (0 for other tokens): computed after grading, stored with the rollouts,
     and used in the tokens' advantages.
 
-    `section`: the config section that turns it on, and under which its time is logged. `giver`, `doing`: for messages.
+    `section`: the config section that turns the column on; it names the time in logs. `giver`, `doing`: for messages.
 
     `connect(config, renderer, vocab_size)` returns an `AddColumn` and the name of the giver, or raises UserError.
     `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a completion's tokens;
@@ -172,7 +172,7 @@ class MakePolicy(Protocol):
 class Machines(Protocol):
     """The other machines that a config of `hone rl` or `hone eval` names.
 
-    `place`: where the processes run, in words; `process_place`: where one runs. `cores`: cores of each machine.
+    In words, `place`: where the processes run; `process_place`: where one process runs. `cores`: per machine.
     """
 
     place: str
@@ -181,7 +181,7 @@ class Machines(Protocol):
     graders: int
 
     def use_graders(self, env: Environment, grading: GradingConfig) -> GradingConfig:
-        """If `graders` > 0, run a task's functions there. Return the config of the task's workers."""
+        """If `graders` > 0, run a task's functions on these machines. Return the config of the task's workers."""
         ...
 
     def serve(self, config: EvalConfig) -> AbstractContextManager[EvalConfig]:
@@ -189,7 +189,7 @@ class Machines(Protocol):
         ...
 
     def nodes(self, config: RLConfig, say: Callable[[str], None]) -> AbstractContextManager[Any]:
-        """Connect a run's launcher to the machines; entering returns an object: its `child` starts a process there."""
+        """Connect a run's launcher to the machines; yields an object with `child`, which starts a process there."""
         ...
 
     def join(self) -> None:
@@ -213,7 +213,7 @@ def load(module: str, path: str) -> Any:
 
 @cache
 def extensions() -> Mapping[str, ModuleType]:
-    """Return the modules of extensions by name, without extensions that require a missing one."""
+    """Return extension modules by name, without extensions that require a missing extension."""
     found = dict(_found())
     while alone := [name for name, module in found.items() if not required(module) <= found.keys()]:
         for name in alone:

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CORES = "HONE_CORES"
-"""Environment variable: the number of cores that a process may use."""
+"""Environment variable: number of cores that a process may use."""
 
 SHARES_GPU = "HONE_SHARES_GPU"
 """Environment variable: 1 if the run's server also uses the trainer's first GPU."""
 
 MIN_FP32_SIZE = 2**18
-"""Fewest elements of an fp32 weight to pack: with fewer, the plain product is as fast on one thread."""
+"""Fewest elements of an fp32 weight to pack: for smaller weights the plain product is as fast on one thread."""
 HEAD_CACHE_BYTES = 512 * 2**20
-"""Default of `head_cache_bytes` on a CPU, and its least default on a GPU."""
+"""Default of `head_cache_bytes` on a CPU, and the smallest default on a GPU."""
 CACHE_SHARE = 16
 """Bytes of `head_cache_bytes` for each logit in a GPU's chunk. Chunks are large, because each reads and writes the
 whole gradient of the head's weight."""
@@ -63,7 +63,7 @@ def takes_products_in_fp32(device: str) -> bool:
 
 
 def padded_rows(rows: int) -> int:
-    """Round `rows` up to a multiple of 16, by at most 1/8 or 15, so that few different numbers occur.
+    """Round `rows` up to a multiple of 16, so that few different numbers occur; add at most 1/8 or 15.
 
     oneDNN compiles a kernel for every new shape, and stores a thousand kernels. A new number of tokens in each step
     would double the time of a product and cost 20 MB a step.
@@ -82,7 +82,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def ram() -> tuple[int, int]:
-    """Return the bytes of memory that machine and cgroup allow this process, and the bytes it has plus free bytes.
+    """Return (bytes that machine and cgroup allow this process, bytes that it uses plus free bytes).
 
     Cached files of the cgroup count as free, because the kernel drops them when memory is short.
     """
@@ -97,7 +97,7 @@ def ram() -> tuple[int, int]:
 
 
 def memory_fields(path: Path) -> dict[str, int]:
-    """Read lines of a name and a number as a dict; empty without the file."""
+    """Read a file with a name and a number in each line; return {} if there is no file."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

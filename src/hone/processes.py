@@ -41,9 +41,9 @@ class Process:
     """A command in a separate session: Ctrl-C does not reach it, and its process group can be ended as a whole.
 
     On Linux the process gets the signal `dies_with_parent` when the thread that started it ends; if `adopts_orphans` is
-    true, descendants that lose their parent become its children. By the environment variable `mark`, `kill_marked`
-    finds descendants that have left the group. `options` go to `subprocess.Popen`. `code`: the exit code, -N if signal
-    N ended the process, None while it runs.
+    true, descendants that lose their parent become its children. `kill_marked` uses the environment variable `mark` to
+    find descendants that have left the group. `options` go to `subprocess.Popen`. `code`: the exit code, -N if signal N
+    ended the process, None while it runs.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Named random streams. Every random choice of hone is a function of (seed, names): no global state, no draw order.
 
 A stream's 64-bit key is the first 8 bytes of BLAKE2b over the repr of its parts, so streams of different names are
-independent, and adding one changes no other. `uniforms` is the counter-based generator behind sampling: token t of a
-sample depends only on (key, t), whatever else is sampled at the same time.
+independent, and adding a stream changes no other. `uniforms` is the counter-based generator behind sampling: token t of
+a sample depends only on (key, t).
 """
 
 from __future__ import annotations

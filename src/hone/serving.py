@@ -41,12 +41,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_local(listener: socket.socket) -> bool:
-    """Return True if only programs on this machine can connect: the address is a loopback address."""
+    """Return True if only this machine can connect: the address is a loopback address."""
     return ip_address(listener.getsockname()[0]).is_loopback
 
 
 def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
-    """Return uvicorn's config. Seconds: `grace` for open requests at a stop, `keep_alive` for idle connections."""
+    """Return uvicorn's config. `grace`: seconds for open requests at a stop; `keep_alive`: for idle connections."""
     return uvicorn.Config(
         app,
         loop="asyncio",  # and not uvloop and httptools where they are installed: Trackio brings them
@@ -94,7 +94,7 @@ async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
-    """If only this machine can connect, refuse requests of web pages: by host name (DNS rebinding), and by Origin.
+    """If only this machine can connect, refuse requests of web pages, by host name (DNS rebinding) and by Origin.
 
     A browser sends Origin with every request that can change something; other programs send no Origin.
     """

@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def hanging(text: str) -> str:
-    """Return `text` with all lines but the first indented, so that they don't look like hone's own."""
+    """Return `text` with all lines but the first indented, so that they don't look like hone's lines."""
     return re.sub(r"\n(?! )", "\n  ", text)
 
 
@@ -87,7 +87,7 @@ def safe_output() -> Iterator[None]:
 
 
 def make_console(file: TextIO | None = None, **options: Any) -> Console:
-    """Make a console of rich, by default on the standard output, that escapes the text it is given."""
+    """Make a rich console, by default on standard output, that escapes the text it gets."""
     return _console_class()(file=raw(file or sys.stdout), **options)
 
 

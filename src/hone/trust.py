@@ -25,7 +25,7 @@ class NotTrusted(UserError):
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run: `digests` in its run.json; files of functions: `named` by the user, `used` so far."""
+    """A run. `digests`: in run.json; `named`: files the user allows; `used`: those used so far."""
 
     folder: Path
     digests: frozenset[str]
@@ -49,7 +49,7 @@ def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool, named: Iter
     try:
         yield
         for file in sorted(files - _opened.used):
-            _note(f"--reward had no effect for {file}: the run loaded no function of it")
+            _note(f"--reward had no effect for {file}: the run loaded no function from it")
     finally:
         _opened = before
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this mean greedy sampling: logits divided by them may overflow float32."""
+"""Temperatures below this mean greedy sampling: dividing logits by less may overflow float32."""
 
 LARGEST_REWARD = 1e6
 """The largest absolute reward: above it, float32 advantages would lose small components."""
@@ -41,7 +41,7 @@ class Outcome(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """True if the grader failed: the sample has no reward; group statistics and the loss ignore it."""
+        """True if the grader failed: the sample has no reward; group statistics and the loss ignore the sample."""
         return self in (Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT)
 
 
@@ -86,7 +86,7 @@ class Ragged:
         return len(self.counts)
 
     def holds(self, values_T: np.ndarray) -> bool:
-        """Return True if, for each token with values, `values_T` at the token is one of its values."""
+        """Return True if `values_T[t]` is among the values of token t, for every token with values."""
         token = np.repeat(np.arange(len(self.counts)), self.counts)
         return bool(np.isin(np.flatnonzero(self.counts), token[self.values == values_T[token]]).all())
 
@@ -121,7 +121,7 @@ def where(columns: Columns, mask_T: np.ndarray) -> dict[str, Column]:
 
 
 def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
-    """Concatenate parts (number of tokens, columns). A part without a column gets zeros, or no values if ragged."""
+    """Concatenate parts (number of tokens, columns). A missing column gives zeros, or no values if it is ragged."""
     kinds = {name: one for _, columns in parts for name, one in columns.items()}
     found: dict[str, Column] = {}
     for name, kind in kinds.items():
@@ -223,15 +223,15 @@ class Usage:
 class Rollout:
     """One sample: a conversation with the model, and its tokens.
 
-    `segments`: its token sequences. One; several if a program branches (`branches` is true); none if the server answers
-    in text (see `usage`). All segments have the sample's advantage, unless a program rewards each call. `token_ids`,
-    `sampled_mask`, `logprobs`, `versions`, `turns`, `prompt_tokens`, `completion_tokens` and `sampled_ids` describe
-    only the first segment. `messages` include the completion; `stop_reason`: how the last turn ended.
+    `segments`: its token sequences: one, or several if a program branches (`branches` is true); empty if the server
+    answers in text (see `usage`). All segments have the sample's advantage, unless a program rewards each call.
+    `token_ids`, `sampled_mask`, `logprobs`, `versions`, `turns`, `prompt_tokens`, `completion_tokens` and `sampled_ids`
+    describe only the first segment. `messages` include the completion; `stop_reason`: how the last turn ended.
     `completion_ids`: the sampled tokens if there are no segments.
 
     In a task of several turns, `state` (JSON) is the environment's; `failure` (outcome, detail) says why the
-    environment broke off. Two flags mean that a retry may end differently: `late`: a tool was ended at its deadline;
-    `killed`: a process was killed from outside at each try.
+    environment stopped early. Two flags mean that a retry may end differently: `late`: a tool was ended at its
+    deadline; `killed`: a process was killed from outside at each try.
     """
 
     sample_id: str

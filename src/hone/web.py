@@ -59,7 +59,7 @@ def may_pass(status: int) -> bool:
 
 
 def retry_after(headers: Any) -> float | None:
-    """Return the seconds to wait by the header Retry-After (number or date) or retry-after-ms; None without."""
+    """Return the seconds to wait by the header Retry-After (number or date) or retry-after-ms; None without header."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name)
         if text is None:

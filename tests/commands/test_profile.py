@@ -69,7 +69,7 @@ def test_what_can_not_be_used_is_refused_in_a_sentence(here: Path, tiny_model_di
     fails(capsys, main(["eval", *words, "p.parquet"]), "p.parquet is there already: name another file")
     assert (here / "p.parquet").read_bytes() == before
     absent = ["--orchestrator.env.profile", "q.parquet", "--orchestrator.env.pass-rate", "[0, 1]"]
-    fails(capsys, train(tiny_model_dir, *absent), "q.parquet is not there: `hone eval ENV")
+    fails(capsys, train(tiny_model_dir, *absent), "q.parquet does not exist: `hone eval ENV")
     (here / "p.parquet").write_text("other")
     fails(capsys, train(tiny_model_dir, *profile, "[0, 1]"), "p.parquet is no profile that `hone eval` wrote")
     fails(capsys, main(["eval", *words, "nowhere/p.parquet"]), "there is no folder nowhere")

@@ -196,14 +196,10 @@ def test_what_only_a_trainer_of_trl_has_is_refused_unless_it_may_be_missing():
         return [float(trainer_state is None and "trainer_state" not in columns)] * len(completions)
 
     assert components(task([fine])) == {"fine": 1.0}
-    words = (
-        "by_state has a parameter 'trainer_state', .* it is offered completions, prompts, completion_ids, info and the"
-    )
+    words = "by_state has a parameter 'trainer_state', .* it offers completions, prompts, completion_ids, info and the"
     with pytest.raises(UserError, match=words):
         task([by_state])
-    with pytest.raises(
-        UserError, match=r"by_one has a parameter 'completion_ids', .* it is offered completion, answer"
-    ):
+    with pytest.raises(UserError, match=r"by_one has a parameter 'completion_ids', .* it offers completion, answer"):
         task([by_one])
 
 

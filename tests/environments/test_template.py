@@ -90,7 +90,7 @@ BAD_TURNS = [
     ({"conversations": [{"from": "gpt", "value": "a"}, {"from": "gpt"}]}, "row, turn 1: no column 'value'"),
 ]
 NO_TURNS = [
-    (TURNS | {"rolse": {}}, "template.x has 'rolse'; beside `each` there may be role, content, roles and name"),
+    (TURNS | {"rolse": {}}, "template.x has 'rolse'; beside each, only role, content, roles and name are allowed"),
     (TURNS | {"roles": {"human": 1}}, "template.x.roles is {'human': 1}: give a table"),
     (TURNS | {"roles": "user"}, "template.x.roles is 'user': give a table"),
     ({"each": "{conversations}"}, "template.x has each, but no content: name a part of a turn, such as"),

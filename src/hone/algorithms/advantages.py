@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 ZERO_VARIANCE = 1e-6
-"""Rewards of a group with max - min up to this carry no signal (a std would hide rounding)."""
+"""Rewards of a group carry no signal if max - min is at most this: the difference is rounding."""
 
 
 def has_signal(rewards_G: np.ndarray) -> bool:
@@ -130,7 +130,7 @@ def normalized_components(
 
 
 def token_advantages(advantages_of_turns: Sequence[float] | np.ndarray, sampled_T: np.ndarray) -> np.ndarray:
-    """Give each sampled token the advantage of its turn (contiguous sampled tokens), others 0: `[T]` float32."""
+    """Give each sampled token the advantage of its turn (contiguous sampled tokens), other tokens 0: `[T]` float32."""
     turn_T = np.cumsum(np.diff(sampled_T, prepend=False) & sampled_T)  # counted from 1
     return np.append(np.float32(0), np.asarray(advantages_of_turns, np.float32))[turn_T * sampled_T]
 

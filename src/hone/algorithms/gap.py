@@ -70,16 +70,16 @@ BANDS = {
         36: Band(mean=0.12, max=1.3, stop=0.35),
     },
 }
-"""By (backend, lower precision of sampler and trainer) and layers: in bf16 each layer rounds.
+"""Bands by (backend, lower precision of sampler and trainer) and number of layers: in bf16 each layer rounds.
 
-hone: the same model code on both sides. 4 layers: tests/contracts/test_logprobs.py. 28 and 36 layers: room for
+hone: the same model code on both sides. 4 layers: tests/contracts/test_logprobs.py. 28 and 36 layers: wide enough for
 SmolLM2-135M (30 layers; in bf16_linear the largest gap was 0.48 in 3,000 tokens of an RL step; other maxima were
 widened alike, unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py).
 """
 
 
 def band_of(backend: str, precision: str, layers: int) -> Band:
-    """Return the band for a number of layers: linear between rows of the table, and extrapolated beyond the last."""
+    """Return the band for a number of layers: interpolated linearly in the table, extrapolated beyond the last row."""
     rows = [(count, Band(*band)) for count, band in gathered("BANDS", BANDS)[backend, precision].items()]
     if len(rows) == 1:
         return rows[0][1]

@@ -28,7 +28,7 @@ U = TypeVar("U")
 Row = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
-"""Factor of errors in demonstrations. 0: none; 1: 30 % have each kind of error that the task names."""
+"""Scale of errors. 0: no errors; 1: each kind of error of the task is in 30 % of demonstrations."""
 HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -82,7 +82,7 @@ def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
 
 @dataclass
 class DataSource:
-    """Reads a split's rows and applies `change`, such as a template. `reads`: the rows come from a data set."""
+    """Reads a split's rows and applies `change`, such as a template. `reads` is true if they come from a data set."""
 
     read: Callable[[Callable[[Rows], Rows]], Rows]
     reads: bool
@@ -95,8 +95,8 @@ class DataSource:
 def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
     """Read a data set: a local JSONL or Parquet file, a folder of them, or "USER/SET" or "USER/SET:CONFIG" of the hub.
 
-    If a folder names its splits (`train-00000.parquet`, `train/…`), only those files are read. Raises UserError if the
-    data is missing, unreadable or empty.
+    If a folder names its splits (`train-00000.parquet`, `train/…`), only files of `split` are read. Raises UserError if
+    the data is missing, unreadable or empty.
     """
     if isinstance(source, Rows):
         return source
@@ -115,7 +115,7 @@ def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
 
 
 def given_rows(dataset: Any, name: str) -> str | Rows | None:
-    """Return a program's rows in JSON's types, or the path or hub id to read. Raises UserError for other values."""
+    """Return rows that a program gives, in JSON's types, or the path or hub id to read. UserError for other values."""
     if dataset is None or isinstance(dataset, str | Path | Rows):
         return str(dataset) if isinstance(dataset, Path) else dataset
     rows = dataset.to_list() if hasattr(dataset, "to_list") else dataset
@@ -161,9 +161,9 @@ def to_jsonl(rows: Rows) -> str:
 
 
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
-    """Return (train, eval). Eval gets the rows of the `fraction` of keys `key(row)` with the smallest hashes.
+    """Return (train, eval). Eval gets all rows with a held-out `key(row)`: the `fraction` with the smallest hashes.
 
-    Order and seed don't matter. Eval gets at least one key of several. A KeyError of `key` means a missing column.
+    Row order and seed don't matter. Of several keys at least one is held out. A KeyError of `key`: a missing column.
     """
     digests = []
     for i, row in enumerate(rows):
@@ -249,8 +249,8 @@ def split_words(held_out: float = 0.1) -> tuple[tuple[str, ...], tuple[str, ...]
 class Overlap:
     """The overlap of `checked` training examples with `held_out` evaluation examples.
 
-    `rows`: indices of overlapping training examples, ascending; `identical`: the number with the same answer and info,
-    too; `pair`: indices of the first overlap in both splits.
+    `rows`: ascending indices of overlapping training examples; `identical`: how many also have the same answer and
+    info; `pair`: the first overlap, as (training index, evaluation index).
     """
 
     checked: int
@@ -267,7 +267,7 @@ def find_overlap(
     held_out_indices: Sequence[int],
     advance: Callable[[int], None] = lambda done: None,
 ) -> Overlap:
-    """Find the training examples at `train_indices` with a held-out prompt, whatever the answer.
+    """Find the training examples at `train_indices` with the prompt of a held-out example; the answer may differ.
 
     If most prompts are equal (a game that always begins with the same words), whole examples are compared. `advance`
     gets the number of examples done.
@@ -300,7 +300,7 @@ def _examples(split: Sequence[Example], indices: Sequence[int]) -> Iterator[tupl
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:
-    """Return the error for a row without any of the columns `names`, or with an invalid value in one."""
+    """Return the error for a row without any of the columns `names`, or with an invalid value in one of them."""
     for name in names:
         if name in row:
             return UserError(f"{where}: {name!r} must be non-empty text, not {brief(row[name])}")
@@ -314,7 +314,7 @@ def brief(value: Any) -> str:
 
 
 def is_text(value: Any) -> bool:
-    """Return False if a string in `value` has half a surrogate pair: JSON can encode it, a file can't."""
+    """Return False if a string in `value` has half a surrogate pair: JSON can encode it, UTF-8 can't."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:

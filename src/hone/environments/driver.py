@@ -3,7 +3,7 @@
     rollouts = Driver(env, sample).run(models)
 
 A rollout waits for a turn of the model or for an answer of the environment. Once every active rollout waits, the
-caller's thread answers: all questions to the environment or, if there is none, all turns at once, by rollout number.
+caller's thread answers, by rollout number: all questions to the environment or, without questions, all turns at once.
 So which turns are sampled together doesn't depend on how long answers take.
 """
 
@@ -87,7 +87,7 @@ def failed(words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> tuple[Outcome
 
 
 async def rolled_out(env: Environment, model: Model, passed: type[Exception] = UserError) -> Rollout:
-    """Return a task's rollout; it ends when no turn has room. Errors of the task's code, except `passed`, fail it."""
+    """Return a rollout; it ends when no turn has room. It fails on exceptions of the task's code, except `passed`."""
     try:
         return await env.rollout(model, model.example)
     except NoRoom as full:
@@ -111,8 +111,8 @@ class Waiting(NamedTuple):
 class Driver:
     """Runs a batch of rollouts of `env`, at most min(`concurrency`, `env.concurrency`) at a time.
 
-    `sample` gets the calls from `ask_turn`, and a function of (index, turn) to return turns early. Waiting rollouts are
-    answered after `env.patience` seconds without a change, or at once if `alone` is true.
+    `sample` answers the calls of `ask_turn`; it may return a turn early by its second argument, a function of (index,
+    turn). Waiting rollouts are answered after `env.patience` seconds without a change; at once if `alone` is true.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class Driver:
     ) -> list[Any]:
         """Return one rollout for each model, in order, made by `make` or `env.rollout`.
 
-        Calls `finished` on this thread for each that has ended, also after Ctrl-C. Raises a rollout's error, and Halt
-        if one blocks the event loop.
+        Calls `finished` on this thread for each ended rollout, also after Ctrl-C. Raises a rollout's error, and Halt if
+        a rollout blocks the event loop.
         """
         self._make = make or (lambda model: rolled_out(self.env, model))
         self._left, self._finished = deque(enumerate(models)), finished
@@ -281,7 +281,7 @@ class Driver:
             self._news()
 
     def _news(self) -> None:
-        """Check which rollouts wait, once all others have run."""
+        """Schedule `_check` to run after all rollouts that can go on now."""
         if not self._checking:
             self._checking = True
             self._loop.call_soon(self._check)

@@ -45,7 +45,7 @@ NEEDS_IDS = (
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
-"""Called with the current work of worker processes, in words; "" when it is done."""
+"""Called with a text about the work of worker processes; "" when it is done."""
 Split = Rows[Example]
 """The examples of one split. Example i is made from row i at each access and not stored."""
 
@@ -54,8 +54,8 @@ Split = Rows[Example]
 class Limits:
     """The number of grading processes, and the limits for grading a sample.
 
-    If `deterministic`, `timeout` limits processor time, so that load changes no verdict, and `backstop` x `timeout`
-    wall time; else `timeout` limits wall time without waits for a core. `hash_seed`: PYTHONHASHSEED.
+    If `deterministic` is true, `timeout` limits processor time, so that load changes no verdict, and `backstop` x
+    `timeout` limits wall time. Else `timeout` limits wall time without waits for a core. `hash_seed`: PYTHONHASHSEED.
     """
 
     workers: int | None = None
@@ -103,21 +103,21 @@ class Environment:
     tool_schemas: list[dict[str, Any]] | None = None
     """The tools that the model may call, in OpenAI's form."""
     max_turns = 1
-    """The most completions of one rollout."""
+    """Maximum number of completions in a rollout."""
     patience: float | None = None
-    """Longest wait in seconds, since any request or result, for rollouts that ask for no turn; None: no limit."""
+    """Seconds without a request or result after which waiting rollouts are answered; None: once all rollouts wait."""
     concurrency: int | None = None
-    """The most rollouts that run at the same time; None: all of a batch."""
+    """Maximum number of concurrent rollouts; None: no limit."""
     keeps_state = False
-    """True if a rollout has a state. Reward functions may read the state; it isn't recorded."""
+    """True if rollouts have a state that reward functions may read. It isn't recorded."""
     has_own_process = False
     """True if `inline` functions call the task's own process, as a library's graders do."""
     why_not_graded = ""
     """Why only rollouts, not texts, can be graded; "" if texts can."""
     answer_is_exact = False
-    """True if every character of an answer counts, also case and punctuation: an audit then keeps them all."""
+    """True if every character of an answer counts, also case and punctuation: then an audit changes no character."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
-    """Intended findings of an audit, by name ("false-negative:crlf"), and why."""
+    """Intended findings of an audit: name ("false-negative:crlf") to reason."""
     own_label: str = ""
     """Name of the task in messages; "" for its id."""
 
@@ -141,13 +141,13 @@ class Environment:
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._choices: dict[str, list[Callable[[Split], Sequence[int]]]] = {}
         self.left_out = ""
-        """Training examples that a pass-rate profile left out, in words."""
+        """Message about training examples that a profile left out; "" if none."""
         self._rows: dict[str, Rows] = {}
         self._template: Template | None = None
         self.limits = Limits()
         """Limits of the processes that run this task's functions."""
         self.isolated = False
-        """True: functions marked `inline` run in worker processes too, where they can be killed."""
+        """If true, functions marked `inline` also run in worker processes, where they can be killed."""
         self._workers: Workers | None = None
         self.make_process: Callable[..., Any] | None = None
         """Makes a grading process on another machine, like `grading.pool.Process` on this one."""
@@ -169,17 +169,17 @@ class Environment:
         self.limits = Limits(config.workers, max(config.timeout, *patience, 0.0), config.memory_gib, deterministic)
 
     def start_workers(self, samples: int) -> None:
-        """Start as many processes as `samples` need, without waiting for them."""
+        """Start the processes that `samples` need, without waiting for them."""
         if workers := self._workers_for(self.all_inline):
             workers.pool.start(samples)
 
     @property
     def has_workers(self) -> bool:
-        """True if functions that are not `inline` run in worker processes; else all run in this process."""
+        """True if functions that are not `inline` run in worker processes."""
         return self._processes() is not None
 
     def close_workers(self) -> None:
-        """End the processes; the next grading starts new ones."""
+        """End the worker processes; the next grading starts new processes."""
         if self._workers is not None:
             self._workers.pool.close()
             self._workers = None
@@ -199,7 +199,7 @@ class Environment:
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
         """In the block, run all functions of this task, also inline ones, in a new process with this PYTHONHASHSEED.
 
-        Yields False if no process can load the task, or it has a process already. Restores limits and processes.
+        Yields False if no process can load the task, or the task has a process already. Restores limits and processes.
         """
         before = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
@@ -234,7 +234,7 @@ class Environment:
                 source.change = self._template.rows
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """Return digests of the module's source, if it was loaded by its id, and of the splits' examples."""
+        """Return digests of the splits' examples, and of the module's source if the task was loaded by its id."""
         data = content_hash([digests.of_rows([example.id for example in self.split(name)]) for name in splits])
         return {"data": data} if self.module is None else {"environment": source_digest(self.module), "data": data}
 
@@ -258,7 +258,7 @@ class Environment:
 
     @property
     def needs_answer(self) -> bool:
-        """True if a reward function takes the answer, so that a row without one is refused."""
+        """True if a reward function takes the answer, so that a row without an answer is refused."""
         return self.rubric.needs("answer")
 
     @property
@@ -267,16 +267,16 @@ class Environment:
         return self.rubric.needs("answer", self.rubric.correctness)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
-        """Return a completion for SFT to imitate, by default the reference; it may use the generator."""
+        """Return a completion for SFT, by default the reference; it may depend on `rng`."""
         return self.reference(example)
 
     async def rollout(self, model: Model, example: Example) -> Rollout:
-        """Make a rollout of the example; by default it is one completion of its prompt."""
+        """Make a rollout of the example; by default one completion of the prompt."""
         await model.sample(example.prompt, self.tool_schemas or None)
         return model.rollout()
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any] | None:
-        """Return the state of a conversation at its beginning; None for a task of one turn."""
+        """Return a conversation's first state; None for a task of one turn."""
         return None
 
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
@@ -284,7 +284,7 @@ class Environment:
         raise NotImplementedError
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
-        """Raise UserError if the model's chat template cannot write rollouts of this task, such as of `example`."""
+        """Raise UserError if the model's chat template cannot write this task's rollouts, such as one of `example`."""
 
     def check_rollouts(self) -> None:
         """Raise UserError if completions of this task can be graded but not sampled on this machine."""
@@ -292,8 +292,8 @@ class Environment:
     def split(self, name: str) -> Split:
         """Return the examples of "train" or "eval".
 
-        Reads the data on first use, and checks the columns: of each row where rows can differ (JSON, lists), else of
-        the first. Raises UserError for a missing column, and for a split that the environment does not have.
+        Reads the data on first use. Checks the columns of each row if rows can differ (JSON, lists), else of the first
+        row. Raises UserError for a missing column, and for a split that the environment does not have.
         """
         if name not in self._rows:
             source = self._sources.get(name)
@@ -316,11 +316,11 @@ class Environment:
         return self._rows[name].map(self.to_example)
 
     def restrict(self, name: str, choose: Callable[[Split], Sequence[int]]) -> None:
-        """At its first use, restrict a split to the row indices that `choose` returns."""
+        """Restrict a split, at its first use, to the row indices that `choose` returns."""
         self._choices.setdefault(name, []).append(choose)
 
     def share_data(self, other: Environment) -> None:
-        """Take the rows that `other`, a copy of this task, has read, instead of reading them again."""
+        """Use the rows that `other`, a copy of this task, has already read."""
         self._rows |= other._rows
 
     def example(self, **columns: Any) -> Example:
@@ -359,7 +359,7 @@ class Environment:
         """Grade a completion: its text, its messages (with or without the prompt before them), or a rollout.
 
         Only a rollout (`Rollout`) can count as stopped by the length limit. `seed`, the example and the
-        rollout's sample id decide what a reward function draws.
+        rollout's sample id seed the random numbers of a reward function.
         """
         return self.grade_many([(example, completion)], seed)[0]
 
@@ -404,10 +404,10 @@ class Environment:
 
     @contextmanager
     def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
-        """Yield an EarlyGrading: in a worker process it grades each rollout, or group of `size`, once it has ended.
+        """Yield an EarlyGrading. Each rollout, or group of `size`, is graded in a worker process once it has ended.
 
         No other grading runs until the block ends. Yields None if completions must be graded after sampling: if
-        functions run in this process or are async (they wait together), or the task overrides `rollout`.
+        functions run in this process or are async, or the task overrides `rollout`.
         """
         late = type(self).rollout is not Environment.rollout or any(map(is_async, self.rubric.funcs.values()))
         workers = None if late else self._workers_for(self.rubric.inline)
@@ -434,7 +434,7 @@ class Environment:
         return None if inline and (not self.isolated or self.has_own_process) else self._processes()
 
     def _processes(self) -> Workers | None:
-        """Return the workers; None if there should be none, or if they would load a different task."""
+        """Return the workers; None if the task uses no workers, or if workers would load a different task."""
         if self._loaded is None or self.limits.workers == 0 or inside():
             return None
         origin, rubric, parser = self._loaded
@@ -485,7 +485,7 @@ class Environment:
 
 
 class EarlyGrading:
-    """Grades completions while others are sampled, with the scores of `Environment.grade_many`."""
+    """Grades completions while others are sampled. The scores equal `Environment.grade_many`'s."""
 
     def __init__(self, env: Environment, workers: Workers, round: RequestBatch, seed: int, size: int) -> None:
         self._env, self._workers, self._round, self._seed, self._size = env, workers, round, seed, size

@@ -83,7 +83,7 @@ def load_environment(
     Without `eval_data` a tenth of the prompts is held out. `weights` default to 1. `correct` names the function that
     decides which answers are right, by default the first. Instead of functions a program may make rollouts and
     rewards: the async function `agent`, or `agent_command`, within `agent_limits`, with the variables of `agent_env`.
-    `reference` makes right answers for an audit: a template ("<answer>{answer}</answer>"), or a function's place.
+    `reference` makes right answers for an audit: a template ("<answer>{answer}</answer>") or "MODULE:FUNCTION".
     """
     places, where = _as_list(rewards), (data, eval_data, weights, correct, system_prompt, split, eval_split)
     source, has_agent = None, agent is not None or agent_command is not None
@@ -209,7 +209,7 @@ class _Grader:
     """A reward function, with the arguments that its parameters ask for.
 
     `batched`: it has TRL's form and gets lists. `others`: parameters that a rubric doesn't offer, so columns of the
-    data; `columns`: those without a default. Raises UserError if it requires an argument of TRL's trainer.
+    data; `columns`: `others` without a default. Raises UserError if it requires an argument of TRL's trainer.
     """
 
     def __init__(self, func: RewardFunc) -> None:
@@ -224,8 +224,8 @@ class _Grader:
         if refused := self.columns & (_TRAINERS if self.batched else {*_TRAINERS, "completion_ids"}):
             offered = (*_LISTS, "info") if self.batched else OFFERED
             raise UserError(
-                f"reward function {component_name(func)} has a parameter {min(refused)!r}, which it does not get here: "
-                f"it is offered {', '.join(offered)} and the columns of the data. Leave it out, or give it a default"
+                f"reward function {component_name(func)} has a parameter {min(refused)!r}, which hone does not offer:  "
+                f"it offers {', '.join(offered)} and the columns of the data. Leave it out, or give it a default"
             )
 
     @property
@@ -300,7 +300,7 @@ def _of_program(*args: Any, **more: Any) -> Environment:
 
 def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
     if agent is not None and command is not None:
-        raise UserError("there are two agents: leave out one, agent (a function) or agent_command")
+        raise UserError("agent (a function) and agent_command are both set: leave one out")
     if rewards:
         raise UserError("an agent gives the rewards itself: leave out the reward functions")
 
@@ -309,8 +309,8 @@ def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
 class ProgramTask:
     """The task that a Python program gives; `load` makes it.
 
-    `args` name files of the run; `files`: their texts. `graded_here`: functions that other processes can't import, so
-    that all functions run in this process. `import_problem`: why `rewards.py` can't be imported alone, or "".
+    `args`: the task's arguments; `files`: texts of the run's files that they name; `graded_here`: functions that other
+    processes can't import, so all run here. `import_problem`: why `rewards.py` can't be imported alone, or "".
     """
 
     args: dict[str, Any]
@@ -393,7 +393,7 @@ def given_task(
 def place_of(func: Callable[..., Any]) -> str | None:
     """Return where a worker can import the function from; None if it is in a notebook, a script or another function.
 
-    An object, a bound method or a partial must be a global variable of the module of its class or function.
+    An object, a bound method or a partial must be a global variable in the module that defines its class or function.
     """
     home, names = unwrapped(func).__module__, [component_name(func)]
     if not inspect.isfunction(inspect.unwrap(func)) and home in sys.modules:
@@ -407,7 +407,7 @@ def place_of(func: Callable[..., Any]) -> str | None:
 
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
-    """Return `func` if it is a named function; as a reward also an object, partial or method. Else UserError."""
+    """Return `func` if it is a named function; as a reward also an object, partial or method. UserError otherwise."""
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
     inner = unwrapped(func) if where == "reward_funcs" else func

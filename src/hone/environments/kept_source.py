@@ -1,4 +1,4 @@
-"""Writes the source of functions that a program gives, as a file that can be imported alone.
+"""Writes functions that a program gives into a file that can be imported alone.
 
 A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So the file has the
 functions and all that they use: imports, current values of constants, and functions and classes of the same module.
@@ -26,7 +26,7 @@ HEAD = '"""Functions of this run and what they use, as they were when it began."
 
 
 def standalone_name(function: Callable[..., Any]) -> str:
-    """Return a function's name in the file. An object's gets the prefix `reward_`: its class has the bare name."""
+    """Return a function's name in the file. An object's name gets the prefix `reward_`: its class has the bare name."""
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"
@@ -65,7 +65,7 @@ class _Writer:
     def _define(self, name: str, value: Any, module: Mapping[str, Any]) -> None:
         if name in self._defined:
             if self._defined[name] is not value:
-                self._give_up(f"{name} means two things in what the functions use: give one of them another name")
+                self._give_up(f"the functions use two different things named {name}: rename one of them")
             return
         self._defined[name] = value
         if isinstance(value, ModuleType):
@@ -108,7 +108,7 @@ class _Writer:
         self._pieces.append(f"{name} = {source}")
 
     def _part(self, name: str, value: Any, module: Mapping[str, Any]) -> str:
-        """Return an expression for a value. If it has no literal, first define it under its global name or `name`."""
+        """Return an expression for a value. A value without a literal is first defined by its global name or `name`."""
         if (source := _literal(value)) is not None:
             return source
         known = next((key for key, one in [*module.items(), *self._defined.items()] if one is value), name)

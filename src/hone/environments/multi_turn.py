@@ -55,7 +55,7 @@ class MultiTurnEnv(Environment):
         return replace(model.rollout(), state=state, failure=failure, late=late, killed=killed)
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
-        """Raise UserError if the model's chat template can't continue a conversation, such as one with thoughts."""
+        """Raise UserError if the model's chat template can't continue a conversation, for example with thoughts."""
         turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
         answer = {"role": "user", "content": "c"}
         if self.tool_schemas:  # Mistral's templates want ids of nine characters
@@ -68,7 +68,7 @@ class MultiTurnEnv(Environment):
                 raise UserError(f"{self.id} is a task of several turns, but {error}") from None
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
-        """Return the first `state`: prompt, answer, info (dates as text), example_id, and `seed` for draws."""
+        """Return the first `state`: prompt, answer, info (dates as text), example_id, and `seed` for random draws."""
         return {
             "prompt": [dict(message) for message in example.prompt],
             "answer": example.answer,
@@ -138,7 +138,7 @@ class MultiTurnEnv(Environment):
 
 
 Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
-"""The environment's messages, and the state after them; or why it failed."""
+"""(The environment's messages, the state after them), or the environment's failure."""
 
 
 def settled(

@@ -171,7 +171,7 @@ class _Numeral:
 
     @property
     def decimal(self) -> str:
-        """The digits with the decimal point; "" without a point."""
+        """The digits with the point; "" if the number has no point."""
         written = DECIMAL.search(self.text)
         return written[0] if written else ""
 
@@ -227,7 +227,7 @@ def _value(blob: str) -> Fraction | None:
 
 
 def _last(text: str, numerals: Sequence[_Numeral]) -> tuple[_Numeral, int]:
-    """Return the last number, and how often it is repeated ("3 or 3": 2). Raises Ambiguous if joined to another."""
+    """Return the last number and its count ("3 or 3": 2). Raises Ambiguous if another number is joined to it."""
     last, count = numerals[-1], 1
     if last.value is None or _SCALED.match(text, last.end):
         raise Ambiguous(last.text)

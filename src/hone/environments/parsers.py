@@ -22,7 +22,7 @@ MAX_CHARS = 4096
 """Longer text between two tags is no answer."""
 
 LONGEST_LINE = 512
-"""Characters of a line after `ANSWER:` that are read; the rest of a longer line must be a remark."""
+"""Characters to read of a line after `ANSWER:`; the rest of a longer line must be a remark."""
 _PROSE = "every step was checked, so I am sure of it."
 
 _TAG = re.compile(r"<(/?)answer>")
@@ -101,8 +101,8 @@ class Parser:
 class TagParser(Parser):
     """The answer is the content of the last well-formed pair `<tag>…</tag>`.
 
-    A pair is well-formed if it contains neither tag, and more than whitespace. Text after the pair is ignored, and so
-    is an unclosed tag. Whitespace around the answer is stripped, but not inside.
+    A pair is well-formed if it contains neither tag, and not only whitespace. Text after the pair and an unclosed tag
+    are ignored. Whitespace around the answer is stripped, but not inside.
     """
 
     def __init__(self, tag: str) -> None:
@@ -145,8 +145,8 @@ class AnswerParser(Parser, Generic[T]):
     the chat template may have written the `<answer>`.
 
     A line after a marker is read whole or, if that is not well-formed, without a remark at its end: `42 (I checked
-    it)`, `42. I hope it is correct.` `read_line` reads it: by default `read`, or nothing if `read` takes prose. If no
-    answer is found, `read` reads lines after markers, and `read_line` the form "sentence" (`the answer is …`).
+    it)`, `42. I hope it is correct.` `read_line` reads lines; default: `read`, or no line if `read` accepts prose. If
+    no answer is found, `read` reads lines after markers, and `read_line` the form "sentence" (`the answer is …`).
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class AnswerParser(Parser, Generic[T]):
 
 
 def _pairs(text: str, tags: re.Pattern[str] = _TAG, start: int = 0) -> Iterator[Span]:
-    """Yield spans between an opening and a closing tag, without tags inside. `start` 0: a tag is open at the start."""
+    """Yield spans between an opening and a closing tag, without tags inside. `start` 0: `text` begins inside a tag."""
     for match in tags.finditer(text):
         if not match[1]:
             start = match.end()
@@ -238,7 +238,7 @@ def _after(mark: re.Pattern[str]) -> Callable[[str], Iterator[Span]]:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """Yield the line, then its part before a remark. Ambiguous if the remark takes the answer back: `42. No, 43.`"""
+    """Yield the line, then its part before a remark. Raises Ambiguous if the remark corrects it: `42. No, 43.`"""
     line = " ".join(line[: LONGEST_LINE + 1].split())
     line = _FRAME.sub("", line)
     if len(line) <= LONGEST_LINE:

@@ -70,7 +70,7 @@ def prompt_of(row: Row, hint: str) -> str | list[Message]:
 def splits(
     dataset: str | None, eval_dataset: str | None, dataset_split: str, eval_split: str, builtin: Callable[[str], Rows]
 ) -> dict[str, DataSource | None]:
-    """Return the data sets of an Environment, with a tenth of the questions held out, or only an eval data set."""
+    """Return an Environment's data sets. Without `eval_dataset`, a tenth of the questions is held out."""
     made = train_and_eval(
         dataset, eval_dataset, dataset_split, eval_split, lambda rows: hold_out(rows, question_of), builtin
     )

@@ -33,7 +33,7 @@ def reference_of(example: Example, reference: Reference) -> Any:
     try:
         names = accepted_names(reference, tuple(columns))
     except ValueError as error:
-        raise UserError(f"reference takes {str(error)!r}; the columns are {', '.join(sorted(columns))}") from None
+        raise UserError(f"reference asks for {str(error)!r}; the columns are {', '.join(sorted(columns))}") from None
     try:
         return reference(**{name: columns[name] for name in names})
     except Exception as error:

@@ -89,9 +89,9 @@ class Rubric:
     A reward function is plain or async, takes by name some of `completion` (list of messages), `answer` (str), `prompt`
     (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see `measure`), `parser`
     and `rng` (a numpy generator for graders that draw), and returns a number, or None to abstain. `weights` default to
-    1. `correctness` is the function (or its name) that decides if an answer is right (it returned ≥ 1.0): the first
-    unless given. It may have the weight 0. `ranges` declares the range of components by name. `parser` is used unless
-    the environment has its own.
+    1. `correctness` is the function (or its name) that decides if an answer is right: it returns ≥ 1.0. Default: the
+    first. Its weight may be 0. `ranges` declares the range of components by name. `parser` is used unless the
+    environment has its own.
     """
 
     def __init__(
@@ -118,9 +118,7 @@ class Rubric:
             self.correctness = correctness if isinstance(correctness, str) else component_name(correctness)
         if self.correctness not in self.funcs:
             names = list(self.funcs)
-            raise UserError(
-                f"Rubric: correctness is {self.correctness!r}; it must be one of the reward functions {names}"
-            )
+            raise UserError(f"Rubric: correctness {self.correctness!r} is not one of the reward functions {names}")
         self.ranges = dict(ranges or {})
         if unknown := self.ranges.keys() - self.funcs.keys():
             raise UserError(f"Rubric: ranges names {sorted(unknown)}, but the reward functions are {list(self.funcs)}")
@@ -134,7 +132,7 @@ class Rubric:
             )
         self.parser = parser
         self.group_funcs = {name: func for name, func in self.funcs.items() if getattr(func, "of_group", False)}
-        """Called once for a group; `sample_funcs`: once for each completion."""
+        """Functions called once for a group; `sample_funcs`: once for each completion."""
         self.sample_funcs = {name: func for name, func in self.funcs.items() if name not in self.group_funcs}
         self.takes_ids = any(func.takes_ids for func in self.group_funcs.values())  # type: ignore[attr-defined]
         self.needs_ids = next((n for n, func in self.group_funcs.items() if func.needs_ids), None)  # type: ignore[attr-defined]
@@ -147,7 +145,7 @@ class Rubric:
         return [self.weights[name] * end for end in ((*one.right, *one.wrong) if one else (0.0, 1.0))]
 
     def _largest(self) -> float:
-        """Return the largest absolute reward by weights and ranges. A component may abstain."""
+        """Return the largest absolute reward that weights and ranges allow. Any component may abstain."""
         payments = [[0.0, *self._payments(name)] for name in self.weights]
         return max(-sum(map(min, payments)), sum(map(max, payments)))
 
@@ -161,12 +159,12 @@ class Rubric:
         return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
 
     def needs(self, column: str, name: str = "") -> bool:
-        """Return True if a reward function, or the one named, takes this argument."""
+        """Return True if a reward function (or the function `name`) takes the argument `column`."""
         return any(column in accepted for func, accepted in self._accepts.items() if name in ("", func))
 
     @property
     def least_reward(self) -> float | None:
-        """The least reward by the declared ranges; None if a weighted component has no range."""
+        """The least reward that the declared ranges allow; None if a weighted component has no range."""
         weighted = [name for name, weight in self.weights.items() if weight]
         if not self.ranges.keys() >= set(weighted):
             return None
@@ -176,7 +174,7 @@ class Rubric:
         """Run the functions of one completion, up to the first that fails, as a `Work` for `hone.grading.together`.
 
         Each function gets copies of its arguments, but all share `state`: prompt, completion, answer, info, example_id,
-        stop_reason and is_truncated, the conversation's state, and additions of functions. The `rng` of each is the
+        stop_reason and is_truncated, the conversation's state, and additions of functions. A function's `rng` is the
         stream (seed, "grader", example, sample_id, function).
         """
         started = time.perf_counter()
@@ -259,7 +257,7 @@ def component_name(func: RewardFunc) -> str:
 
 
 def is_inline(func: Callable[..., Any]) -> bool:
-    """Return True if a function, also in a partial, is marked by `inline`."""
+    """Return True if a function is marked by `inline`, also inside a partial."""
     return getattr(unwrapped(func), "inline", False) is True
 
 
@@ -291,7 +289,7 @@ def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
 
 
 class _Offer:
-    """The arguments offered to reward functions. No function sees another's changes, except in `state`."""
+    """The arguments offered to reward functions. No function sees another function's changes, except in `state`."""
 
     def __init__(self, sample: Sample, parser: Parser) -> None:
         example, truncated = sample.example, sample.stop_reason == "length"

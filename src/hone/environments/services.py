@@ -20,11 +20,11 @@ from hone.types import content_hash
 from hone.web import shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
-"""Environment variable for grading processes: "MODE:FILE" of this run's replies (see `record_in`)."""
+"""Environment variable that gives grading processes "MODE:FILE" of recorded replies (see `record_in`)."""
 
 
 class Service:
-    """A reward function that calls a service: async, and inline, since it only waits."""
+    """A reward function that calls a service. It is async, and inline because it only waits."""
 
     name: str
     api_key_env: str | None
@@ -43,7 +43,7 @@ class Service:
 
     @property
     def patience(self) -> float:
-        """Seconds that grading may wait for the service: one try that hangs, and a late answer."""
+        """Seconds that grading may wait: enough for one try that hangs and a late answer."""
         return 2 * self.timeout
 
     @property
@@ -60,7 +60,7 @@ async def recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -
     if (known := replies.find(key)) is not None:
         return known
     if replies.only:
-        raise LookupError(f"the run has no reply of {name} to this, and no service is asked while a run is checked")
+        raise LookupError(f"the run has no reply of {name} to this question, and a check asks no service")
     async with gate.same(key), gate():
         if (known := replies.find(key)) is None:  # another sample may have asked the same meanwhile
             known = replies.add(key, name, await ask())
@@ -109,7 +109,7 @@ class Replies:
         return self._replies.get(key)
 
     def add(self, key: str, name: str, reply: dict[str, Any]) -> dict[str, Any]:
-        """Record a reply, unless another process has recorded one to this question; return the recorded one."""
+        """Record a reply, unless another process has answered this question; return the recorded reply."""
         line = json.dumps({"key": key, "name": name, **reply}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
             if self.path is not None and self.writes:
@@ -144,7 +144,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
     """Record services' replies in a run's folder (None: nowhere), in this process and its children.
 
-    Mode "read": use recorded replies, record no new ones; "only": the same, and ask no service.
+    Mode "read": use recorded replies, record no new replies; "only": also ask no service.
     """
     Replies._known.clear()
     os.environ[VARIABLE] = ":" if folder is None else f"{mode}:{folder.absolute() / JUDGEMENTS}"

@@ -35,7 +35,7 @@ def check_task_file(env_id: str, path: Path) -> None:
 
 
 def is_taken(name: str) -> str | None:
-    """Return the place of a task or an installed package of this name; None if there is none."""
+    """Return where a task or an installed package of this name is; None if free."""
     if name == FUNCTIONS:
         return "hone's own task of reward functions"
     if (path := find_file(name)) is not None:
@@ -81,7 +81,7 @@ def note_source(module: Path) -> None:
 
 
 def source_digest(path: Path) -> str:
-    """Return SHA-256 of a task file, with the modules beside it that it imports; or of a package."""
+    """Return SHA-256 of a task file and the modules beside it that it imports, or of a package."""
     path = path.parent if path.name == "__init__.py" else path
     if path.is_dir():
         return digests.of_source(path)
@@ -89,7 +89,7 @@ def source_digest(path: Path) -> str:
 
 
 def text_digest(source: bytes, beside: Sequence[Path]) -> str:
-    """Return SHA-256 of the source of a module, with the modules in the folders `beside` that it imports."""
+    """Return SHA-256 of a module's source and of the modules that it imports from the folders `beside`."""
     found = [[file.name, digests.of_source(file)] for file in neighbours(source, beside)]
     digest = hashlib.sha256(source)
     if found:
@@ -143,7 +143,7 @@ def import_file(name: str, path: Path) -> ModuleType:
     """Import the module at `path`, once per file and process. It may import modules beside it.
 
     If an installed package has the same name, the module gets another one in `sys.modules`: a task file `datasets.py`
-    must not replace the package. Nor must files beside it: their folder comes last on the path.
+    must not replace the package. Nor may modules beside it: their folder comes last on the path.
     """
     path = path.resolve()
     for alias in (name, f"hone_environment_{name}"):

@@ -13,7 +13,7 @@ A list of turns becomes messages by `each`, where the placeholders of `role` and
 
     {each = "{conversations}", role = "{from}", content = "{value}", roles = {human = "user", gpt = "assistant"}}
 
-In a list of messages, such a table stands for all its messages.
+In a list of messages, a table with `each` stands for all messages that it makes.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list
     if lacking := MESSAGE - value.keys():
         raise UserError(f'{name} has each, but no {min(lacking)}: name a part of a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
-        raise UserError(f"{name} has {min(unknown)!r}; beside `each` there may be role, content, roles and name")
+        raise UserError(f"{name} has {min(unknown)!r}; beside each, only role, content, roles and name are allowed")
     turns, roles = _fill(value["each"], f"{name}.each", row, where), value.get("roles", {})
     if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
         raise UserError(f"{where}: {value['each']} of {name}.each is {brief(turns)}, not a list of turns")

@@ -203,7 +203,7 @@ def _message(call: dict[str, Any], text: Any) -> Message:
 class ToolFunction:
     """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. UserError if `func` can't be a tool.
 
-    The docstring up to its Args section describes the tool; the Args section (Google's form), the arguments.
+    The docstring before its Args section describes the tool; the Args section (Google's form) the arguments.
     """
 
     def __init__(self, func: Callable[..., Any]) -> None:
@@ -218,7 +218,7 @@ class ToolFunction:
         }
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments, converted if unambiguous ("3" to 3). ValueError says what is wrong."""
+        """Return the arguments, converted if unambiguous ("3" to 3). ValueError for wrong arguments."""
         try:
             return self._arguments.validate_python(arguments)
         except ValidationError as error:

@@ -41,7 +41,7 @@ def start(
 
 
 def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
-    """Return for each item a `Measured` as a dict (for a group, a list of dicts), [messages, state], or a failure.
+    """Return for each item a failure, or: a dict (grade), a list of dicts (group), [messages, state] (respond).
 
     Raises RuntimeError if an item delayed others past their deadline: hone then sends each item alone.
     """

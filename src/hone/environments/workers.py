@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hone.environments.environment import Limits, Origin, Progress
 
 CHUNK = 64
-"""Most samples in one question if functions are async; they wait together."""
+"""Maximum number of samples in a question to async functions: they wait together."""
 _FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
 
@@ -109,7 +109,7 @@ class Workers:
     def _ask_chunks(
         self, chunks: Sequence[tuple[str, Sequence[Any]]], waits: int, doing: str, round: RequestBatch | None = None
     ) -> list[Any]:
-        """Return a list of answers, or a failure, for each chunk (kind, items). `round` has the questions, if given."""
+        """Return a list of answers, or a failure, for each chunk (kind, items). If given, `round` has the questions."""
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
         times = [times_of(*chunk) for chunk in chunks]

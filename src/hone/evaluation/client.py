@@ -1,4 +1,4 @@
-"""Completions from any server that speaks OpenAI's chat protocol, with patience for servers that fail now and then.
+"""Completions from any server that speaks OpenAI's chat protocol.
 
     async with ChatClient(Endpoint("http://localhost:8000/v1")) as client:
         reply = await client.complete(model, messages, {"max_tokens": 100}, sample_id)
@@ -41,7 +41,7 @@ class ChatClient(Client):
         self._root = endpoint.url.rstrip("/")
 
     async def served(self, model: str | None) -> dict[str, str]:
-        """Return {model id: owner}; empty if the server has no list. UserError if it doesn't answer, or wants a key."""
+        """Return {model id: owner}; empty if the server has no list. UserError if it doesn't answer or needs a key."""
         try:
             return {entry["id"]: entry.get("owned_by") or "" for entry in (await self._list()).json()["data"]}
         except RequestRejected as error:

@@ -29,7 +29,7 @@ def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
 
     m ± t(0.975, E-1) · s with s² = E/(E-1) · Σ_e (Σ_i (x_ei - m))² / N², for E examples and N values in all: the
     cluster-robust variance of a mean. With equally many values per example this is Student's t interval over the
-    per-example means. It has no width if all examples agree.
+    per-example means. Its width is 0 if these are equal.
     """
     values = [v for v in values if len(v)]
     if len(values) < 2:
@@ -49,7 +49,7 @@ def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> I
     """Compute the interval of the mean of values in [low, high]; None with fewer than two examples.
 
     If all values are `low` or `high` (a reward of 0 or 1), it is computed from the share of `high`; otherwise it is
-    `mean_interval`, clipped to [low, high], which keeps the coverage. It has no width if all values agree.
+    `mean_interval`, clipped to [low, high], which keeps the coverage. Its width is 0 if all values are equal.
     """
     interval = mean_interval(values)
     if interval is None:
@@ -75,10 +75,9 @@ def clustered_share(hits_E: np.ndarray, sizes_E: np.ndarray) -> Interval:
 
     hits_E: correct completions of each example; sizes_E: all completions of each, N in all. The design effect deff is
     the cluster-robust variance of the share, divided by p(1 - p) / N (Kish, 1965). It is at least 1, and at most
-    Σ n² / N, its value if all completions of each example agree. k examples measure deff: those with a hit, or, if
-    fewer, those with a miss. k is small near 0 and 1, so one more example is assumed, with the largest deff:
-    (k · deff + most) / (k + 1). With one completion per example this is Wilson's interval.
-    Coverage: benchmarks/intervals.py.
+    Σ n² / N, its value if all completions of each example agree. k is the number of examples with a hit or, if smaller,
+    with a miss. It is small for shares near 0 and 1, so one more example with the largest deff is assumed: (k · deff +
+    most) / (k + 1). With one completion per example this is Wilson's interval. Coverage: benchmarks/intervals.py.
     """
     count, examples = float(sizes_E.sum()), len(sizes_E)
     share, most = float(hits_E.sum()) / count, float((sizes_E**2).sum()) / count

@@ -3,8 +3,8 @@
     result = evaluate(policy, env, num_examples=100, rollouts_per_example=4, ...)
     result.metrics()["eval/reverse-text/reward/mean"]
 
-The examples are the first of the eval split, so every model and seed gets the same ones and results can be compared in
-pairs. Completions that could not be graded are left out of averages, and counted.
+The examples are the first of the eval split, so every model and seed gets the same examples, and results can be paired.
+Completions that could not be graded are left out of averages, and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hone.model.chat import ChatRenderer
 from hone.types import Example, Rollout
 
 BATCH = 256
-"""Completions per call of the policy. Fixed: the rounding of a batched product may depend on the batch."""
+"""Completions per call of the policy. Fixed, because the rounding of a batched product may depend on its size."""
 
 STOPPING = "Ctrl-C: grading the ended rollouts; press it again to stop at once"
 
@@ -43,7 +43,7 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     keeps_ended: bool = False,
 ) -> EvalResult:
-    """Evaluate on the first `num_examples` of a split (all of it, if it has fewer).
+    """Evaluate on the first `num_examples` examples of a split (all, if there are fewer).
 
     A completion gets min(`max_tokens`, `seq_len` minus its prompt) tokens; its randomness is keyed by (seed, "eval",
     policy version, example, rollout). `progress(done, total)` counts examples, after each batch. If `keeps_ended`,

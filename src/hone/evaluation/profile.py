@@ -45,8 +45,8 @@ def write_profile(path: Path, result: EvalResult) -> None:
 def train_within(env: Environment, task: TaskConfig) -> None:
     """Train on the examples of `env` with a pass rate in `task.profile` within `task.pass_rate`.
 
-    At the first use of the split, reads the profile and sets `env.left_out`. UserError then if the profile can't be
-    read, is of another task, or leaves no example.
+    At the first use of the split, reads the profile and sets `env.left_out`. Raises UserError then if the profile can't
+    be read, is of another task, or leaves no example.
     """
     assert task.profile and task.pass_rate
     path, (least, most) = task.profile.expanduser(), task.pass_rate
@@ -58,8 +58,8 @@ def train_within(env: Environment, task: TaskConfig) -> None:
         known = sum(rate is not None for rate in rates)
         if not known:
             raise UserError(
-                f"orchestrator.env.profile = {path} has no training example of {env.id}, as it is set up here: measure "
-                f"one with `hone eval {env.id} -m MODEL --profile FILE`"
+                f"orchestrator.env.profile = {path} has no training example of {env.id} with its arguments: write "
+                f"a profile with `hone eval {env.id} -m MODEL --profile FILE`"
             )
         if not used:
             raise UserError(
@@ -81,7 +81,7 @@ def _read(path: Path) -> dict[str, float]:
 
     if not path.is_file():
         raise UserError(
-            f"orchestrator.env.profile = {path} is not there: `hone eval ENV -m MODEL --profile FILE` writes one"
+            f"orchestrator.env.profile = {path} does not exist: `hone eval ENV -m MODEL --profile FILE` writes one"
         )
     try:
         table = pq.read_table(path, columns=["example_id", "pass_rate"])

@@ -45,10 +45,10 @@ def evaluate_url(
     split_name: str = "eval",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
-    """Evaluate as `evaluate` does, on the same examples, with the completions of `model` behind `endpoint`.
+    """Evaluate `model` behind `endpoint` as `evaluate` does, on the same examples.
 
-    Each turn is a request with `body` and a `seed`: 31 bits of the key of (`seed`, "eval", 0, example, rollout), and in
-    later turns the turn's number. Keys of `body` that are None are left out, also `seed`. With `exact_keys` a request
+    Each turn is a request with `body` and a `seed`: 31 bits of the key of (`seed`, "eval", 0, example, rollout, and for
+    later turns the turn's number). Keys of `body` that are None are left out, also `seed`. With `exact_keys` a request
     has all 64 bits as `key` instead: then hone's server makes the same completions as `evaluate` with the same weights.
     `progress(done, total)` counts rollouts. UserError if there is no such split, or no request can succeed.
     `EvalResult.failed` has single rollouts that failed, or that Ctrl-C cut off.
@@ -97,7 +97,7 @@ def evaluate_url(
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
-    """Return the model (if None, the only one listed), and True if hone serves it. UserError if nothing answers."""
+    """Return the model (if None, the only listed model), and True if hone serves it. UserError if no server answers."""
 
     async def ask() -> dict[str, str]:
         async with ChatClient(endpoint) as client:

@@ -1,4 +1,4 @@
-"""An evaluation in words and tables: with colour on a terminal, as plain aligned text elsewhere."""
+"""An evaluation in words and tables: coloured on a terminal, aligned plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ OUTCOME_STYLES = {
 _LONGEST = 2000
 """Most characters to show of a message; `results.jsonl` has all."""
 _MESSAGES = 8
-"""Number of first, and of last, messages to show of a conversation."""
+"""Messages to show at each end of a conversation."""
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:
-    """Show one completion with its prompt, and the parts of its reward."""
+    """Show one completion, its prompt, and its reward parts."""
     _title(console, f"One completion (example {sample.index})")
     messages, score = sample.trajectory.messages, sample.score
     left = len(messages) - 2 * _MESSAGES

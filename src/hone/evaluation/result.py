@@ -35,12 +35,12 @@ class EvalSample:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Number of tokens before the first sampled token; None if the server did not count them."""
+        """Number of tokens before the first sampled token; None if not counted."""
         return self.trajectory.prompt_tokens
 
     @property
     def completion_tokens(self) -> int | None:
-        """Number of sampled tokens; None if the server did not count them."""
+        """Number of sampled tokens; None if not counted."""
         return self.trajectory.completion_tokens
 
     def row(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class EvalResult:
         return [r.row() for r in sorted([*self.samples, *self.failed], key=lambda r: (r.index, r.rollout))]
 
     def tokens(self) -> tuple[list[int], list[int]] | None:
-        """Return the numbers of tokens of prompts and of completions; None if the server did not count all."""
+        """Return the numbers of tokens of prompts and of completions; None if the server did not count all tokens."""
         prompts = [s.prompt_tokens for s in self.samples if s.prompt_tokens is not None]
         completions = [s.completion_tokens for s in self.samples if s.completion_tokens is not None]
         counted = 0 < len(self.samples) == len(prompts) == len(completions)
@@ -153,7 +153,7 @@ class EvalResult:
 
     @cached_property
     def by_example(self) -> list[list[EvalSample]]:
-        """The graded samples of each example; [] if all of an example failed."""
+        """The graded samples of each example; [] if all samples of an example failed."""
         indices = sorted({r.index for r in (*self.samples, *self.failed)})
         groups: dict[int, list[EvalSample]] = {index: [] for index in indices}
         for sample in self.samples:
@@ -177,7 +177,7 @@ class EvalResult:
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the largest possible reward. Components: declared range, else 0 to 1, and observed values."""
+        """(Least, largest) possible reward: of declared ranges (default: 0 to 1) and observed values."""
         scores = [s.score for s in self.samples if s.graded]
         low = high = 0.0
         for name, weight in (scores[0].weights if scores else {}).items():
@@ -190,7 +190,7 @@ class EvalResult:
 
     @cached_property
     def correct(self) -> float | None:
-        """Share of correct completions among the graded; None if no completion is graded."""
+        """Share of correct completions among graded completions; None if no completion is graded."""
         hits = np.concatenate(self._hits())
         return float(hits.mean()) if len(hits) else None
 
@@ -204,11 +204,11 @@ class EvalResult:
         return pass_at_ks([(len(hits), int(hits.sum())) for hits in self._hits()], self.rollouts_per_example)
 
     def _hits(self) -> list[np.ndarray]:
-        """Return 1 for each correct graded sample and 0 for each other, by example."""
+        """Return, by example, 1 for each correct graded sample and 0 for any other graded sample."""
         return [np.array([s.score.outcome is Outcome.CORRECT for s in g], dtype=np.float64) for g in self.by_example]
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics as `eval/<env>/…`, without undefined ones, such as the mean if all gradings failed."""
+        """Return the metrics as `eval/<env>/…`, without undefined metrics, such as the mean if all gradings failed."""
         metrics: dict[str, float] = {}
         if len(self.rewards):
             metrics |= {"reward/mean": float(self.rewards.mean()), "reward/std": float(self.rewards.std())}

@@ -52,7 +52,7 @@ def make_folder(folder: Path) -> list[Path]:
 def save_results(
     folder: Path, config: EvalConfig, result: EvalResult, command: list[str], sources: dict[str, str]
 ) -> None:
-    """Write the four files, run.json last: either all or none. Replaces an evaluation in `folder`.
+    """Write all four files, run.json last, or no file. Replaces an evaluation in `folder`.
 
     `sources` are digests of the task and its examples. If the disk refuses the files, they go into a temporary folder,
     which the UserError names.

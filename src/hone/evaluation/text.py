@@ -3,8 +3,8 @@
     server = TextServer(client, "Qwen/Qwen3-0.6B", seed=0, body_of=body_of)
     rollout = await attempt(env, TextModel(driver, 0, example, (0, 0), server))
 
-The server counts tokens: a conversation that exceeds its context is truncated. Tool calls are reported by the server,
-or else read from the text. A program's requests go to the server.
+The server counts tokens: a conversation that exceeds its context is truncated. Tool calls come from the server, or else
+from the text. A program's requests go to the server.
 """
 
 from __future__ import annotations

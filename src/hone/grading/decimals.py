@@ -1,7 +1,7 @@
 """Equality of rational numbers, for all graders of numbers and of mathematics.
 
-Numbers must be exactly equal. Exception: a decimal of at least six significant digits also stands for a number without
-a finite decimal that rounds to it: `0.333333` for 1/3, but neither `0.33333` nor `0.333334`.
+Numbers must be exactly equal. Exception: a decimal of at least six significant digits also equals a number that rounds
+to it, if that number has no finite decimal: `0.333333` for 1/3, but neither `0.33333` nor `0.333334`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DECIMAL = re.compile(r"[0-9,]*\.[0-9]+")
 def same_rational(one: Fraction, other: Fraction, one_numeral: str = "", other_numeral: str = "") -> bool:
     """Return True if the numbers are equal, or one number is the other number rounded.
 
-    Numerals: each decimal as written, without sign, exponent and percent sign; "" for other numbers.
+    The numerals are the decimals as written, without sign, exponent and percent sign; "" if not a decimal.
     """
     return (
         one == other

@@ -45,7 +45,7 @@ _of_thread = threading.local()
 class GraderFailure:
     """A reward function gave no usable value. `detail` has the traceback, or the returned value.
 
-    `lost`: its process gave no answer, because it ended, was killed, or wrote something else. `killed`: signals from
+    `lost`: the process gave no answer, because it ended, was killed, or wrote something else. `killed`: signals from
     outside ended the process and its replacement, so another try may succeed.
     """
 
@@ -61,12 +61,12 @@ class GraderFailure:
 
 
 def inside() -> bool:
-    """Return True if this code runs in a process of `hone.grading.pool`, and is already protected."""
+    """Return True in a process of `hone.grading.pool`, where code is already protected."""
     return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
 
 
 def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the `offered` arguments that `func` takes (all if `**kwargs`). ValueError names another required one."""
+    """Return the `offered` arguments that `func` takes (all if `**kwargs`). ValueError(name) if it needs another."""
     names: list[str] = []
     for parameter in inspect.signature(func).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -102,8 +102,8 @@ def together(
 ) -> list[T]:
     """Run `works`; return their results in order. Awaitables are awaited concurrently, each up to `timeout` seconds.
 
-    A later result is a failure. `held_up` runs if a timeout was noticed late: something blocked the event loop, so
-    other works may time out, too. Between waits, works run in order: no result depends on which awaitable ends first.
+    Later results are failures. `held_up` runs if a timeout was noticed late: something blocked the event loop, so other
+    works may time out. Between waits, works run in order: no result depends on which awaitable ends first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))
@@ -156,7 +156,7 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
 def _wait(
     awaitables: list[Awaitable[Any]], timeout: float | None, held_up: Callable[[], None]
 ) -> list[Any | GraderFailure]:
-    """Await all, in a separate thread if this one has a running event loop, as in a notebook."""
+    """Await all awaitables, in a separate thread if an event loop runs in this one, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
         results = await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
@@ -176,7 +176,7 @@ def _wait(
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `main()` in this thread's event loop, always the same: a reward function's clients and locks need that."""
+    """Run `main()` in this thread's event loop, which is reused: reward functions' clients and locks need that."""
     runners: dict[int, asyncio.Runner] = vars(_of_thread).setdefault("runners", {})
     runner = runners.setdefault(os.getpid(), asyncio.Runner())
     try:
@@ -188,7 +188,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @functools.cache
 def _beside(process: int) -> ThreadPoolExecutor:
-    """Return the process's one-thread executor, for async reward functions while an event loop runs here."""
+    """Return this process's executor of one thread, for async functions while an event loop runs here."""
     return ThreadPoolExecutor(1, "hone-reward")
 
 

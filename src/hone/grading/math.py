@@ -54,7 +54,7 @@ _QUOTED = re.compile(r"(?<![\w)}'])(['\"])[^'\"]+\1")
 def same(answer: str, gold: str) -> bool | GraderFailure | None:
     """Return True if `answer` equals `gold`; None if the answer cannot be read; a failure if comparing fails.
 
-    Equal texts are equal. A comma is a decimal point if the other text has the same digits with a point. Words
+    Identical texts are equal. A comma is a decimal point if the other text has the same digits with a point. Words
     (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. An answer with a base (`12_{8}`) that the
     gold does not have is different. Raises UserError if math-verify is not installed.
     """
@@ -83,7 +83,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def _same_ratio(answer: str, gold: str) -> bool | None:
-    """Compare ratios by their quotients, other texts as they are. A quotient may answer a gold ratio of two terms."""
+    """Compare ratios by their quotients, other texts unchanged. A quotient may answer a gold ratio of two terms."""
     terms, gold_terms = (
         [] if match is None else match[1].split(":") for match in map(_RATIO.fullmatch, (answer, gold))
     )
@@ -98,8 +98,8 @@ def _same_ratio(answer: str, gold: str) -> bool | None:
 def readable(text: str) -> bool:
     """Return True if `text` may be mathematics.
 
-    It is not empty or too long, its braces are balanced, spaces between digits separate thousands, and it has no quoted
-    string and no tower of powers that can't be computed.
+    `text` must not be empty or too long; its braces are balanced; spaces between digits separate thousands. It has no
+    quoted string, and no tower of powers that can't be computed.
     """
     text = tidy(text)
     if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):
@@ -123,7 +123,7 @@ def _is_endless(text: str) -> bool:
 
 
 def _power(base: int, exponent: int) -> int:
-    """Compute `base ** exponent`, or some number above `_LARGEST`."""
+    """Compute `base ** exponent`; if it is too large, return any number above `_LARGEST`."""
     return base if base < 2 else base ** min(exponent, 30) if exponent else 1
 
 
@@ -166,7 +166,7 @@ def _mixed(match: re.Match[str]) -> str:
 
 
 def _spelled(char: str) -> str:
-    """Return a character such as ½ as a fraction; others as they are."""
+    """Return a character such as ½ as a fraction; leave other characters unchanged."""
     if not unicodedata.decomposition(char).startswith("<fraction>"):
         return char
     above, below = unicodedata.normalize("NFKC", char).split("⁄")
@@ -180,7 +180,7 @@ def _is_words(text: str) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Return True if `text` has more letters than a formula: reading it as a product of symbols takes seconds."""
+    """Return True if `text` has more letters than a formula: reading it as a product would take seconds."""
     return len(re.findall(r"[^\W\d_]", _COMMAND.sub(" ", _TEXT.sub(" ", text)))) > _MOST_LETTERS
 
 
@@ -190,7 +190,7 @@ def _plain(text: str) -> str:
 
 @functools.lru_cache(maxsize=2**16)
 def _verdict(answer: str, gold: str) -> bool | None:
-    """Return math-verify's verdict, cached. If it has none, raise NoVerdict, which is not cached."""
+    """Return math-verify's verdict, cached. Raises NoVerdict, not cached, if there is no verdict."""
     if not inside():
         return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
     try:

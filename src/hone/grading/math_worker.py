@@ -1,7 +1,7 @@
 r"""Compare two pieces of mathematics, in a separate process for `hone.grading.math`.
 
-math-verify's LaTeX grammar reads them. Its reader of plain expressions is not used: it calls Python's `eval`.
-The comparison is hone's, because math-verify's rounds to six decimal places, which makes all tiny numbers equal:
+math-verify's LaTeX grammar reads them; its reader of plain expressions is not used, because it calls `eval`.
+hone compares, because math-verify rounds to six decimal places, which makes all tiny numbers equal:
 
 - Rational numbers are compared by `hone.grading.decimals`; irrational ones are equal if 50 significant digits agree.
   A decimal of six significant digits or more may stand for an irrational number, too: `3.14159` for \pi.
@@ -57,7 +57,7 @@ def start() -> Callable[[list[str]], bool | None]:
 
 @dataclass(frozen=True)
 class _Term:
-    """An expression, or a part of one. `numerals`: decimals of its text, as written there."""
+    """An expression, or a part of one. `numerals`: decimals in the text, as written."""
 
     expr: Any
     numerals: dict[Any, str]

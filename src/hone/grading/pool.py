@@ -1,4 +1,4 @@
-"""Processes that answer questions in parallel, isolated from each other, under limits; all in JSON.
+"""Processes that answer questions in parallel, isolated from each other, under limits. The messages are JSON.
 
     with Pool(script, arguments, "grading", workers=4) as pool:
         answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
@@ -46,7 +46,7 @@ OnAnswer = Callable[[int, Any], None]
 """Called with the number of answers so far, and the latest answer."""
 _MAIN = str(Path(__file__).with_name("process_main.py"))
 _LONGEST = 17 * 2**20
-"""More bytes than `process_main` writes in one line."""
+"""Most bytes of a line; `process_main` writes fewer."""
 _WORDS = 2**16
 """Bytes to read from the end of a process's stderr."""
 _CLOSING_SECONDS = 10.0
@@ -57,8 +57,8 @@ _MOST_STARVED = 10
 """Most extra wall time for waits for a core, in multiples of a question's limit: among many processes, each may wait
 nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
-"""Retries of a question after its process, or the keeper, was killed from outside (the keeper perhaps by the code of an
-earlier question)."""
+"""Retries of a question: after its process was killed from outside; after the keeper was (perhaps by an earlier
+question's code)."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 """One thread each: there is a process per core, and threads take limited address space."""
@@ -67,7 +67,7 @@ _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 
 
 class StartFailure(Halt):
-    """A process could not be started; the last line says why. If others started before, a run saves its state."""
+    """A process could not be started; the last line says why. If others have started, the run saves its state."""
 
 
 class NoVerdict(Exception):
@@ -118,7 +118,7 @@ class Process:
     """One process, started by the constructor. It and all that it started end with this object."""
 
     ahead: Any = None
-    """The next question and its limits: a remote process gets it before it has answered the current one."""
+    """The next question and its limits: sent to a remote process while it answers the current one."""
     is_far = False
     """True if sending a question may take longer than answering it."""
 
@@ -163,7 +163,7 @@ class Process:
         return error
 
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
-        """Return (answer, traceback if there is no answer or None, True if the process now ends).
+        """Return (answer, traceback, True if the process now ends). The traceback is None if there is an answer.
 
         Raises InvalidAnswer, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds, plus the
         longest wait of one of its threads for a core (at most `_MOST_STARVED` times `clock`).
@@ -185,7 +185,7 @@ class Process:
 
     @property
     def is_idle(self) -> bool:
-        """True if it is alive and has written nothing unexpected."""
+        """True if the process is alive and has written nothing unexpected."""
         return not self._in and not readable(self._status, 0) and not readable(self._answers, 0)
 
     def ends(self, seconds: float) -> bool:
@@ -308,8 +308,8 @@ class Pool:
         """Yield a batch of questions. Each question is asked as soon as a process is free, while the block runs.
 
         A question that raises, or exceeds a limit, gets a failure as its answer. `cpu_seconds` (None: no limit) limit
-        processor time, whatever the load; `clock_seconds` limit waits. An exception in the block, such as Ctrl-C, ends
-        all processes. Other threads wait until the block ends; this thread must not open a second batch in it.
+        processor time, whatever the load; `clock_seconds` limit wall time. An exception in the block, such as Ctrl-C,
+        ends all processes. Other threads wait until the block ends; this thread must not open a second batch in it.
         """
         with self._lock:
             assert not self._round_is_open, "two rounds would take each other's answers"
@@ -324,7 +324,7 @@ class Pool:
                 self._round_is_open = False
 
     def close(self) -> None:
-        """End the processes. The next question starts new ones."""
+        """End the processes. The next question starts new processes."""
         with self._lock:
             processes = [process for process in self._processes if process is not None]
             self._processes = [None] * self.workers  # first, in case this is interrupted
@@ -339,7 +339,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a forked process, forget the pools' processes: they answer its parent."""
+    """In a forked process, forget the pools' processes, which answer the parent process."""
     for pool in list(_pools):
         pool._forget()
 
@@ -381,7 +381,7 @@ class RequestBatch:
             self._threads[-1].start()
 
     def answers(self, on_answer: OnAnswer = lambda done, answer: None) -> list[Any | GraderFailure]:
-        """Return all answers in the order of the questions; then `put` no more. StartFailure if a start fails."""
+        """Return all answers in the order of the questions. Call no `put` afterwards. StartFailure if a start fails."""
         self._end()
         if not self._threads:
             self._serve(0)
@@ -434,7 +434,7 @@ class RequestBatch:
             self._answered.put((-1, error))
 
     def _one_waits(self) -> bool:
-        """Wait for a question; False if no more can come. A question that lost its process is queued again."""
+        """Wait for a question; return False if no more can come. A question that lost its process is queued again."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or (self._complete and self._unanswered <= 0))
             return bool(self._waiting)
@@ -480,7 +480,7 @@ class RequestBatch:
                 raise StartFailure(f"the process for {self.doing} could not start: {reason}")
 
     def _ask(self, place: int, process: Process, index: int) -> None:
-        """Store the answer to a question; queue it again if its process was killed from outside."""
+        """Store the answer to a question; queue the question again if the process was killed from outside."""
         failure, last = None, True
         _, cpu, clock = self._questions[index]
         try:

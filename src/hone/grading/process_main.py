@@ -174,7 +174,7 @@ class Surroundings:
 
 
 def _limit_time(seconds: float | None) -> None:
-    """Limit processor time from now on: of this process by a timer, of its forks by a higher RLIMIT_CPU."""
+    """Limit processor time from now on: a timer limits this process, a higher RLIMIT_CPU its forks."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     whole = hard if seconds is None else math.ceil(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (whole, hard))
@@ -200,7 +200,7 @@ class Traces:
         self._threads = set(sys._current_frames())
 
     def left(self) -> bool:
-        """Return True if there is more than at first. Waits a moment for processes and threads to end."""
+        """Return True if there are more leftovers than at first. Waits briefly for processes and threads to end."""
         for pause in PAUSES:
             if not self._threads_at_work() and not any(map(_lives, self._processes() - self._at_first)):
                 return taken() > self._most
@@ -208,7 +208,7 @@ class Traces:
         return True
 
     def _threads_at_work(self) -> bool:
-        """Return True if a new Python thread is busy. A pool's thread that waits for work is not."""
+        """Return True if a new Python thread is busy. A pool's waiting thread is not busy."""
         frames = sys._current_frames()
         return any(frames[thread].f_globals.get("__name__") not in _IDLE for thread in frames.keys() - self._threads)
 
@@ -223,7 +223,7 @@ class Traces:
 
 
 def _lives(pid: int) -> bool:
-    """Return True if a process has not ended. An ended one has its pid until the keeper reaps it."""
+    """Return True if a process has not ended. An ended process keeps its pid until the keeper reaps it."""
     if pid == 0:  # stands for children that can't be listed
         return True
     state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
@@ -285,7 +285,7 @@ def _end_descendants(worker: int) -> None:
 
 
 def _descendants(worker: int) -> set[int]:
-    """Return all descendants. Without /proc, kill the worker's group and return the worker."""
+    """Return all descendants. If there is no /proc, kill the worker's group and return the worker."""
     if not os.path.exists("/proc/self/stat"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker, signal.SIGKILL)

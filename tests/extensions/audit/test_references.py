@@ -73,5 +73,5 @@ def test_a_reference_is_a_template_or_a_function_of_columns() -> None:
         assert "reference" not in audit_before_training(task).facts
     with pytest.raises(UserError, match="no column 'solution'"):
         audit_before_training(env(last_number, reference="{solution}"))
-    with pytest.raises(UserError, match="reference takes 'solution'; the columns are answer, "):
+    with pytest.raises(UserError, match="reference asks for 'solution'; the columns are answer, "):
         audit_before_training(env(last_number, reference=lambda solution: solution))

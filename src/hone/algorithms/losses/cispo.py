@@ -14,8 +14,8 @@ def cispo(
 
     loss_t = -sg(min(r_t, eps_high)) A_t log pi(o_t)
 
-    Unlike under PPO's clip, no token loses its gradient, so rare tokens that change a line of thought are still
-    learned. `eps_high` bounds the ratio, not its distance from 1, as in TRL and in ScaleRL's code.
+    Unlike PPO's clip, this removes no token's gradient, so rare but decisive tokens are still learned.
+    `eps_high` bounds the ratio, not its distance from 1, as in TRL and in ScaleRL's code.
 
     Returns the loss `[M]` and a bool `[M]` that is True where the ratio is capped.
     """

@@ -23,7 +23,7 @@ def clip(
     If A_t < 0, this has no upper bound on the ratio. With `dual_clip` c > 1 + eps_high the loss is at most -c A_t
     (dual-clip PPO, arXiv:1912.09729): such a token has no gradient once its probability has grown c-fold.
 
-    Returns the loss `[M]` and a bool `[M]` that is True where a clip is active, so that the token has no gradient.
+    Returns the loss `[M]` and a bool `[M]` that is True where a clip removes the gradient.
     """
     ratio_M = importance_ratio(logprobs_M, old_logprobs_M)
     return clipped_surrogate(ratio_M, advantages_M, eps_low, eps_high, dual_clip)

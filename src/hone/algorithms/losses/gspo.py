@@ -21,11 +21,11 @@ def gspo(
 
     s = exp(mean over t of log r_t)       loss_t = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)
 
-    By the mean of the logs, not their sum, s is as near 1 for long completions as for short ones; so its clip range is
+    The mean of the logs, not their sum, makes s as near 1 for long completions as for short ones. So its clip range is
     a thousand times narrower than a token's. All tokens of a completion have the same loss, so aggregate it by
     "sequence". `lengths_S` int64: loss tokens of each completion, in order.
 
-    Returns the loss `[M]` and a bool `[M]` that is True where a clip is active, so that the token has no gradient.
+    Returns the loss `[M]` and a bool `[M]` that is True where a clip removes the gradient.
     """
     means_S = sequence_means(log_ratio(logprobs_M, old_logprobs_M), lengths_S)
     ratio_M = spread(means_S.exp(), lengths_S, len(logprobs_M))

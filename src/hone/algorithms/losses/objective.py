@@ -41,7 +41,7 @@ def sft_objective(
 
 
 def token_loss(config: LossConfig, stale: bool = False) -> TokenLoss:
-    """Return the loss function named by `config.type`, with the config's values of its parameters."""
+    """Return the loss function named by `config.type`, with parameters from the config."""
     loss: Callable[..., Any] = getattr(import_module(f"hone.algorithms.losses.{config.type}"), config.type)
     names = signature(loss).parameters
     low, high = config.range
@@ -74,8 +74,8 @@ def policy_objective(
 ) -> Objective:
     """Make a policy gradient's objective: the loss that `config` names, or `custom`, with KL and entropy terms.
 
-    The ratio's old logprobs are the batch's (`old_logprobs`), else the sampler's: so the ratio corrects for tokens of
-    older versions (`stale`) and for another sampler. With `old_policy` = "trainer", or a correction, they are the
+    The ratio's old logprobs are the batch's `old_logprobs` or, if None, the sampler's. So the ratio corrects for tokens
+    of older versions (`stale`) and for another sampler. With `old_policy` = "trainer", or a correction, they are the
     policy's before the update. A token has no loss if the sampler's logprob is not finite.
     """
     loss_of = custom or token_loss(config, stale)
