@@ -80,7 +80,7 @@ class Batch:
 
     @property
     def common_params(self) -> SamplingParams | None:
-        """Return the parameters that all rows share; None if rows differ, or request candidates or likeliest tokens."""
+        """Return the parameters that all rows share; None if rows differ or request more than ids and logprobs."""
         params = self._groups[0][0]
         return params if len(self._groups) == 1 and not (params.top_logprobs or params.keeps_ids) else None
 

@@ -150,11 +150,11 @@ class KVCache:
 
     @property
     def tokens(self) -> int:
-        """Return the size in tokens; a token takes `kv_bytes_per_token`."""
+        """Return the size in tokens."""
         return self.prompts[0][0].shape[1] * self.width + self.rows * self.room
 
     def keep(self, rows: np.ndarray) -> None:
-        """Keep only `rows`; drop unused prompts, and blocks before all rows' first tokens."""
+        """Keep only `rows`; drop unused prompts, and blocks that no row uses."""
         first = int(self.starts[rows].min()) // BLOCK
         index = upload(rows, self.mask.device)
         for layer, blocks in enumerate(self.decoded):
@@ -188,7 +188,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def _lay_out(self, prompt_of_row: np.ndarray) -> None:
-        """Group the rows, and store a prompt for each group. `prompt_of_row`: indices of the prompts stored before."""
+        """Group the rows, and store a prompt for each group. `prompt_of_row`: indices of prompts stored before."""
         before = np.arange(self.room) < self.starts[:, None]
         self.joined = before.any()
         self.began = upload(np.where(before, np.float32(-np.inf), np.float32(0)), self.mask.device)

@@ -218,7 +218,7 @@ class Engine:
             self._starting = None
 
     def _next_tickets(self) -> list[Ticket]:
-        """Return the jobs to start now, as many as fit into the cache, and with prompts that fit into one prefill."""
+        """Return the jobs to start now: as many as fit into the cache, with prompts that fit into one prefill."""
         budget = self._budget
         taken: list[Ticket] = []
         longest_prompt = longest_new = tokens = 0

@@ -54,7 +54,7 @@ class GraphRunner(Runner):
         self.graphs: dict[tuple, Callable[[], object]] = {}
         """Key: (tokens of a slot, slots covered, tokens covered or `SamplingParams.transform`)."""
         self._asked: dict[tuple, tuple[int, SamplingParams]] = {}
-        """By `SamplingParams.transform`: the count of prompts that requested these parameters, and the parameters."""
+        """By `SamplingParams.transform`: count of prompts that requested these parameters, and the parameters."""
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
         for (way, _), params in {(t.params.transform, t.job.prompt): t.params for t in tickets}.items():
@@ -108,7 +108,7 @@ class GraphRunner(Runner):
         return [way for count, way in ways if count > 1 and not (way.top_logprobs or way.keeps_ids)][-FEW:]
 
     def _launch(self, step: Callable[..., object], shapes: Iterable[tuple[int, Any]], wanted: tuple[int, Any]) -> None:
-        """Launch the graph of the shape `wanted`; if it is missing, first record the graphs of all `shapes`."""
+        """Launch the graph of shape `wanted`; if it is missing, first record graphs of all `shapes`."""
 
         def key(shape: tuple[int, Any]) -> tuple:
             return self.state.tokens, shape[0], getattr(shape[1], "transform", shape[1])
@@ -213,7 +213,7 @@ class SlotState:
 
 
 class SlotCache:
-    """Keys and values of B sequences: first in the prefill's tensors, later in the first B slots of `state`.
+    """Keys and values of B sequences, in the prefill's tensors, later in the first B slots of `state`.
 
     `lengths` `[B]`: tokens so far; `ends` `[B]`: most tokens.
     """

@@ -27,7 +27,7 @@ GRAPHS_GIB = 0.5
 def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int:
     """Return the bytes of one token's keys and values in all layers, in the dtype `Decoder.kv_dtype`.
 
-    For "cuda", assumes a GPU with `hone.model.device.has_bf16`. An engine uses `Decoder.kv_bytes_per_token` instead.
+    For "cuda", assumes a GPU with `hone.model.device.has_bf16`. Engines use `Decoder.kv_bytes_per_token`.
     """
     half = precision == "bf16" or (precision == "bf16_linear" and device == "cuda")
     return 2 * model.num_layers * model.kv_size * (2 if half else 4)
@@ -75,7 +75,7 @@ def sampling_bytes(
 
 
 def rows_asked_for(config: RLConfig) -> tuple[int, int]:
-    """Return (completions, completions of one prompt) of a batch or an evaluation, whichever has more completions."""
+    """Return (completions, completions of one prompt) of a batch or an evaluation, whichever is larger."""
     orch = config.orchestrator
     group = orch.rollouts_per_example
     rows = [((orch.refill.drawn(orch.batch_size // group) * group if orch.refill else orch.batch_size), group)]

@@ -42,7 +42,7 @@ class Sampler(Protocol):
 
 
 class Policy(Sampler, Protocol):
-    """A sampler whose weights can be updated: the engine in this process, or a server. `version`: of the weights."""
+    """A sampler with weights that are updated: the engine in this process, or a server. `version`: of the weights."""
 
     @property
     def version(self) -> int: ...

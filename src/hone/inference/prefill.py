@@ -30,7 +30,7 @@ Layers = list[tuple[Tensor, Tensor]]
 class PrefillAttention:
     """Packed causal attention over prompts; stores each layer's keys and values `[N, K, Dh]`.
 
-    Keys and values are copied: with the queries they are views of one tensor, which would stay in memory.
+    They are copied: with the queries they are views of one tensor, which would stay in memory.
     """
 
     def __init__(self, lengths: list[int]) -> None:

@@ -28,8 +28,8 @@ class Runner:
 
     granule = 1
     ahead = False
-    """True if a step begins before the host has read the last step's tokens, so that a GPU doesn't wait. Then ended
-    rows are computed once more."""
+    """True if a step begins before the host has read the last step's tokens, so that a GPU doesn't wait. Ended rows are
+    computed once more."""
 
     def __init__(self, model: Decoder, prefix_bytes: int) -> None:
         self.model = model

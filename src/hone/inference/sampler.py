@@ -10,14 +10,14 @@ from hone.model.decoder import Decoder
 from hone.model.head import chunk_rows
 
 WHOLE, BLOCK = 1024, 128
-"""Vocabularies of up to `WHOLE` tokens are searched as a whole, larger vocabularies in blocks of `BLOCK` tokens."""
+"""Vocabularies of up to `WHOLE` tokens are searched as a whole, larger ones in blocks of `BLOCK` tokens."""
 
 
 def sample_tokens(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return token ids `[B]` int64, logprobs `[B]` float32, and None or, if `params.keeps_ids` is true, the mask `[B,
-    V]` of ids that the cuts left. With the mask, logprobs are of the cut distribution.
+    """Return token ids `[B]` int64, logprobs `[B]` float32, and, if `params.keeps_ids` is true, the mask `[B, V]` of
+    ids that the cuts left. Logprobs are then of the cut distribution.
 
     Draws by `inverse_cdf`: the first token with a cumulative probability over u. A row with NaN or +inf among its
     logits gets an arbitrary token, with the logprob NaN.
@@ -43,7 +43,7 @@ def as_words(mask_BV: torch.Tensor) -> torch.Tensor:
 
 
 def set_bits(words_N: np.ndarray) -> np.ndarray:
-    """Return the indices of the bits that are 1 in a row of `as_words`, ascending, int32."""
+    """Return the ascending indices (int32) of the set bits in a row of `as_words`."""
     (words,) = words_N.nonzero()
     octets = words_N[words].astype("<u4").view(np.uint8).reshape(-1, 4)
     word, bit = np.unpackbits(octets, axis=1, bitorder="little").nonzero()
@@ -54,8 +54,8 @@ def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Ten
     """Return each row's first index `[B]` at which the running sum of weights exceeds u times their total.
 
     Running sums are in float64 within a row, so a row's draw doesn't depend on other rows, and an index of weight 0 is
-    never drawn. In a large vocabulary the token's block is found first, by sums in the weights' dtype, then the token
-    in the block: one running sum over 150k tokens would take as long as the head's product.
+    never drawn. In a large vocabulary the token's block is found first, by sums in the weights' dtype, then the token:
+    one running sum over 150k tokens takes as long as the head's product.
     """
     size = weights_BV.shape[1]
     if size <= WHOLE:
@@ -90,8 +90,8 @@ def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
-    """Return the first index `[B, 1]` with a sum over the threshold. If rounding left no such index, return the last
-    index with a positive weight."""
+    """Return the first index `[B, 1]` with a sum over the threshold; if rounding left no such index, the last with a
+    positive weight."""
     # Nothing exceeds NaN: its place is behind the end.
     last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous()).clamp_(
         max=cumulative_BN.shape[1] - 1

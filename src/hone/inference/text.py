@@ -1,4 +1,4 @@
-"""Decodes sampled ids, step by step, to text that later ids can't change."""
+"""Decodes sampled ids to text that later ids don't change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARTIAL = "\ufffd"
 class Detokenizer:
     """Decodes a growing list of ids; returned texts never change, and add up to the text of all ids.
 
-    Only the last part is decoded again: two tokens may decode differently together than alone.
+    Only the last part is decoded again: tokens may decode differently together.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

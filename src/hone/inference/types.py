@@ -23,9 +23,9 @@ class SamplingParams:
     A `temperature` below `GREEDY_BELOW` is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of
     transformers: to the k likeliest tokens; to the smallest set of these with the share top_p of their probability; to
     tokens at least min_p times as likely as the likeliest token. Logprobs are of softmax(logits / temperature) before
-    the cuts, or of softmax(logits) if greedy. `top_logprobs`: number of likeliest tokens to return too. With
-    `return_kept_ids`, a sampled token's logprob is of the cut distribution, and the ids that the cuts left are
-    returned. `seed` is for `Engine.generate`.
+    the cuts, or of softmax(logits) if greedy. `top_logprobs`: how many likeliest tokens to return. With
+    `return_kept_ids`, a token's logprob is of the cut distribution, and the ids that the cuts left are returned. `seed`
+    is for `Engine.generate`.
     """
 
     max_tokens: int = 128
@@ -55,7 +55,7 @@ class SamplingParams:
             ("" not in self.stop, "stop has an empty string, which would end every completion: remove it"),
             (
                 all(0 <= stop < 2**63 for stop in self.stop if isinstance(stop, int)),
-                "stop has a number that is not a token id: ids are 0 or more, and less than the vocabulary's size",
+                "stop has a number that is not a token id: ids go from 0 to the vocabulary's size - 1",
             ),
         ):
             if not ok:
@@ -108,7 +108,7 @@ class Completion:
 class Job:
     """A completion to sample: its prompt, its random key (see `hone.rng.uniforms`) and its token limit.
 
-    `params`: sampling settings (without `max_tokens`, `n` and `seed`); if None, those of the call that runs the job.
+    `params`: sampling settings (`max_tokens`, `n` and `seed` are ignored); None: those of the call that runs the job.
     """
 
     prompt: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Bytes that a trainer takes on its device, by part. Doesn't import torch, so that `plan` needs no torch.
+"""Bytes that a trainer takes on its device, by part. Imports no torch, so that `plan` needs none.
 
 Activations are counted tensor by tensor, as the autograd functions of `hone.model` save them.
 """
@@ -17,7 +17,7 @@ from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
-"""Logits in a chunk of the softmax in `hone.model.head`. A CPU that recomputes logits uses the number for "cuda"."""
+"""Logits in a chunk of `hone.model.head`'s softmax. A CPU that recomputes logits uses the number for "cuda"."""
 CHECKPOINTING = get_args(Checkpointing)
 """Fastest first, least memory last."""
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}

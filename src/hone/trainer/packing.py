@@ -97,7 +97,7 @@ def run_tokens(run: list[Sequence]) -> int:
 
 
 def _segments(runs: list[list[Sequence]]) -> list[_Segment]:
-    """Make a segment for each sequence; a run of several sequences begins with their prompt's segment."""
+    """Make a segment for each sequence; before a run of several, one for their prompt."""
     segments: list[_Segment] = []
     for run in runs:
         prompt = run[0].prompt_length

@@ -145,7 +145,7 @@ class RankedTrainer:
         return stop.abandonable() if self.ranks.alone else nullcontext()
 
     def follow(self) -> int:
-        """Repeat rank 0's calls until rank 0 ends; return the exit code. Signals are ignored: rank 0 gets them, too."""
+        """Repeat rank 0's calls until rank 0 ends; return the exit code. Ignores signals: rank 0 handles them."""
         assert not self.ranks.first
         with _deaf():
             try:

@@ -174,7 +174,7 @@ class Trainer:
             yield batch
 
     def _accumulate(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
-        """Add one micro-batch's gradient; return its statistics as sums, without waiting for a GPU."""
+        """Add a micro-batch's gradient; return its statistics as sums, without waiting for a GPU."""
         indices_M = batch.loss_indices
         if self.ranks.alone and not len(indices_M):
             return {}
