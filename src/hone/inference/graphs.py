@@ -1,10 +1,10 @@
 """Decoding with CUDA graphs: a step's kernels are recorded once per shape, and afterwards launched together.
 
-A graph is bound to the addresses and shapes that it was recorded with. So each sequence is in a slot of a `SlotState`,
-whose tensors don't move (every row stores its prompt). A step computes a power of two of slots and of tokens; results
-of unused slots and tokens are discarded. Before a batch's first step, all shapes that it may reach are recorded, on one
-stream and with one memory pool: graphs share intermediate memory, and write results to the state. Weights and their
-bf16 copies (`Linear.refresh`) are updated in place, so graphs read new weights.
+A graph is bound to the addresses and shapes that it was recorded with. So each sequence is in a slot of a `SlotState`
+with tensors that don't move (every row stores its prompt). A step computes a power of two of slots and of tokens;
+results of unused slots and tokens are discarded. Before a batch's first step, all shapes that it may reach are
+recorded, on one stream and with one memory pool: graphs share intermediate memory, and write results to the state.
+Weights and their bf16 copies (`Linear.refresh`) are updated in place, so graphs read new weights.
 
 A step computes each row's next token from its last one, and stores it where the next step reads it: the next step can
 begin before the host knows the token. A step launches two graphs: the model's, and one for sampling. Rows are sampled

@@ -72,7 +72,7 @@ class InvariantRunner(Runner):
 
 
 class RowCache:
-    """Keys and values of a few sequences. Each sequence stores its prompt: none is shared.
+    """Keys and values of a few sequences. Each sequence stores its prompt.
 
     `layers`: per layer `[2, B, K, T, Dh]`, T a multiple of `TILE`; `lengths` `[B]`: tokens so far. Later columns are
     zero. It is the decoder's attention in a decode step, for the first B rows of the tile.

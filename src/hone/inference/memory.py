@@ -86,7 +86,7 @@ def rows_asked_for(config: RLConfig) -> tuple[int, int]:
 
 
 def wave(config: RLConfig, model: DecoderConfig, device: str, rows: int, longest: int) -> int:
-    """Return how many of `rows` rows run at once: those that fit into `inference.kv_gib` at `longest` tokens a row."""
+    """Return how many of `rows` rows fit into `inference.kv_gib` at once, at `longest` tokens a row."""
     room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model, config.precision, device)
     return max(1, min(rows, room // max(1, slot_tokens(longest) if uses_graphs(config, device) else longest)))
 

@@ -134,8 +134,8 @@ def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 def largest_share(logprobs_BV: torch.Tensor, best_BK: torch.Tensor, share: float) -> torch.Tensor:
     """Return a mask `[B, V]` of the fewest tokens with this share of the probability, without sorting V tokens.
 
-    `best_BK`: sorted logprobs of the K likeliest tokens; any other token has -inf, or the same logprob as the K-th. Of
-    equally likely tokens the first in the vocabulary are taken, as by a stable sort.
+    `best_BK`: sorted logprobs of the K likeliest tokens; any other token has -inf, or the same logprob as the K-th.
+    Among equally likely tokens the first in the vocabulary are taken, as by a stable sort.
     """
     probs_BK = best_BK.exp().double()
     sums_BK, last_B1 = _running_sum(probs_BK), probs_BK[:, -1:]

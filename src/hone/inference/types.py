@@ -108,7 +108,8 @@ class Completion:
 class Job:
     """A completion to sample: its prompt, its random key (see `hone.rng.uniforms`) and its token limit.
 
-    `params`: sampling settings (`max_tokens`, `n` and `seed` are ignored); None: those of the call that runs the job.
+    `params`: sampling settings (`max_tokens`, `n` and `seed` are ignored); if None, the settings of the call that runs
+    the job.
     """
 
     prompt: tuple[int, ...]

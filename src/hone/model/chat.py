@@ -89,7 +89,7 @@ class ChatRenderer:
     def note(
         self, where: str, messages: list[Message], tools: list[Tool] | None = None, key: str | None = None
     ) -> None:
-        """Count messages in which special tokens are encoded as text, once per `key` (by default `where`)."""
+        """Count messages with special tokens encoded as text, once per `key` (by default `where`)."""
         if found := self._rendering.find_special(messages, tools):
             self.special_texts.add(key or where, where, found)
 

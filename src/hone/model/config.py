@@ -76,7 +76,7 @@ class DecoderConfig:
     pad_token_id: int | None = None
 
     implementation: ClassVar[str] = "hone"
-    """What computes the model: a value of `model.implementation`."""
+    """A value of `model.implementation`: the library that computes the model."""
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:

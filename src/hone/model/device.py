@@ -1,4 +1,4 @@
-"""Copies from host to GPU, and what a GPU supports."""
+"""Copies from host to GPU, and features of a GPU."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: the hub, or `file` in a package's wheel with a known hash."""
+    """Origin of a model: the hub, or `file` in a package's wheel with a known hash."""
 
     hub: str
     package: str

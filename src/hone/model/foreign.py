@@ -40,7 +40,7 @@ ATTENTION_NAME = "hone"
 NET = "net"
 """Attribute of `TransformersDecoder` for transformers' model; names of its parameters begin with `net`."""
 CHECKED = (5, 9)
-"""Lengths of the two sequences whose logits are compared."""
+"""Lengths of the two sequences that loading compares."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest accepted mean difference of logprobs, by the weights' dtype."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")

@@ -180,7 +180,7 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Cut:
-    """Masks a token's logits, except those of the candidates that it was sampled from."""
+    """Masks a token's logits, except its candidates' logits."""
 
     def __init__(self, kept: Ragged, weight_VD: Tensor) -> None:
         self.kept, self.vocab, self.device = kept, len(weight_VD), weight_VD.device

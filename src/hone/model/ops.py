@@ -29,7 +29,7 @@ from hone.model.packed import linear
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """Compute 1 / sqrt(mean(x²) + eps) over the last dimension, which is kept with size 1."""
+    """Compute 1 / sqrt(mean(x²) + eps) over the last dimension; its size becomes 1."""
     return torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
 
 

@@ -1,4 +1,4 @@
-"""Encodes texts from data: special tokens in data become text, those of the chat template stay tokens.
+"""Encodes texts from data: special tokens in data become text, the chat template's stay tokens.
 
 Special tokens steer a conversation: start and end of a turn, begin and end of a text, padding, images. Tags such as
 `<think>` and `<tool_call>` are not special: a model writes them itself.

@@ -26,7 +26,7 @@ from hone.types import PackedBatch
 
 
 class Dismissed(BaseException):
-    """Ends other ranks with rank 0's exit code. Rank 0 may send it in place of any value."""
+    """Ends other ranks with rank 0's exit code. Rank 0 may send it instead of any value."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

@@ -1,7 +1,7 @@
 """Notices that another rank's process has ended.
 
-Then collectives of gloo fail at once, but those of NCCL only after ten minutes. torchrun ends only ranks on the same
-machine: by SIGTERM, which all ranks except rank 0 ignore, and 30 seconds later by SIGKILL.
+Then gloo's collectives fail at once, but NCCL's only after a timeout of ten minutes. torchrun ends only ranks on the
+same machine: by SIGTERM, which all ranks except rank 0 ignore, and 30 seconds later by SIGKILL.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ GRACE = 5.0
 class PeerWatchdog:
     """One thread per peer that waits to receive over gloo; the receive fails when the peer's process ends.
 
-    Peers are rank 0 and each other rank; nothing is sent before `close`. If a peer is lost in a block of `armed`, the
-    main thread has `GRACE` seconds to leave the block; then the process ends with exit code 1.
+    Peers are rank 0 and each other rank; they send only in `close`. If a peer is lost in a block of `armed`, the main
+    thread has `GRACE` seconds to leave the block; then the process ends with exit code 1.
     """
 
     def __init__(self, rank: int, world: int, group: Any) -> None:
