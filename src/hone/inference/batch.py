@@ -198,7 +198,7 @@ def _pairs(best: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
 
 
 def read(drawn: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Start copying `drawn` (from `Batch.draw`) to the host; return a function that waits for only this copy."""
+    """Start copying `drawn` (from `Batch.draw`) to the host; return a function that waits for this copy."""
     if not drawn:
         return list
     flat = torch.cat([one.flatten() for one in drawn])

@@ -108,8 +108,7 @@ class Completion:
 class Job:
     """A completion to sample: its prompt, its random key (see `hone.rng.uniforms`) and its token limit.
 
-    `params`: sampling settings (`max_tokens`, `n` and `seed` are ignored); if None, the settings of the call that runs
-    the job.
+    `params`: sampling settings, without `max_tokens`, `n` and `seed`; None: the settings of the call that runs the job.
     """
 
     prompt: tuple[int, ...]
@@ -127,7 +126,7 @@ class ScoredToken(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of the job with the number `ticket`, and the policy version that sampled the token.
+    """A token of the job with number `ticket`, and the policy version that sampled the token.
 
     `top`: the likeliest tokens with their logprobs, if requested. `stop_reason` is set on the last token, `stop_string`
     if the token completed a stop string. `candidates` int32: the ids that the token was sampled from, if requested.

@@ -47,7 +47,7 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class Linear(nn.Module):
     """x Wᵀ + b. If `bf16_product` is true, the parameters are fp32 and the product is in bf16, from a stored cast of W.
 
-    A sharded weight is whole only during its use, so nothing derived from it is stored (`keep_nothing`).
+    A sharded weight is whole only in use, so nothing derived from it is stored (`keep_nothing`).
     """
 
     def __init__(self, in_size: int, out_size: int, bias: bool, dtype: torch.dtype, bf16_product: bool) -> None:

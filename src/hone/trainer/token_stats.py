@@ -13,7 +13,7 @@ from hone.types import PackedBatch
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Statistics of K completions laid end to end, with M loss tokens, in the order of the step.
+    """Statistics of K completions with M loss tokens, end to end in the order of the step.
 
     `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, the completion's number in the draw,
     and its count of loss tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are of the sampling

@@ -48,7 +48,7 @@ class PeerWatchdog:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Watch peers in the block. Raises RankLost if a peer was lost before the block."""
+        """Watch peers in the block. Raises RankLost if a peer was lost before it."""
         with self._changed:
             if self._lost:
                 raise RankLost
