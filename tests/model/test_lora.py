@@ -175,7 +175,7 @@ def test_an_adapter_of_some_layers_only_is_refused(case, tmp_path: Path) -> None
     peft = pytest.importorskip("peft")
     theirs = peft.get_peft_model(case[0], peft.LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "v_proj"]))
     theirs.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(UserError, match=r"lacks .*: give one of all linear layers"):
+    with pytest.raises(UserError, match=r"lacks .*: give an adapter of all linear layers"):
         load_adapter(tmp_path / "adapter", load_model(case[1]).config, LORA)
 
 

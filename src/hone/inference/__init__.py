@@ -1,4 +1,4 @@
-"""Sampling: KV cache, sampler and engine with the trainer's own parameters."""
+"""Sampling: KV cache, sampler, and an engine that uses the trainer's parameters."""
 
 from __future__ import annotations
 

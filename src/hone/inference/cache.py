@@ -1,13 +1,13 @@
-"""A KV cache for a batch that decodes in the same steps. Each prompt is stored once for all its completions.
+"""A KV cache for a batch of rows that decode together. Each prompt is stored once for all its completions.
 
-A decode step has two products: each prompt's keys with queries of all rows that continue this prompt, and keys of a
-row's decoded tokens with the row's query. One softmax runs over both. All rows have decoded the same number of tokens,
-so they write to the same column, and only padding of short prompts needs a mask. Keys and values have the dtype
-`Decoder.kv_dtype`; scores and sums are always fp32: with bf16 scores a bf16 model's logprobs differ by up to 0.04 from
-the trainer's.
+A decode step has two products: the keys of each prompt with the queries of all rows that continue it, and the keys of
+each row's decoded tokens with the row's query. One softmax runs over the scores of both. All rows have decoded the same
+number of tokens, so they write to the same column, and only padding of short prompts needs a mask. Keys and values have
+the dtype `Decoder.kv_dtype`; scores and sums are always fp32: with bf16 scores a bf16 model's logprobs differ by up to
+0.04 from the trainer's.
 
 Rows that begin later join at the current column, with a mask over the columns before their first token; so all rows
-share one write and one width.
+have the same column to write and the same width.
 
 Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads for each, Dh head size, T decoded
 tokens; E groups of R slots (see `GroupLayout`). The key/value head comes first, so that rows and groups of rows are two
@@ -26,8 +26,8 @@ from torch import Tensor
 from hone.model.device import upload
 
 BLOCK = 32
-"""Decoded tokens lie in dense blocks of this many columns. With one tensor that has room for all columns, attention
-takes a quarter longer (measured, 128 rows x 128 tokens)."""
+"""Columns in a block of decoded tokens. If one tensor has all columns, attention takes a quarter longer (measured, 128
+rows x 128 tokens)."""
 
 
 class GroupLayout:
@@ -71,12 +71,12 @@ class GroupLayout:
 
 
 class KVCache:
-    """Keys and values of B sequences; acts as the decoder's attention in a decode step.
+    """Keys and values of B sequences, and the decoder's attention in a decode step.
 
     Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and decoded keys and values in
-    blocks `[2, K, B, BLOCK, Dh]`. `column` is the next token's column, the same for all rows: the first token of a row
-    that began later is further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on padding; `began` `[B,
-    T]` is -inf on columns before a row's first token. Each is added to scores unless all 0.
+    blocks `[2, K, B, BLOCK, Dh]`. `column` is the next token's column, the same for all rows; a row that began later
+    has its first token further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on padding; `began` `[B,
+    T]` is -inf on columns before a row's first token. Scores get both added, except a mask of zeros.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class KVCache:
         prompt_of_row: np.ndarray,
         max_new: int,
     ) -> None:
-        """`prompts`: keys and values `[tokens, K, Dh]` of each layer, for each prompt or for several end to end.
+        """`prompts`: keys and values `[tokens, K, Dh]` of each layer; an item has one prompt, or several end to end.
 
         `prompt_of_row` `[B]`: the prompt that each row continues, by at most `max_new` tokens.
         """
@@ -150,11 +150,11 @@ class KVCache:
 
     @property
     def tokens(self) -> int:
-        """Return the size in tokens (of `kv_bytes_per_token` each)."""
+        """Return the size in tokens."""
         return self.prompts[0][0].shape[1] * self.width + self.rows * self.room
 
     def keep(self, rows: np.ndarray) -> None:
-        """Keep only `rows`; drop unused prompts, and blocks before the first token."""
+        """Keep only `rows`; drop unused prompts, and blocks that no row uses."""
         first = int(self.starts[rows].min()) // BLOCK
         index = upload(rows, self.mask.device)
         for layer, blocks in enumerate(self.decoded):
@@ -188,7 +188,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def _lay_out(self, prompt_of_row: np.ndarray) -> None:
-        """Group the rows, and store a prompt for each group. `prompt_of_row`: indices of currently stored prompts."""
+        """Group the rows, and store a prompt for each group. `prompt_of_row`: indices of prompts stored before."""
         before = np.arange(self.room) < self.starts[:, None]
         self.joined = before.any()
         self.began = upload(np.where(before, np.float32(-np.inf), np.float32(0)), self.mask.device)
@@ -203,7 +203,7 @@ class KVCache:
 
 
 class _Block:
-    """Keys and values of `BLOCK` columns, `stored` `[2, K, B, BLOCK, Dh]`, and views for a decode step."""
+    """Keys and values of `BLOCK` columns (`stored` `[2, K, B, BLOCK, Dh]`), with views for a decode step."""
 
     def __init__(self, stored: Tensor) -> None:
         self.stored = stored
@@ -212,7 +212,7 @@ class _Block:
 
 
 def scaled(q: Tensor) -> tuple[Tensor, float]:
-    """Return contiguous queries for `product`, and the factor for their products with keys."""
+    """Return contiguous queries for `product`, and the factor for the scores."""
     scale = q.shape[-1] ** -0.5
     if q.dtype == torch.float32 or q.device.type == "cpu":
         return torch.mul(q.float(), scale, out=q.new_empty(q.shape, dtype=torch.float32)), 1.0
@@ -220,7 +220,7 @@ def scaled(q: Tensor) -> tuple[Tensor, float]:
 
 
 def unnormalised(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax's numerators and sums: the caller divides last, as the trainer's kernel does."""
+    """Return softmax's numerators and their sums. The caller divides last, as the trainer's kernel does."""
     weights = (scores - scores.amax(-1, keepdim=True)).exp_()
     return weights, weights.sum(-1, keepdim=True)
 

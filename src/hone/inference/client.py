@@ -15,15 +15,15 @@ from hone.errors import Halt
 from hone.web import MIB, TooLarge
 
 LARGEST_ANSWER = 1024 * MIB
-"""Most bytes of an answer: 64 completions of 32k tokens, with 20 candidates each, take about 400 MiB."""
+"""Most bytes of an answer; 64 completions of 32k tokens, 20 candidates a token, take about 400 MiB."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that a server lists. Fields are None if not reported, or before the first update.
+    """A model that a server lists. A field is None if it is not reported, or before the first update.
 
-    `owner`: who made the server; `policy_path`: folder of the last update; `parameters`: number of weights; `instance`:
-    differs for each server process.
+    `owner`: the server's maker; `policy_path`: folder of the last update; `parameters`: number of weights; `instance`:
+    an id of the server process.
     """
 
     id: str
@@ -36,7 +36,7 @@ class ServedModel:
 
 
 class ServerClient(Client):
-    """A client that doesn't retry after a timeout: the answer would take as long again."""
+    """A client that doesn't retry after a timeout: a second try would take as long."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, LARGEST_ANSWER, asks_late_again=False)
@@ -58,7 +58,7 @@ class ServerClient(Client):
             ) from None
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the server's answer to `body`. Raises as `request` does, and Halt for an answer that can't be read."""
+        """Return the server's answer to `body`. Raises errors of `request`, and Halt if the answer can't be read."""
         return await self._send("POST", path, body)
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:

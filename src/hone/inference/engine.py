@@ -1,9 +1,9 @@
-"""The engine: continuous batching. Prefill jobs that fit, take the next token of every running sequence, repeat.
+"""The engine: continuous batching. In a loop, it prefills jobs that fit, and takes a token of every running job.
 
-It samples with the trainer's own parameters and model code, without a copy, so its logprobs equal the trainer's up to
-the rounding of differently shaped products. Each distinct prompt is computed once and shared by its group; a new
-sequence joins while others decode. The layers' products run over all sequences at once; attention runs over each batch
-of sequences that began together.
+It samples with the trainer's parameters and model code, without a copy, so its logprobs equal the trainer's except for
+rounding: products have other shapes. Each distinct prompt is computed once for its group; a new sequence joins while
+others decode. The layers' products run over all sequences at once; attention runs over each batch of sequences that
+began together.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from hone.inference.text import StopWatch
 
 ADMIT_AT = 0.25
-"""While jobs run, waiting jobs start only when this share of the cache is free, or all of them fit."""
+"""While jobs run, waiting jobs start only if this share of the cache is free, or if all waiting jobs fit."""
 
 
 class Engine:
     """Samples from a `Decoder` in process.
 
     `kv_bytes` bounds the KV cache; jobs that do not fit wait. `prefill_tokens` bounds the prompt tokens computed
-    between two decode steps: longer prompts are computed in chunks. `prefix_bytes` is for keys and values of recent
-    prompts, reused for equal prefixes. A sample's random numbers depend only on its key and position, not on these
-    settings. With `batch_invariant`, neither these settings nor other jobs change a bit of a sample: see
+    between two decode steps; longer prompts are computed in chunks. `prefix_bytes` bounds the stored keys and values of
+    recent prompts, reused for equal prefixes. A sample's random numbers depend only on its key and position, not on
+    settings. With `batch_invariant`, neither settings nor other jobs change a bit of a sample: see
     `hone.inference.invariant`. `cuda_graphs` is for a GPU: see `hone.inference.graphs`. Stop strings need the
-    `tokenizer`. Each token has a `version`, see `weights_changed`.
+    `tokenizer`. For a token's `version` see `weights_changed`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Engine:
         self.prefill_tokens = prefill_tokens
         self.version = 0
         if batch_invariant and cuda_graphs:
-            raise UserError("batch_invariant and cuda_graphs exclude each other: leave out one of the two")
+            raise UserError("batch_invariant and cuda_graphs can't be used together: leave out one of the two")
         if cuda_graphs and model.recordable:
             from hone.inference.graphs import GraphRunner
 
@@ -101,8 +101,8 @@ class Engine:
     ) -> list[Completion]:
         """Return one completion per job, in the order of the jobs. Jobs with equal prompts share their prefill.
 
-        Calls `finished(index, completion)` as soon as a job has ended. An error drops all jobs and is raised; it is
-        Halt if the model's logits are not finite.
+        Calls `finished(index, completion)` as soon as a job has ended. An error drops all jobs and is raised: Halt if
+        the model's logits are not finite.
         """
         for job in jobs:
             self._check(job)
@@ -169,7 +169,7 @@ class Engine:
 
     @torch.no_grad()
     def score_tokens(self, ids: Sequence[int], temperature: float = 1.0, top: int = 0) -> list[ScoredToken]:
-        """Return `score` of one sequence, with the `top` likeliest tokens at each position."""
+        """Return `score` of one sequence, and the `top` likeliest tokens at each position."""
         self._check_length(ids, 0)
         prompt = self.prefill.begin(tuple(ids), all_hidden=True)
         while prompt.done < len(ids):
@@ -185,7 +185,7 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> list[Token | Failure]:
-        """Start waiting jobs that fit, then take one token of every running job; return [] without jobs.
+        """Start waiting jobs that fit; return the next token of every running job, [] if no job runs.
 
         A job ends with a Failure if its logits are not finite. Any other error is raised: then call `clear`.
         """

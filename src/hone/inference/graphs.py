@@ -1,14 +1,14 @@
-"""Decoding with CUDA graphs: a step's kernels are recorded once for each shape, and then launched together.
+"""Decoding with CUDA graphs: a step's kernels are recorded once per shape, and afterwards launched together.
 
-A graph is bound to the addresses and shapes that it was recorded with. So sequences are in slots of a `SlotState` with
-tensors that don't move (a group's prompt is stored once per row). The numbers of slots and tokens in a step are powers
-of two; unused slots and tokens are computed and discarded. Before a batch's first step, all shapes that it may reach
-are recorded, on one stream and with one memory pool: graphs share intermediate memory, and write results to the state.
+A graph is bound to the addresses and shapes that it was recorded with. So each sequence is in a slot of a `SlotState`
+with tensors that don't move (every row stores its prompt). A step computes a power of two of slots and of tokens;
+results of unused slots and tokens are discarded. Before a batch's first step, all shapes that it may reach are
+recorded, on one stream and with one memory pool: graphs share intermediate memory, and write results to the state.
 Weights and their bf16 copies (`Linear.refresh`) are updated in place, so graphs read new weights.
 
 A step computes each row's next token from its last one, and stores it where the next step reads it: the next step can
 begin before the host knows the token. A step launches two graphs: the model's, and one for sampling. Rows are sampled
-after the step if their sampling parameters differ, are not recorded yet, or request likeliest tokens. Weights must be
+without a graph if their sampling parameters differ, are not recorded yet, or request likeliest tokens. Weights must be
 updated on the stream of the steps.
 
 On a CPU the same step runs without recording. Recording and replay are only tested on a fake GPU.
@@ -37,11 +37,11 @@ from hone.model.device import upload
 from hone.model.head import head_logits
 
 MAX_GRAPHS = 128
-"""With more graphs, the least recently used one is dropped."""
+"""Most graphs; beyond, the least recently used is dropped."""
 VARLEN = False
-"""In bf16 (torch 2.13), attend with `varlen`, which reads only each row's tokens. Not measured yet."""
+"""If true, bf16 attention (torch 2.13) uses `varlen`, which reads only each row's tokens. Not measured yet."""
 MAX_WAYS, FEW = 1024, 4
-"""Most sets of sampling parameters to remember (the latest), and to record together."""
+"""Most sets of sampling parameters: remembered (the latest sets), and recorded together."""
 
 
 class GraphRunner(Runner):
@@ -54,7 +54,7 @@ class GraphRunner(Runner):
         self.graphs: dict[tuple, Callable[[], object]] = {}
         """Key: (tokens of a slot, slots covered, tokens covered or `SamplingParams.transform`)."""
         self._asked: dict[tuple, tuple[int, SamplingParams]] = {}
-        """By `SamplingParams.transform`: how many prompts requested these parameters, and the parameters."""
+        """By `SamplingParams.transform`: count of prompts that requested these parameters, and the parameters."""
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
         for (way, _), params in {(t.params.transform, t.job.prompt): t.params for t in tickets}.items():
@@ -67,7 +67,7 @@ class GraphRunner(Runner):
         return [Batch(tickets, SlotCache(prompts, prompt_of_row, max_tokens), logits_BV)]
 
     def tokens_with(self, batches: Sequence[Batch], rows: int = 0, width: int = 0) -> int:
-        """Return the size in tokens of one batch with all rows: every slot has as many as the longest."""
+        """Return the size in tokens of one batch with all rows: every slot has as many tokens as the longest row."""
         widths = [slot_tokens(width), *(_cache(batch).span for batch in batches)]
         return (sum(map(len, batches)) + rows) * max(widths)
 
@@ -108,7 +108,7 @@ class GraphRunner(Runner):
         return [way for count, way in ways if count > 1 and not (way.top_logprobs or way.keeps_ids)][-FEW:]
 
     def _launch(self, step: Callable[..., object], shapes: Iterable[tuple[int, Any]], wanted: tuple[int, Any]) -> None:
-        """Launch the graph of the `wanted` shape; if it is missing, first record graphs of all `shapes`."""
+        """Launch the graph of shape `wanted`; if it is missing, first record graphs of all `shapes`."""
 
         def key(shape: tuple[int, Any]) -> tuple:
             return self.state.tokens, shape[0], getattr(shape[1], "transform", shape[1])
@@ -144,9 +144,9 @@ class GraphRunner(Runner):
 class SlotState:
     """The slots of sequences, and the tensors of a step.
 
-    `stored`: per layer keys and values `[2, size, K, Dh]`, of the model's `kv_dtype`, for at most `budget` tokens.
-    `lay_out` cuts them into slots. `rows` `[3, slots]`: each row's last token, its position, and the index of its
-    uniform number in `uniforms` `[slots, tokens]`. `logits` `[slots, V]` and `drawn` `[slots, 2]` are a step's results.
+    `stored`: per layer keys and values `[2, size, K, Dh]` in the model's `kv_dtype`, for at most `budget` tokens;
+    `lay_out` cuts this into slots. `rows` `[3, slots]`: each row's last token, its position, and the index of its next
+    random number in `uniforms` `[slots, tokens]`. A step writes `logits` `[slots, V]` and `drawn` `[slots, 2]`.
     """
 
     def __init__(self, model: Decoder, budget: int) -> None:
@@ -164,8 +164,8 @@ class SlotState:
     def lay_out(self, rows: int, tokens: int, placed: int) -> bool:
         """Lay out slots for `rows` rows of `tokens` tokens, if needed; keep the rows in the first `placed` slots.
 
-        Return True if tensors were replaced, which invalidates all graphs; it is rare, as new tensors have `ROOM`. If
-        the budget has no such room: `rows` slots of more tokens, or, if rows are placed, more slots of `tokens` tokens.
+        Return True if tensors were replaced, which invalidates all graphs. This is rare: new ones have `ROOM` times the
+        room. A smaller budget is cut into `rows` slots or, if rows are placed, into slots of `tokens` tokens.
         """
         if rows <= self.slots and tokens <= self.tokens:
             return False
@@ -196,7 +196,7 @@ class SlotState:
         return grown or more
 
     def load(self, batch: Batch) -> None:
-        """Copy each row's inputs for a step into the state, unless the last step left them there."""
+        """Copy each row's inputs for a step into the state, unless the last step wrote them."""
         for name in ("next", "positions", "index", "uniforms"):
             here, mine = getattr(self, name)[: len(batch)], getattr(batch, name)
             if here.data_ptr() != mine.data_ptr():
@@ -204,7 +204,7 @@ class SlotState:
                 here[..., :width] = mine[..., :width]
 
     def moved(self, batch: Batch, sampled: bool) -> None:
-        """Give a batch a step's results; if `sampled` is true, next tokens too."""
+        """Give a batch the results of a step; if `sampled` is true, also the next tokens."""
         rows = len(batch)
         _cache(batch).moved()
         batch.next, batch.positions, batch.index = self.rows[:, :rows]
@@ -213,9 +213,9 @@ class SlotState:
 
 
 class SlotCache:
-    """Keys and values of B sequences: in the prefill's tensors, later in the first B slots of `state`.
+    """Keys and values of B sequences, in the prefill's tensors, later in the first B slots of `state`.
 
-    `lengths` `[B]`: tokens so far; `ends` `[B]`: tokens at most.
+    `lengths` `[B]`: tokens so far; `ends` `[B]`: most tokens.
     """
 
     def __init__(self, prompts: Sequence[Prompt], prompt_of_row: np.ndarray, max_tokens: np.ndarray) -> None:
@@ -254,14 +254,14 @@ class SlotCache:
             layer[:, : len(rows)] = layer.index_select(1, index)
 
     def join(self, other: SlotCache, max_new: int) -> None:
-        """Append the rows of `other`; there must be slots for all."""
+        """Append the rows of `other`; `state` must have a slot for each row."""
         assert self.state is not None
         other.move_into(self.state, len(self))
         self.lengths = np.concatenate([self.lengths, other.lengths])
         self.ends = np.concatenate([self.ends, other.ends])
 
     def move_into(self, state: SlotState, begin: int) -> None:
-        """Copy the rows into the slots from `begin` on, with zeros behind them."""
+        """Copy the rows into slots from `begin` on, and fill the rest of each slot with zeros."""
         self.state, end = state, begin + len(self)
         assert end <= state.slots and self.span <= state.tokens
         ends = np.cumsum([len(prompt.ids) for prompt in self.prompts])
@@ -279,9 +279,9 @@ class SlotCache:
 
 
 def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
-    """Decode one step of the first `slots` slots from `rows` to `logits`; each sees its first `tokens` tokens.
+    """Decode a step of the first `slots` slots, from `rows` to `logits`; a slot attends to its first `tokens` tokens.
 
-    Nothing here may wait for the device, or depend on its results. Empty slots and ended rows may have any position:
+    The host must not wait for the device here, nor read its results. Empty slots and ended rows may have any position:
     they write only to their own slot.
     """
     ids, positions, index = state.rows[:, :slots]
@@ -300,9 +300,9 @@ def _sample(state: SlotState, slots: int, params: SamplingParams) -> None:
 
 
 class _SlotAttention:
-    """Attention of one new token per slot, at `positions` `[B]`; its key and value are stored first.
+    """Attention of one new token per slot, at `positions` `[B]`; first stores the token's key and value.
 
-    Scores and sums are fp32 within SDPA's fused kernels; a CPU's bf16 kernels are less exact, so fp32 is used.
+    SDPA's fused GPU kernels have fp32 scores and sums. A CPU's bf16 kernels are less exact: inputs are fp32 there.
     """
 
     def __init__(self, layers: list[Tensor], positions: Tensor, tokens: int) -> None:

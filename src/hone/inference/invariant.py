@@ -1,11 +1,11 @@
-"""Batch-invariant sampling: a sample's tokens and logprobs do not depend on its neighbours, bit for bit.
+"""Batch-invariant sampling: other rows of the batch don't change a bit of a sample's tokens and logprobs.
 
 Floating-point sums depend on their order, and kernels choose the order by their inputs' shapes. So every shape is fixed
-here: the model always gets `TILE` rows, and attention one block of `TILE` tokens at a time, counted from the sequence's
-beginning. Neighbours, empty rows and blocks after a sequence's end then change nothing: they add exact zeros. Prompts
-are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached prefix changes a bit. Kernels
-may compute the rows of a tile, or the products of a batch, differently: the engine tests this at its start, and uses
-tiles of one row if they do.
+here: the model always gets a tile of `TILE` rows, and attention one block of `TILE` tokens at a time, counted from the
+sequence's beginning. Other rows, empty rows and blocks after a sequence's end then change nothing: they add exact
+zeros. Prompts are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached prefix changes a
+bit. Kernels may still compute the rows of a tile, or the products of a batch, differently: the engine tests this at its
+start, and if so uses tiles of one row.
 
 Shapes: B rows, K key/value heads, G query heads for each, H = K G, Dh head size, T tokens of the longest row.
 """
@@ -28,7 +28,7 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 
 TILE = 32
-"""Rows of a decode step, tokens of a prompt's chunk, and tokens of an attention block."""
+"""Size of a tile (rows of a decode step), of a prompt's chunk and of an attention block (tokens)."""
 
 
 class InvariantRunner(Runner):
@@ -54,7 +54,7 @@ class InvariantRunner(Runner):
         return batches
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Join the two smallest batches while they fit into a tile, and all caches into `budget` tokens."""
+        """While the two smallest batches fit into a tile, and all caches into `budget` tokens, join the two."""
         while len(batches) > 1:
             batches.sort(key=len, reverse=True)
             first, second = batches[-2:]
@@ -72,10 +72,10 @@ class InvariantRunner(Runner):
 
 
 class RowCache:
-    """Keys and values of a few sequences, each with its prompt: no prompt is shared.
+    """Keys and values of a few sequences. Each sequence stores its prompt.
 
     `layers`: per layer `[2, B, K, T, Dh]`, T a multiple of `TILE`; `lengths` `[B]`: tokens so far. Later columns are
-    zero. Acts as the decoder's attention in a decode step, for the first B rows.
+    zero. It is the decoder's attention in a decode step, for the first B rows of the tile.
     """
 
     def __init__(self, prompts: Sequence[Layers], max_new: int) -> None:
@@ -109,7 +109,7 @@ class RowCache:
         return padded(_attend(queries, blocks, masks, scale).view(q.shape).to(q.dtype), tile)
 
     def _make_room(self) -> None:
-        """Make room for each row's new token; set `mask` `[B, T]`: 0 up to this token, then -inf."""
+        """Make room for each row's new token; set `mask` `[B, T]` to 0 up to the new token, else -inf."""
         missing = _blocks(self.longest + 1) * TILE - self.layers[0].shape[3]
         if missing > 0:
             for index, layer in enumerate(self.layers):
@@ -213,9 +213,9 @@ def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor], 
 
 @torch.no_grad()
 def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
-    """Return True if this machine's kernels give a row the same bits at each place in a tile, with any neighbours.
+    """Return True if this machine's kernels give a row the same bits at each place in a tile, with any other rows.
 
-    Compares rows of random keys and values: in order, in another order, and a few rows alone.
+    Decodes rows with random keys and values: all rows in order, in another order, and a few rows alone.
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
     shape = (config.num_kv_heads, config.head_dim)

@@ -1,4 +1,4 @@
-"""Bytes that hone's engine takes beside the weights, by part. Needs no torch, and no pydantic at runtime."""
+"""Bytes that hone's engine takes in addition to the weights, by part. Imports neither torch nor pydantic."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 KV_GIB = 4.0
-"""GiB for keys and values on a CPU, and if an older hone's config sets none."""
+"""GiB for keys and values on a CPU, and if the config of an older hone has no `kv_gib`."""
 PREFIX_SHARE = 0.25
-"""Memory for conversations' prompts, which begin later turns: a share of the KV cache's, added to it."""
+"""Extra memory for conversations' prompts, which later turns begin with: a share of the KV cache's."""
 GRANULE = 64
-"""A CUDA graph's slot has a multiple of this many tokens, and a step covers at least this many: kernels need an aligned
+"""Tokens of a CUDA graph's slot are a multiple of this, and a step covers at least this many: kernels need an aligned
 mask."""
 ROOM = 8
-"""Slots have room for this many times the requested tokens, if the KV cache allows: a move invalidates all graphs."""
+"""Slots have room for this many times the requested tokens if the KV cache allows: growing invalidates all graphs."""
 GRAPHS_GIB = 0.5
-"""GiB of CUDA graphs themselves. A guess."""
+"""GiB that CUDA graphs take without their tensors. A guess."""
 
 
 def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int:
     """Return the bytes of one token's keys and values in all layers, in the dtype `Decoder.kv_dtype`.
 
-    On "cuda" it assumes a GPU with `hone.model.device.has_bf16`; an engine uses `Decoder.kv_bytes_per_token`.
+    For "cuda", assumes a GPU with `hone.model.device.has_bf16`. Engines use `Decoder.kv_bytes_per_token`.
     """
     half = precision == "bf16" or (precision == "bf16_linear" and device == "cuda")
     return 2 * model.num_layers * model.kv_size * (2 if half else 4)
 
 
 def packed_bytes(model: DecoderConfig, precision: str, device: str) -> tuple[int, int]:
-    """Return the bytes of the layers' matrices, and of the head, in the packed layout of a CPU's kernels."""
+    """Return (bytes of the layers' matrices, bytes of the head) in the packed layout of a CPU's kernels."""
     if device != "cpu" or model.parameters * (2 if precision == "bf16" else 4) > MAX_PACKED_BYTES:
         return 0, 0
     low = not takes_products_in_fp32(device)
@@ -51,7 +51,7 @@ def packed_bytes(model: DecoderConfig, precision: str, device: str) -> tuple[int
 def sampling_bytes(
     config: RLConfig, model: DecoderConfig, device: str, prompt: int, completion: int, turns: int = 1
 ) -> dict[str, int]:
-    """Return an engine's bytes by part, for prompts and completions of these lengths in all `turns`.
+    """Return an engine's bytes by part; `prompt` and `completion` are lengths over all `turns`.
 
     With CUDA graphs, keys and values, logits and graphs stay in memory while the trainer works.
     """
@@ -75,7 +75,7 @@ def sampling_bytes(
 
 
 def rows_asked_for(config: RLConfig) -> tuple[int, int]:
-    """Return (completions, completions of one prompt) of a batch or of an evaluation, whichever has more."""
+    """Return (completions, completions of one prompt) of a batch or an evaluation, whichever is larger."""
     orch = config.orchestrator
     group = orch.rollouts_per_example
     rows = [((orch.refill.drawn(orch.batch_size // group) * group if orch.refill else orch.batch_size), group)]
@@ -86,7 +86,7 @@ def rows_asked_for(config: RLConfig) -> tuple[int, int]:
 
 
 def wave(config: RLConfig, model: DecoderConfig, device: str, rows: int, longest: int) -> int:
-    """Return how many of `rows` run at once: as many as fit into `inference.kv_gib` at `longest` tokens each."""
+    """Return how many of `rows` rows fit into `inference.kv_gib` at once, at `longest` tokens a row."""
     room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model, config.precision, device)
     return max(1, min(rows, room // max(1, slot_tokens(longest) if uses_graphs(config, device) else longest)))
 
@@ -97,7 +97,7 @@ def uses_graphs(config: RLConfig, device: str) -> bool:
 
 
 def slot_tokens(tokens: int) -> int:
-    """Return the size of a CUDA graph's slot for this many tokens."""
+    """Return the size in tokens of a CUDA graph's slot for `tokens` tokens."""
     return -(-tokens // GRANULE) * GRANULE
 
 

@@ -13,9 +13,9 @@ from hone.types import Message, Segment
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to sample. `key` (64 bits, `hone.rng.key`) alone decides its randomness.
+    """A completion to sample. Its random numbers depend only on `key` (64 bits, from `hone.rng.key`).
 
-    `messages` are the conversation in `prompt_ids`. `turn` counts the turns of the conversation `sample_id`, from 0.
+    `messages`: the conversation in `prompt_ids`; `turn`: number of the turn in the conversation `sample_id`, from 0.
     """
 
     prompt_ids: tuple[int, ...]
@@ -34,7 +34,7 @@ class Sampler(Protocol):
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Segment]:
-        """Return one turn per request, in their order: the prompt and the sampled tokens.
+        """Return one turn per request, in the order of requests: the prompt and the sampled tokens.
 
         Call `finished(index, turn)` as soon as a turn has ended; `finished` returns at once.
         """
@@ -42,13 +42,13 @@ class Sampler(Protocol):
 
 
 class Policy(Sampler, Protocol):
-    """A sampler with weights that change: the engine in this process, or a server. `version`: of the weights."""
+    """A sampler with weights that are updated: the engine in this process, or a server. `version`: of the weights."""
 
     @property
     def version(self) -> int: ...
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Sample from weights of this `version` from now on: in `path`, or shared in memory (None)."""
+        """From now on, sample from weights of this `version`: read from `path`; if None, shared with the trainer."""
 
     def sleep(self) -> None:
         """Free the sampler's memory on the trainer's GPU, until the next `load`."""

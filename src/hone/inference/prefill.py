@@ -1,4 +1,4 @@
-"""Prefill of prompts: whole, in chunks, or from the end of a cached prefix.
+"""Prefill of prompts, whole or in chunks, after any cached prefix.
 
 Shapes: N tokens of all prompts end to end, H query heads, K key/value heads, Dh head size, D hidden size.
 """
@@ -21,7 +21,7 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 
 BLOCK = 16
-"""A cached prefix has a multiple of this many tokens by default."""
+"""By default, a cached prefix has a multiple of this many tokens."""
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values `[tokens, K, Dh]` of each layer."""
@@ -30,7 +30,7 @@ Layers = list[tuple[Tensor, Tensor]]
 class PrefillAttention:
     """Packed causal attention over prompts; stores each layer's keys and values `[N, K, Dh]`.
 
-    They are copied: queries, keys and values of a layer are views of one tensor, which would stay in memory.
+    They are copied: with the queries they are views of one tensor, which would stay in memory.
     """
 
     def __init__(self, lengths: list[int]) -> None:
@@ -77,7 +77,7 @@ class ContinuedAttention:
 
 @dataclass
 class Prompt:
-    """A prompt being prefilled. `layers`: of its first `done` tokens; `hidden` `[D]`: the last token's hidden state.
+    """A prompt in prefill. `layers`: keys and values of its first `done` tokens; `hidden` `[D]`: the last hidden state.
 
     `all_hidden`, if a list, collects the hidden states of all tokens `[tokens, D]`, chunk by chunk.
     """
@@ -88,7 +88,7 @@ class Prompt:
     hidden: Tensor | None = None
     all_hidden: list[Tensor] | None = None
     weights: int = 0
-    """Count of weight changes when the prompt began."""
+    """Number of weight changes before the prompt began."""
 
     def computed(self, hidden_ND: Tensor) -> None:
         self.hidden = hidden_ND[-1]
@@ -97,7 +97,7 @@ class Prompt:
 
 
 class Prefill:
-    """Computes prompts with the model, and remembers prefixes in at most `prefix_bytes`."""
+    """Computes prompts with the model, and caches prefixes in at most `prefix_bytes`."""
 
     def __init__(self, model: Decoder, prefix_bytes: int = 0, block: int = BLOCK) -> None:
         self.model = model
@@ -105,14 +105,14 @@ class Prefill:
         self._weights = 0
 
     def weights_changed(self) -> None:
-        """Forget all prefixes; prompts in progress won't be stored."""
+        """Drop all cached prefixes; prompts in progress won't be cached."""
         self.prefixes.clear()
         self._weights += 1
 
     def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
-        """Return the prompt with its cached prefix, without the last token: this token's hidden state is needed.
+        """Return the prompt with its cached prefix. The last token is always computed: its hidden state is needed.
 
-        If `all_hidden` is true, every token's hidden state is stored, so the cache is not used.
+        If `all_hidden` is true, every token's hidden state is needed, so the cache is not used.
         """
         if all_hidden:
             return Prompt(ids, [], all_hidden=[], weights=self._weights)
@@ -120,9 +120,9 @@ class Prefill:
         return Prompt(ids, layers, done, weights=self._weights)
 
     def advance(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Compute all prompts to their ends together, if at most `budget` tokens are missing.
+        """Compute all prompts to their ends together, if at most `budget` tokens are left.
 
-        Otherwise compute prompts one by one, at most `budget` tokens of each.
+        Otherwise compute prompts one by one, at most `budget` tokens of each prompt.
         """
         if sum(len(prompt.ids) - prompt.done for prompt in prompts) <= budget:
             fresh = [prompt for prompt in prompts if prompt.done == 0]
@@ -137,7 +137,7 @@ class Prefill:
         self._remember(prompts)
 
     def _remember(self, prompts: Sequence[Prompt]) -> None:
-        """Store prefixes of finished prompts, unless they began with other weights."""
+        """Cache finished prompts, unless weights have changed since a prompt began."""
         for prompt in prompts:
             if prompt.done == len(prompt.ids) and prompt.weights == self._weights:
                 self.prefixes.add(prompt.ids, prompt.layers)
@@ -158,7 +158,7 @@ class Prefill:
             prompt.computed(hidden_ND)
 
     def _continue(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Compute the next tokens of each prompt, at most `budget`, in one pass."""
+        """Compute the next tokens of each prompt, at most `budget` a prompt, in one pass."""
         device = self.model.device
         ends = [min(prompt.done + budget, len(prompt.ids)) for prompt in prompts]
         new = [prompt.ids[prompt.done : end] for prompt, end in zip(prompts, ends, strict=True)]
@@ -174,7 +174,7 @@ class Prefill:
 
 
 class PrefixCache:
-    """Keys and values of recent prompts, found by any prefix of whole blocks; drops the least recently used.
+    """Keys and values of recent prompts, found by any prefix of whole blocks. Drops the least recently used prompt.
 
     Valid for one version of the weights: `clear` the cache when weights change.
     """
@@ -186,7 +186,7 @@ class PrefixCache:
         self._owner: dict[bytes, tuple[int, ...]] = {}  # by the hash of a prefix: the latest prompt that begins so
 
     def longest(self, ids: tuple[int, ...]) -> tuple[Layers, int]:
-        """Return keys and values of the longest known prefix, and its length; ([], 0) without one."""
+        """Return keys and values of the longest cached prefix, and its length; ([], 0) if no prefix is cached."""
         if not self._prompts:
             return [], 0
         for number, key in reversed(list(enumerate(self._hashes(ids), start=1))):
@@ -197,7 +197,7 @@ class PrefixCache:
         return [], 0
 
     def add(self, ids: tuple[int, ...], layers: Layers) -> None:
-        """Store a prompt, unless it is longer than the cache or shorter than a block."""
+        """Store a prompt, unless it is larger than the cache or shorter than a block."""
         size = _bytes(layers)
         if size > self.max_bytes or len(ids) < self.block or ids in self._prompts:
             return
@@ -214,7 +214,7 @@ class PrefixCache:
         self.bytes = 0
 
     def _hashes(self, ids: tuple[int, ...]) -> Iterator[bytes]:
-        """Yield a hash of each prefix of whole blocks, shortest first: each hash includes the one before."""
+        """Yield a hash of each prefix of whole blocks, shortest first. A hash covers the hash before it."""
         key = b""
         for end in range(self.block, len(ids) + 1, self.block):
             key = blake2b(key + array("q", ids[end - self.block : end]).tobytes(), digest_size=16).digest()

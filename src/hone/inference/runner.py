@@ -1,4 +1,4 @@
-"""Computes admitted jobs: lays out batches, and takes decode steps."""
+"""Runs admitted jobs: builds batches, and takes decode steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 
 MAX_BATCHES = 4
-"""With more batches, the two smallest are joined, which copies their caches; a batch costs a few kernels per layer."""
+"""With more, the two smallest batches are joined, which copies their caches. A batch costs a few kernels a layer."""
 
 
 class Runner:
-    """The engine's batches: a prompt is stored once for its group, and layers' products run over all batches.
+    """Decodes batches. A prompt is stored once for its group, and layers' products run over all batches.
 
-    `InvariantRunner` and `GraphRunner` lay batches out in other ways. A row takes a multiple of `granule` tokens of the
+    `InvariantRunner` and `GraphRunner` build batches in other ways. A row takes a multiple of `granule` tokens of the
     cache.
     """
 
@@ -47,7 +47,7 @@ class Runner:
         return sum(batch.cache.tokens for batch in batches) + rows * -(-width // self.granule) * self.granule
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Over `MAX_BATCHES`, join the two smallest in place, if all caches then have at most `budget` tokens."""
+        """Over `MAX_BATCHES`, join the two smallest batches in place, if all caches then fit into `budget` tokens."""
         if len(batches) <= MAX_BATCHES:
             return
         batches.sort(key=len, reverse=True)
@@ -57,7 +57,7 @@ class Runner:
             first.join(batches.pop())
 
     def decode(self, batches: Sequence[Batch]) -> None:
-        """Take one step of all batches; each gets new `logits`."""
+        """Take one step of all batches; each batch gets new `logits`."""
         sizes = [len(batch) for batch in batches]
         tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
         caches = [cast(KVCache, batch.cache) for batch in batches]
@@ -79,6 +79,6 @@ def rows_of(tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> np.ndarray:
 
 
 def first_logits(model: Decoder, prompts: Sequence[Prompt], prompt_of_row: np.ndarray) -> Tensor:
-    """Return the logits `[B, V]` of each row's first token; `prompt_of_row`: the row's prompt."""
+    """Return the logits `[B, V]` of each row's first token; `prompt_of_row`: index of the row's prompt."""
     last = torch.stack([prompt.hidden for prompt in prompts if prompt.hidden is not None])
     return model.logits(last).index_select(0, upload(prompt_of_row, last.device))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 _PARTIAL = "\ufffd"
-"""Decoders write it for bytes that are not a whole character."""
+"""Decoders write this for bytes that are not a whole character."""
 
 
 class Detokenizer:
     """Decodes a growing list of ids; returned texts never change, and add up to the text of all ids.
 
-    Only the last part is decoded again, as two tokens may decode differently together.
+    Only the last part is decoded again: tokens may decode differently together.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -22,7 +22,7 @@ class Detokenizer:
         self._start = self._shown = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """Return the text that `ids` add; the bytes of an incomplete character wait for the rest."""
+        """Return the text that `ids` add. If it ends within a character, return "" and wait for more ids."""
         self._ids += ids
         text = self._rest()
         if not text or text.endswith(_PARTIAL):
@@ -51,7 +51,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Return the text that is certain now; always "" once `found` is set."""
+        """Return the text that can no longer be part of a stop string; always "" once `found` is set."""
         if self.found is not None:
             return ""
         text = self._held + text
@@ -76,13 +76,13 @@ class StopStrings:
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
-    """Return the text before the first stop string, or all of it without one."""
+    """Return the text before its first stop string; the whole text if it has no stop string."""
     strings = StopStrings(stops)
     return strings.push(text) + strings.finish()
 
 
 class StopWatch:
-    """Watches for the stop strings in the text of a growing list of ids."""
+    """Finds stop strings in the text of a growing list of ids."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._text, self._stops = Detokenizer(tokenizer), StopStrings(stops)
@@ -97,6 +97,6 @@ class StopWatch:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return one token as text; a part of a character is spelled as in the vocabulary."""
+    """Return one token as text; if it is part of a character, as the vocabulary spells it."""
     text = tokenizer.decode([token], skip_special_tokens=False)
     return (tokenizer.id_to_token(token) or "") if _PARTIAL in text or not text else text

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling settings, for `n` completions per prompt. `stop`: token ids and strings that end a completion; the stop
-    id, or the token that completed the stop string, stays as the last token.
+    """Sampling settings, for `n` completions per prompt. `stop`: token ids and strings that end a completion. The last
+    token is then the stop id, or the token that completed the stop string.
 
     A `temperature` below `GREEDY_BELOW` is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of
-    transformers: to the k likeliest tokens, to the smallest set of them that holds the share top_p of their
-    probability, to tokens at least min_p times as likely as the likeliest. Logprobs are of softmax(logits /
-    temperature) before the cuts (of softmax(logits) when greedy); `top_logprobs` requests this many likeliest tokens,
-    too. With `return_kept_ids` a sampled token's logprob is of the cut distribution, and comes with the ids that the
-    cuts left. `seed` is for `Engine.generate`.
+    transformers: to the k likeliest tokens; to the smallest set of these with the share top_p of their probability; to
+    tokens at least min_p times as likely as the likeliest token. Logprobs are of softmax(logits / temperature) before
+    the cuts, or of softmax(logits) if greedy. `top_logprobs`: how many likeliest tokens to return. With
+    `return_kept_ids`, a token's logprob is of the cut distribution, and the ids that the cuts left are returned. `seed`
+    is for `Engine.generate`.
     """
 
     max_tokens: int = 128
@@ -52,10 +52,10 @@ class SamplingParams:
             (0 <= self.min_p <= 1, f"min_p is {self.min_p}; it must lie in [0, 1]"),
             (self.n >= 1, f"n is {self.n}; it must be at least 1"),
             (self.top_logprobs >= 0, f"top_logprobs is {self.top_logprobs}; it must be 0 (off) or more"),
-            ("" not in self.stop, "stop has an empty string, which would end every completion: take it out"),
+            ("" not in self.stop, "stop has an empty string, which would end every completion: remove it"),
             (
                 all(0 <= stop < 2**63 for stop in self.stop if isinstance(stop, int)),
-                "stop has a number that is no token id: ids go from 0 to the vocabulary's size",
+                "stop has a number that is not a token id: ids go from 0 to the vocabulary's size - 1",
             ),
         ):
             if not ok:
@@ -63,12 +63,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Return True if the likeliest token is taken."""
+        """Return True if the likeliest token is always taken."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def keeps_ids(self) -> bool:
-        """Return True if tokens come with the ids they were sampled from: this is requested, and cuts are set."""
+        """Return True if each token comes with the ids it was sampled from: if this is requested, and a cut is set."""
         return self.return_kept_ids and not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
@@ -77,19 +77,19 @@ class SamplingParams:
 
     @property
     def transform(self) -> tuple[float, float, int, float, int, bool]:
-        """Return the parameters that turn logits into a token: rows with equal values are sampled together."""
+        """Return the parameters that sampling depends on: rows with equal values are sampled together."""
         return self.temperature, self.top_p, self.top_k, self.min_p, self.top_logprobs, self.keeps_ids
 
 
 def sampling_params(settings: SamplingConfig, **more: Any) -> SamplingParams:
-    """Return the sampling parameters of a config's section and `more`."""
+    """Return the sampling parameters from a config section, and from `more`."""
     names = ("temperature", "top_p", "top_k", "min_p")
     return SamplingParams(**{name: getattr(settings, name) for name in names}, stop=tuple(settings.stop), **more)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled continuation: its ids (stop token included), their logprobs, and why it ended (`stop`, `length`).
+    """A sampled continuation: its ids (with the stop token), their logprobs, and why it ended (`stop` or `length`).
 
     `candidates`: the ids that each token was sampled from, if requested.
     """
@@ -106,9 +106,9 @@ class Completion:
 
 @dataclass(frozen=True)
 class Job:
-    """One completion to sample: its prompt, the key of its randomness (see `hone.rng.uniforms`), its token limit.
+    """A completion to sample: its prompt, its random key (see `hone.rng.uniforms`) and its token limit.
 
-    `params`, except `max_tokens`, `n` and `seed`: sampling settings; None: from the call that runs the job.
+    `params`: sampling settings, without `max_tokens`, `n` and `seed`; None: the settings of the call that runs the job.
     """
 
     prompt: tuple[int, ...]
@@ -118,7 +118,7 @@ class Job:
 
 
 class ScoredToken(NamedTuple):
-    """A given token, its logprob, and the likeliest tokens in its place with their logprobs, if requested."""
+    """A given token and its logprob; if requested, the likeliest tokens at its position with their logprobs."""
 
     id: int
     logprob: float
@@ -126,10 +126,10 @@ class ScoredToken(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One token of the job with number `ticket`, and the policy version that sampled it.
+    """A token of the job with number `ticket`, and the policy version that sampled the token.
 
     `top`: the likeliest tokens with their logprobs, if requested. `stop_reason` is set on the last token, `stop_string`
-    if the token completed a stop string. `candidates` int32: ids that it was sampled from, if requested.
+    if the token completed a stop string. `candidates` int32: the ids that the token was sampled from, if requested.
     """
 
     ticket: int
@@ -144,7 +144,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that the engine dropped. `lines`: last calls of the traceback; "" if the logits were not finite."""
+    """A job that the engine dropped. `lines`: the traceback's last calls; "" if logits were not finite."""
 
     ticket: int
     reason: str

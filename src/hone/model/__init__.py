@@ -1,4 +1,4 @@
-"""The policy: a dense decoder with Hugging Face files in and out, its tokenizer and its chat rendering."""
+"""The policy: a dense decoder, read from and saved to Hugging Face files, with tokenizer and chat rendering."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["load_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load_model` on first use: environments read tool calls without torch."""
+    """Import `load_model` on first use, so that environments can read tool calls without torch."""
     if name != "load_model":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hone.model.hf import load_model

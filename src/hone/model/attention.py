@@ -1,11 +1,11 @@
-"""Causal attention within each segment of a packed batch: a callable for the decoder.
+"""Causal attention within the segments of a packed batch, as a callable for the decoder.
 
-On a CPU (and for fp32 on a GPU) segments become right-padded rows for SDPA: no real token sees the padding behind it.
-(A block-diagonal mask is 6 to 18 times slower on a CPU.) On a GPU, bf16 uses the variable-length (varlen) kernel.
+On a CPU (and for fp32 on a GPU) segments become right-padded rows for SDPA: no real token sees padding. (A
+block-diagonal mask is 6 to 18 times slower on a CPU.) On a GPU, bf16 uses the variable-length (varlen) kernel.
 
-A segment may continue another, its parent: a completion continues the prompt that its group shares. A child's queries
-see its parent's keys too: they are copied into each child's rows, and the gradients of keys and values are summed over
-the copies. The rest of the decoder computes a shared token once.
+A segment may continue another segment, its parent: completions of a group continue their prompt. A child's queries see
+the parent's keys too: these keys and values are copied into each child's row, and their gradients are summed. The rest
+of the decoder computes a shared token once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hone.model.device import upload
 # Padding is cheaper than a split if the shortest row of a bucket has at least this share of its longest row's tokens.
 MIN_FILL = 0.7
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Kernels of SDPA on a GPU: memory-efficient attention, or plain operations if that doesn't apply."""
+"""SDPA's kernels on a GPU: memory-efficient attention, else plain operations."""
 
 
 class PackedAttention:
@@ -62,10 +62,10 @@ class PackedAttention:
         return self._layout.from_slots(self._layout.attend(*self._layout.to_slots(q, k, v)))
 
     def _buckets(self) -> tuple[list[np.ndarray], list[np.ndarray], list[tuple[int, int, int]]]:
-        """Return the tokens of each query row and of each key row, and (rows, queries, earlier keys) of each bucket.
+        """Return each query row's tokens, each key row's tokens, and (rows, queries, earlier keys) of each bucket.
 
         A bucket has segments of similar length, with parents of equal length; a shorter segment repeats its last token.
-        If a parent is shorter than a third of the longest segment, its queries are included: SDPA skips masked keys
+        If a parent is shorter than a third of the longest segment, its queries are computed too: SDPA skips masked keys
         only in causal attention.
         """
         queries, keys, found = list[np.ndarray](), list[np.ndarray](), []
@@ -103,13 +103,13 @@ def takes_varlen(q: Tensor) -> bool:
 
 
 def varlen_rows(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, int, int]:
-    """Return `varlen`'s arguments for rows with these counts of queries and keys: the starts and the largest counts."""
+    """Return `varlen`'s arguments for rows with these counts of queries and keys: rows' starts, largest counts."""
     starts = [upload(np.cumsum([0, *lengths], dtype=np.int32), device) for lengths in (queries, keys)]
     return starts[0], starts[1], max(queries), max(keys)
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, *rows: Any, **options: Any) -> Tensor:
-    """Attend in rows end to end (see `varlen_rows`): bf16 q [N, H, Dh], k, v [M, K, Dh] → like q. `options`: for torch.
+    """Attend in rows end to end; `rows`: from `varlen_rows`. bf16 q [N, H, Dh], k, v [M, K, Dh] → like q.
 
     A row's last query sees all keys of the row, the query before it all but the last key, and so on.
     """
@@ -124,14 +124,14 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, *rows: Any, **options: Any) -> Tenso
 
 @cache
 def _varlen_kernel() -> tuple[Callable[..., Any], bool]:
-    """Return torch's kernel, and True if it groups query heads (not in torch 2.11)."""
+    """Return torch's kernel, and True if it can group query heads (not in torch 2.11)."""
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return k and v with as many heads (dimension 1) as q, each repeated for the query heads that read it."""
+    """Repeat each head of k and v (dimension 1) for the query heads that read it."""
     group = q.shape[1] // k.shape[1]
     return (k, v) if group == 1 else (k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
 
@@ -161,11 +161,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, mask: Tensor | None = No
 
 
 class _SlotLayout:
-    """Slots of a batch's tokens in query rows and key rows, each laid end to end.
+    """Slots of a batch's tokens: query rows laid end to end, and key rows laid end to end.
 
     `query_of_slot`, `key_of_slot`: the token copied into each slot. `slot_of_query`, `slot_of_key` `[N]`: each token's
-    first slot. `copies`, if a key may be in several rows: the slots sorted by token, and where each token's slots begin
-    in that list. `buckets`: see `PackedAttention._buckets`; `masks`: by (queries, earlier keys).
+    first slot. `copies`, if a key may be in several rows: the slots sorted by token, and the index of each token's
+    first slot there. `buckets`: see `PackedAttention._buckets`; `masks`: by (queries, earlier keys).
     """
 
     def __init__(
@@ -210,8 +210,8 @@ class _SlotLayout:
 
 
 class _ToSlots(torch.autograd.Function):
-    """x [N, …] → [slots, …]. The gradient is a gather too, unless tokens have `copies`: padding slots receive no
-    gradient, because their queries' results are not read, and no real query sees their keys."""
+    """x [N, …] → [slots, …]. The gradient is a gather too, unless tokens have `copies`. Padding slots get no gradient:
+    their results are not read, and no real query sees their keys."""
 
     @staticmethod
     def forward(

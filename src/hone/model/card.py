@@ -28,7 +28,7 @@ def model_card(
     """Return the card: Markdown with YAML front matter. A pure function.
 
     `method` is "init", "sft" or "rl". `base_model` is a hub id, or None for a local folder. Only models with random
-    weights get a licence. `facts` are further rows of the table: settings and measured results.
+    weights (`from_nothing`) get a licence. `facts`: settings and results, as rows of the table.
     """
     front: dict[str, object] = {"license": "apache-2.0"} if from_nothing else {}
     front |= {"library_name": "transformers", "pipeline_tag": "text-generation"}

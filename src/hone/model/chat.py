@@ -1,8 +1,8 @@
 """Converts conversations to token ids and back.
 
-The package `renderers` renders the models that it knows by name; a chat template renders every other model. A
-completion must *continue* its prompt: a template that writes a finished turn differently from the opened turn in the
-prompt is refused, because training would see other ids than sampling.
+The package `renderers` renders models that it knows by name; a chat template renders every other model. A completion
+must *continue* its prompt: a template that changes the prompt once the turn is finished is refused, because training
+would see other ids than sampling.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PROBED: Message = {"role": "user", "content": PROBE}
 class ChatRenderer:
     """Renders conversations for one model; made by `load_renderer`.
 
-    `stop_ids`: ids at which generation ends, the end of the assistant's turn first. `vocab_size`: one more than the
+    `stop_ids`: ids at which generation ends; the first one ends the assistant's turn. `vocab_size`: one more than the
     tokenizer's largest id. `opened_by_template`: the thought that the generation prompt opens for the model
     ("<think>\\n"), else "". `special_texts`: counts of `note`.
     """
@@ -79,7 +79,7 @@ class ChatRenderer:
         self.special_texts = SpecialTexts()
 
     def prompt_ids(self, messages: list[Message], tools: list[Tool] | None = None) -> list[int]:
-        """Return the ids of the conversation and the start of the assistant's turn. `tools`: OpenAI's schemas."""
+        """Return the ids of the conversation, with the start of the assistant's turn. `tools`: in OpenAI's form."""
         return self._rendering.prompt_ids(messages, tools)
 
     def text(self, messages: list[Message], opens: bool, tools: list[Tool] | None = None) -> str:
@@ -89,19 +89,19 @@ class ChatRenderer:
     def note(
         self, where: str, messages: list[Message], tools: list[Tool] | None = None, key: str | None = None
     ) -> None:
-        """Count messages with special tokens that are encoded as text, once per `key` (by default `where`)."""
+        """Count messages with special tokens encoded as text, once per `key` (by default `where`)."""
         if found := self._rendering.find_special(messages, tools):
             self.special_texts.add(key or where, where, found)
 
     def bridge_ids(
         self, conversation: list[Message], answers: list[Message], tools: list[Tool] | None = None
     ) -> list[int]:
-        """Return the ids between two sampled turns: those after the end-of-turn id of the conversation's last message.
+        """Return the ids between two sampled turns: `conversation` ends with the first, then `answers` follow.
 
-        They encode white space, the template's text for `answers`, and the start of the next turn. Sampled ids are
-        never rendered again. A turn that stopped by length has no bridge. Raises UserError if the template rewrites
-        earlier turns once answers follow: Qwen3's template drops earlier thoughts after a user's message, but not after
-        a tool's.
+        The ids follow the turn's end-of-turn id. They encode white space, the template's text for `answers`, and the
+        start of the next turn. Sampled ids are never rendered again. Raises UserError if the template rewrites earlier
+        turns once answers follow: Qwen3's template drops earlier thoughts after a user's message, but not after a
+        tool's.
         """
         rendering, opened = self._rendering, self.opened_by_template
         turns = stand_ins(conversation, answers, opened)
@@ -129,18 +129,18 @@ class ChatRenderer:
 
     @property
     def calls_are_text(self) -> bool:
-        """Return True if a call begins with a tag that is text, not with a special token."""
+        """Return True if a call begins with a tag in plain text, not with a special token."""
         form = self._rendering.format
         return form is not None and not form.tokens
 
     def completion_ids(
         self, prompt_messages: list[Message], completion: str | Message, tools: list[Tool] | None = None
     ) -> list[int]:
-        """Return the ids that continue `prompt_ids(prompt_messages)`: the completion as rendered, and its end.
+        """Return the ids that continue `prompt_ids(prompt_messages)`: the rendered completion and its end-of-turn id.
 
-        `tool_calls` of a message are written in the model's form. Its thought is in the text, or under one of the keys
-        `THOUGHTS`. Raises UserError if the template rewrites the prompt once the turn is finished, or leaves out a part
-        of the text, the thought or the calls.
+        `tool_calls` are written in the model's form. A thought is in the content, or under a key of `THOUGHTS`. Raises
+        UserError if the template rewrites the prompt once the turn is finished, or leaves out a part of the text, the
+        thought or the calls.
         """
         given: Message = {"content": completion} if isinstance(completion, str) else completion
         text, calls = given.get("content") or "", given.get("tool_calls") or []
@@ -177,7 +177,7 @@ class ChatRenderer:
         return self.tokenizer.decode(self._up_to_end(ids), skip_special_tokens=True)
 
     def digest(self) -> str:
-        """Compute the SHA-256 of the tokenizer's files and the template: they turn conversations into ids."""
+        """Compute the SHA-256 of the tokenizer's files and the template, which turn conversations into ids."""
         if self._source is None:
             tokenizer = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
         else:
@@ -215,7 +215,7 @@ class ChatRenderer:
         return "".join([*parts, self.tokenizer.decode(ids[start:], skip_special_tokens=True)])
 
     def _find_end_of_turn(self, stop_ids: tuple[int, ...]) -> int:
-        """Return the id that the template writes after the assistant's text, else the first of `stop_ids`."""
+        """Return the id that the template writes after the assistant's text, or else the first of `stop_ids`."""
         ids = self._rendering.continuation_ids([PROBED], {"role": "assistant", "content": PROBE})
         added = self.tokenizer.get_added_tokens_decoder()
         special = [token for token in ids if token in stop_ids or (token in added and added[token].special)]
@@ -265,7 +265,7 @@ def load_renderer(
 def _by_template(
     tokenizer: Tokenizer, template: str, named: dict[str, str], stop_ids: tuple[int, ...], special_tokens: bool
 ) -> TemplateRendering:
-    """Return the rendering by a template. A short rendered conversation reveals further special tokens."""
+    """Return the rendering by a template. A rendered example reveals more special tokens."""
     rendering = TemplateRendering(TextEncoder(tokenizer, []), template, named)
     if not special_tokens:
         written, turn = "", {"role": "assistant", "content": PROBE}

@@ -1,7 +1,7 @@
 """The shape of a dense decoder, read from and written to a Hugging Face `config.json`.
 
-`FAMILIES` is the table of supported families. To add a family like Llama, add a row, and add its RoPE scaling rule, if
-new, to `rope.py`. A config with other features is refused: the model would be silently wrong.
+`FAMILIES` is the table of supported families. To add a family like Llama, add a row, and a new RoPE scaling rule to
+`rope.py`. A config with unsupported features is refused: the model would be silently wrong.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hone.errors import UserError
 
 @dataclass(frozen=True)
 class Family:
-    """A family of decoders, with defaults for values missing in config.json.
+    """A family of decoders. Its values are defaults for keys missing in config.json.
 
-    `attention_bias`: True for each bias (of q, k and v; of o) that config.json's `attention_bias` turns on. `qkv_bias`:
-    q, k and v always have a bias. `extra`: further keys that transformers writes to config.json.
+    `attention_bias`: (q, k and v; o), True if config.json's `attention_bias` gives them a bias. `qkv_bias`: q, k and v
+    always have a bias. `extra`: more keys that transformers writes to config.json.
     """
 
     architecture: str
@@ -76,7 +76,7 @@ class DecoderConfig:
     pad_token_id: int | None = None
 
     implementation: ClassVar[str] = "hone"
-    """The library that computes the model, as in `model.implementation`."""
+    """A value of `model.implementation`: the library that computes the model."""
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -151,7 +151,7 @@ class DecoderConfig:
         _refuse_unsupported(hf)
         missing = [k for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers") if k not in hf]
         if missing:
-            raise UserError(f"config.json lacks {', '.join(missing)}: is it the config of a whole model?")
+            raise UserError(f"config.json lacks {', '.join(missing)}: give the config of a whole model")
         row, heads = FAMILIES[family], hf.get("num_attention_heads", 32)
         qkv_bias, o_bias = (on and bool(hf.get("attention_bias")) for on in row.attention_bias)
         theta, scaling = _rope(hf)
@@ -234,7 +234,7 @@ _VALUES = {
     "layer_types": (lambda x: isinstance(x, list), "a list"),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (lambda x: isinstance(x, dict), "an object")),
 }
-"""By key of config.json: a check of the value, and the valid kind."""
+"""By key of config.json: a function that checks the value, and the name of valid values."""
 
 
 def _check_values(hf: dict[str, Any]) -> None:
@@ -272,7 +272,7 @@ def _rope(hf: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     theta = scaling.pop("rope_theta", None) or hf.get("rope_theta", 10000.0)
     partial = scaling.pop("partial_rotary_factor", None) or hf.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
-        raise UserError(f"this model rotates only a part of each head ({partial}): {SUPPORTED}")
+        raise UserError(f"this model applies RoPE to only a part of each head ({partial}): {SUPPORTED}")
     if rope_type == "default":
         return float(theta), None
     if "original_max_position_embeddings" in hf:

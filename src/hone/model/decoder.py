@@ -1,4 +1,4 @@
-"""A dense decoder (Llama, Qwen2, Qwen3) over flat tokens: the same code computes training, prefill and decoding.
+"""A dense decoder (Llama, Qwen2, Qwen3) over flat tokens. Training, prefill and decoding use the same code.
 
 Tokens of all sequences lie end to end in one dimension N. The caller's `attention` decides which tokens see each other,
 so there is no batch dimension, padding or mask here. Projections of the same input are fused (`qkv_proj`,
@@ -47,7 +47,7 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class Linear(nn.Module):
     """x Wᵀ + b. If `bf16_product` is true, the parameters are fp32 and the product is in bf16, from a stored cast of W.
 
-    A sharded weight is whole only while it is used, so nothing derived from it is stored (`keep_nothing`).
+    A sharded weight is whole only in use, so nothing derived from it is stored (`keep_nothing`).
     """
 
     def __init__(self, in_size: int, out_size: int, bias: bool, dtype: torch.dtype, bf16_product: bool) -> None:
@@ -73,7 +73,7 @@ class Linear(nn.Module):
         return y if self.bias is None else y.add_(self.bias)
 
     def bf16(self, x_bf16: Tensor) -> Tensor:
-        """Return the product in bf16 without bias and gradient."""
+        """Return the bf16 product, without bias or gradient."""
         stored = self.stored_bf16
         return self.packed.product(x_bf16, self.weight.detach().bfloat16() if stored is None else stored)
 
@@ -117,9 +117,9 @@ class Linear(nn.Module):
 class LoraLinear(Linear):
     """W x + b + alpha / rank · B A x, where W and b are frozen (arXiv:2106.09685).
 
-    Each matrix fused in W, of `parts[i]` rows, has its own adapter. `lora_A` `[len(parts) · rank, in]` and `lora_B`
-    `[out, rank]`, both fp32, hold the adapters in W's order. All products are in W's dtype. With `lora.base`, W is
-    stored as `codes` and `scales` of a `Quantized`.
+    W is fused from matrices with `parts[i]` rows; each matrix has its own adapter. `lora_A` `[len(parts) · rank, in]`
+    and `lora_B` `[out, rank]`, both fp32, hold the adapters in W's order. All products are in W's dtype. With
+    `lora.base`, W is stored as `codes` and `scales` of a `Quantized`.
     """
 
     def __init__(
@@ -195,12 +195,12 @@ class LoraLinear(Linear):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _in_low_precision(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return A, and the block-diagonal matrix `[out, len(parts) · rank]` of all B: sampling takes two products."""
+        """Return A, and all B as a block-diagonal matrix `[out, len(parts) · rank]`: sampling takes two products."""
         return self.lora_A.to(dtype), torch.block_diag(*self.lora_B.to(dtype).split(self.parts))
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Update the casts of A and B, in place for CUDA graphs. Values derived from W stay."""
+        """Update the casts of A and B, in place for CUDA graphs; W is frozen."""
         if self._low is not None:
             for low, new in zip(self._low, self._in_low_precision(self._low[0].dtype), strict=True):
                 low.copy_(new)
@@ -277,7 +277,7 @@ class DecoderLayer(nn.Module):
         return down(swiglu(up(x_ND)))
 
     def _qk_norm_weight(self) -> Tensor | None:
-        """Return the norms' weights, a row per head `[H + K, Dh]`, to normalise q and k in one operation."""
+        """Return the norms' weights repeated per head `[H + K, Dh]`, to normalise q and k in one operation."""
         if self.q_norm is None or self.k_norm is None:
             return None
         num_q, num_k = self.heads
@@ -310,7 +310,7 @@ class Decoder(nn.Module):
     """
 
     recordable = True
-    """Its forward pass can be recorded in a CUDA graph."""
+    """True if the forward pass can be recorded in a CUDA graph."""
     base_id: str | None = None
     """Hub id of an adapter's base model, if loaded from the hub."""
     base_digest: str | None = None
@@ -401,7 +401,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence.
 
-        `only`: indices of the tokens to return; the last layer computes only keys and values of other tokens.
+        `only`: indices of the tokens to return; for other tokens the last layer computes just keys and values.
         """
         hidden_ND = embedding(token_ids_N, self.embed)
         cos, sin = self.rotary(positions_N)

@@ -1,4 +1,4 @@
-"""Copies between host and GPU, and differences of GPUs."""
+"""Copies from host to GPU, and features of a GPU."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def upload(values: np.ndarray, device: torch.device | str) -> torch.Tensor:
 
 @cache
 def has_bf16(device: torch.device) -> bool:
-    """Return True for GPUs since Ampere: older GPUs, such as a T4, lack the varlen attention kernel."""
+    """Return True for Ampere and newer GPUs: older ones, such as a T4, lack the varlen attention kernel."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

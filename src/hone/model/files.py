@@ -18,7 +18,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of a model: the hub, or `file` in a package's wheel, pinned by the wheel's hash."""
+    """Origin of a model: the hub, or `file` in a package's wheel with a known hash."""
 
     hub: str
     package: str
@@ -78,7 +78,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if missing. UserError if damaged, or if missing while `needed` is true."""
+    """Return the JSON object in a file; {} if there is no file. UserError if it is damaged, or missing but `needed`."""
     path = folder / name
     if not path.is_file():
         if not needed:

@@ -1,12 +1,12 @@
-"""Decoders of families that `hone.model.decoder` lacks, computed by transformers' code.
+"""Decoders of other families than `hone.model.decoder`'s, computed by transformers' code.
 
 transformers can use a custom attention function. The model computes one row of flat tokens, and its layers pass
 queries, keys and values to the caller's `attention`. So packing, shared prompts, the KV cache and `batch_invariant` use
 the same code as for hone's decoder, and sampler and trainer agree as closely.
 
 The model's only attention must be causal softmax attention, and its logits a matrix times the last hidden states.
-Loading compares hone's logits of two packed sequences with transformers' of each, and refuses a difference. Attention
-within a window equals full attention up to the window's length, which becomes the longest context.
+Loading compares hone's logits of two packed sequences with transformers' logits of each sequence, and refuses the model
+if they differ. Window attention equals full attention up to the window's length, so this is the longest context.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ ATTENTION_NAME = "hone"
 NET = "net"
 """Attribute of `TransformersDecoder` for transformers' model; names of its parameters begin with `net`."""
 CHECKED = (5, 9)
-"""Lengths of two sequences: loading compares their logits."""
+"""Lengths of the two sequences that loading compares."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Largest accepted mean difference of the compared logprobs, by weights' dtype."""
+"""Largest accepted mean difference of logprobs, by the weights' dtype."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
@@ -51,14 +51,14 @@ class TransformersConfig(DecoderConfig):
     """The shape of a model that transformers computes; `hf` is its config.json.
 
     `shapes`: shapes of its parameters by transformers' name, in order, without a tied head. `linear`: names of its
-    `nn.Linear` layers except the head (PEFT's all-linear, so without experts fused in one tensor).
+    `nn.Linear` layers without the head (PEFT's all-linear; no experts fused in one tensor).
     """
 
     hf: dict[str, Any] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     linear: tuple[str, ...] = ()
     scale: float = 1.0
-    """Factor on hidden states before the head."""
+    """Hidden states are multiplied by this before the head."""
 
     implementation: ClassVar[str] = "transformers"
 
@@ -150,8 +150,8 @@ SUPPORTED = "of other families, hone supports transformers' decoders with causal
 def longest_context(config: Any) -> int:
     """Return the longest length at which all layers attend to all tokens and RoPE does not depend on the batch.
 
-    In longer sequences some layers attend within a window or chunk, and the `longrope` and `dynamic` frequencies change
-    with the longest sequence.
+    Beyond, some layers attend within a window or chunk, and `longrope` and `dynamic` frequencies depend on the longest
+    sequence.
     """
     bounds = [getattr(config, "max_position_embeddings", None) or 2048]
     kinds = getattr(config, "layer_types", None)
@@ -196,9 +196,9 @@ class TransformersDecoder(Decoder):
 
     @torch.no_grad()
     def adapt(self, lora: LoraConfig) -> None:
-        """Freeze the model, and add an uninitialised adapter to each linear layer. UserError without linear layers."""
+        """Freeze the model; add an uninitialised adapter to each linear layer. UserError if it has no linear layer."""
         if not self.config.linear:
-            raise UserError(f"model.lora needs linear layers, and {self.config.family} has none: leave it out")
+            raise UserError(f"model.lora needs linear layers, and {self.config.family} has none: leave model.lora out")
         self.lora = lora
         for name in self.config.linear:
             owner, _, attribute = name.rpartition(".")
@@ -240,7 +240,7 @@ class TransformersDecoder(Decoder):
 
 
 class _Forward:
-    """The attention and dtype of the current forward pass, which every attention layer reads."""
+    """Attention and dtype of the current forward pass; every attention layer reads them."""
 
     attention: Attention
     half: bool
@@ -291,7 +291,7 @@ def attend(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     size = q.shape[-1]
     if v.shape[-1] != size:
-        raise UserError("this model's keys and values differ in size, unlike hone's attention: take another model")
+        raise UserError("this model's keys and values differ in size, which hone can't compute: take another model")
     if scaling is not None and scaling != size**-0.5:
         q = q * (scaling * size**0.5)
     if module.hone_forward.half:
@@ -369,8 +369,8 @@ def load(
     apart = float((_packed_logprobs(model, ids) - expected).abs().mean())
     if not apart <= TOLERANCE[dtype]:
         raise UserError(
-            f"hone's logits of {folder} differ from transformers' by {apart:.2g} nats a token: the model does what "
-            f"hone does not compute; {SUPPORTED}"
+            f"hone's logits of {folder} differ from transformers' by {apart:.2g} nats a token: the model has a "
+            f"part that hone can't compute; {SUPPORTED}"
         )
     for module in model.modules():
         if isinstance(module, Linear):

@@ -1,9 +1,9 @@
 """Compiles each element-wise function to one kernel with torch.compile, if `model.compile` is set.
 
 Only plain functions of tensors are compiled, not layers: matrix products, attention and checkpointing stay as they are.
-A function is compiled at its first call, for each type and device, and once more when the number of tokens first
-changes. A process's kernels, and so the last bits, depend on its first numbers of tokens, which a resume may change.
-Therefore runs with compiled functions are marked inexact.
+A function is compiled at its first call, for each dtype and device, and again when the number of tokens first changes.
+So a process's kernels, and the last bits, depend on its first batches, which differ after a resume. Therefore runs with
+compiled functions are marked inexact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file, and compares it with the file's tensors, before a model is made."""
+"""Reads a GGUF file's header and checks it against the file's tensors, before a model is built from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMES = {
 }
 """Names of modules: Hugging Face → GGUF."""
 HEAD = "output.weight"
-"""The head's tensor. In a file without this tensor, the embedding is the head, as in llama.cpp."""
+"""The head's tensor. If a file lacks it, the embedding is the head, as in llama.cpp."""
 
 
 def gguf_name(name: str) -> str:
@@ -64,5 +64,5 @@ def read_shapes(file: Path) -> dict[str, list[int]]:
     numbers = {int(found[1]) for name in shapes if (found := re.match(r"blk\.(\d{1,9})\.", name))}
     if numbers != set(range(min(layers, len(shapes) + 1))):
         there = f"{len(numbers)}" + (f", up to blk.{max(numbers)}" if numbers else "")
-        raise UserError(f"{file} has {layers} layers by its header, but tensors of {there}: give a complete GGUF file")
+        raise UserError(f"{file} has {layers} layers by its header, but tensors for {there}: give a complete GGUF file")
     return shapes

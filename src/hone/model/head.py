@@ -1,8 +1,8 @@
-"""The vocabulary head: logits of hidden states, and logprob and entropy of given tokens, in one function.
+"""The vocabulary head: logits of hidden states, and in one function logprob and entropy of given tokens.
 
-With a vocabulary of 150,000, the logits of one micro-batch are the largest tensor of a step, and the head its longest
-product. So logits are made in chunks. The backward pass needs the softmax: it is stored if it fits into the cache, else
-computed again, and turned into the logits' gradient in place.
+With a vocabulary of 150,000, one micro-batch's logits are a step's largest tensor, and the head is its longest product.
+So logits are computed in chunks. The backward pass needs the softmax, which is stored if it fits into the cache, else
+computed again; it is turned into the logits' gradient in place.
 
 The products of the forward pass are in fp32 (on a GPU: TF32 for precision "bf16_linear"; bf16 with an fp32 result for
 "bf16"). The backward pass uses the step's precision.
@@ -29,13 +29,13 @@ from hone.types import Ragged
 MAX_LOGITS = 2**25
 """Most logits in memory at once (128 MiB in fp32)."""
 CPU_LOGITS = 2**23
-"""`MAX_LOGITS` for a softmax on a CPU: a fifth faster (V = 49,152), as logits stay in the CPU's caches."""
+"""`MAX_LOGITS` on a CPU: logits then stay in its caches, a fifth faster (V = 49,152)."""
 LOWEST = -1e4
-"""Replaces the logprob -inf in products with a probability of 0."""
+"""Replaces a logprob of -inf before it is multiplied by its probability, 0."""
 
 
 def chunk_rows(vocab_size: int, logits: int = MAX_LOGITS) -> int:
-    """Return how many tokens have at most `logits` logits: a multiple of 16, for packed products."""
+    """Return how many tokens to take for at most `logits` logits: a multiple of 16, for packed products."""
     rows = max(1, logits // vocab_size)
     return rows - rows % 16 if rows > 16 else rows
 
@@ -47,7 +47,7 @@ def head_logits(
     out: Tensor | None = None,
     packed: PackedWeight | None = None,
 ) -> Tensor:
-    """Compute the logits `[M, V]` in fp32, without a gradient; in `out`, if given, unless the packed weight is used."""
+    """Compute the logits `[M, V]` in fp32, without a gradient, in `out` if given (except with the packed weight)."""
     if packed is not None and packed.prepare(weight_VD):
         return packed.product(hidden_MD, weight_VD).float()
     if weight_VD.is_cuda:
@@ -84,11 +84,10 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Compute logprobs of `targets_M` and entropies `[M]` under softmax(hidden Wᵀ / temperature), in nats, fp32.
 
-    `kept`: ids that each token was sampled from; the softmax is over these, and other ids have probability 0. `packed`:
-    the packed weight. Both results carry gradients to `hidden_MD` and `weight_VD`. The softmax is stored for the
-    backward pass if it takes at most `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j, with
-    target y, probabilities p and entropy H: [j = y] - p_j of the logprob, -p_j (log p_j + H) of the entropy, both
-    divided by the temperature.
+    `kept`: ids that each token was sampled from; the softmax is over these ids. `packed`: the packed weight. Both
+    results have gradients to `hidden_MD` and `weight_VD`. The softmax is stored for the backward pass if it takes at
+    most `cache_bytes`, in bf16 unless `precision` is "fp32". With target y, probabilities p and entropy H, the gradient
+    to logit z_j is ([j = y] - p_j) / temperature for the logprob, and -p_j (log p_j + H) / temperature for the entropy.
     """
     kept_dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     keeps = torch.is_grad_enabled() and len(targets_M) * weight_VD.shape[0] * kept_dtype.itemsize <= cache_bytes
@@ -181,14 +180,14 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Cut:
-    """Masks all logits of a token except the candidates it was sampled from."""
+    """Masks a token's logits, except its candidates' logits."""
 
     def __init__(self, kept: Ragged, weight_VD: Tensor) -> None:
         self.kept, self.vocab, self.device = kept, len(weight_VD), weight_VD.device
         self.ends = np.concatenate([[0], np.cumsum(kept.counts, dtype=np.int64)])
 
     def away(self, here: slice) -> Tensor:
-        """Return the mask `[rows, V]` of the tokens `here`: True removes a logit."""
+        """Return the mask `[rows, V]` of the tokens `here`, True where a logit is removed."""
         counts = self.kept.counts[here]
         ids = self.kept.values[self.ends[here.start] : self.ends[here.stop]]
         places = upload(np.repeat(np.arange(len(counts)) * self.vocab, counts) + ids, self.device)
@@ -197,10 +196,9 @@ class _Cut:
 
 
 class _Products:
-    """The gradients `hidden` `[M, D]` and `weight` `[V, D]` of the head's inputs; None if not needed.
+    """Gradients of the head's inputs: `hidden` `[M, D]` and `weight` `[V, D]`, or None if not needed.
 
-    `own` `[M]` are the gradients of the targets' logits; `add` gets zeros in their place. Each row's gradients are
-    multiplied by `by_row`.
+    `own` `[M]`: gradients of the targets' logits; `add` gets 0 for them. `by_row` `[M]`: a factor for each row.
     """
 
     def __init__(
@@ -214,7 +212,7 @@ class _Products:
             self.weight.index_add_(0, targets, self.inputs[0].float() * self.own)
 
     def add(self, here: slice, grads: Tensor) -> None:
-        """Add the rows `here`, from the gradients `[rows, V]` of their logits."""
+        """Add the part of the rows `here`, given the gradients `[rows, V]` of their logits."""
         hidden, weight = self.inputs
         if self.hidden is not None:
             # The chosen token's row as the other rows are, rounded: a trained model's gradient is their difference.

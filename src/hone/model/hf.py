@@ -1,7 +1,7 @@
 """A model's weights and config on disk, in Hugging Face layout: loading and saving.
 
-Saving splits the decoder's fused parameters into transformers' tensors; loading joins them. Files with missing or
-unknown weights are refused.
+Saving splits the decoder's fused parameters into transformers' tensors; loading joins them. Raises UserError for
+missing or unknown weights.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
 ALIGNMENT = 64
-"""PyTorch aligns CPU tensors to this many bytes. Products of unaligned tensors may be rounded differently."""
+"""PyTorch aligns CPU tensors to this many bytes. Without alignment, products may be rounded differently."""
 METADATA = {"format": "pt"}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 def unsharded(tensor: Tensor) -> Tensor:
-    """Return the parameter itself, which is not sharded."""
+    """Return `tensor`; the default of `whole` for a model that isn't sharded."""
     return tensor
 
 
 def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
-    """Read the config of the model in `folder`; special token ids in generation_config.json have precedence.
+    """Read the config of the model in `folder`. Special token ids in generation_config.json win over config.json's.
 
-    `implementation`: as in `model.implementation`. Raises UserError if it can't compute the model.
+    `implementation`: see `model.implementation`. Raises UserError if this implementation can't compute the model.
     """
     config = read_json(folder, "config.json", needed=True)
     generation = read_json(folder, "generation_config.json")
@@ -73,7 +73,7 @@ def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
 
 
 def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
-    """Read a config for transformers. UserError if the config has more layers than the weights have tensors."""
+    """Read a config for transformers. UserError if it names more layers than the weight files have tensors."""
     layers = config.get("num_hidden_layers")
     if type(layers) is int and layers > 1000 and layers > len(file_shapes(weight_files(folder))):
         raise UserError(f"{folder / 'config.json'} has {layers:,} layers, but the weights fewer tensors: restore it")
@@ -105,11 +105,11 @@ def load_model(
 
     Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` set the
     preset's random weights and size; other models ignore them. With `lora` the weights are frozen, and the adapter is
-    still uninitialised (see `hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it, and for weights that
-    are missing, unknown, misshapen or, if copied, not finite.
+    left uninitialised (see `hone.model.lora`). Raises UserError for bf16 on a GPU without bf16, and for weights that
+    are missing, unknown, of wrong shape or, if copied, not finite.
 
-    If `mapped` is true, on a CPU, parameters are views of files that have their rows in the decoder's order and dtype
-    (see `reserve_files`). The files must not change while the model is used.
+    If `mapped` is true, on a CPU, parameters are views of those files that have the decoder's order and dtype (see
+    `reserve_files`). The files must not change while the model is used.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
@@ -156,14 +156,14 @@ def save_model(
     write: bool = True,
     reserved: bool = False,
 ) -> None:
-    """Write config.json, generation_config.json and the weights, in `dtype` or their own, with any adapter merged.
+    """Write config.json, generation_config.json and the weights, in `dtype` or the model's, with any adapter merged.
 
     The bytes depend on the model alone. Weight files of another model in the folder are removed. Files are written one
     by one: for an atomic write, save to a temporary folder and rename it. `parameters` replace the model's by name:
-    with copies, a thread can write while training goes on.
+    given copies, a thread can write while training goes on.
 
-    `whole` gathers a sharded parameter from all ranks: other ranks call this with `write` false. At most one file's
-    weights are gathered at a time. If `reserved` is true, fill the files that `reserve_files` made.
+    `whole` gathers a sharded parameter from all ranks, for one file at a time. Other ranks call this with `write`
+    false. If `reserved` is true, fill the files that `reserve_files` made.
     """
     folder = Path(folder)
     dtype = dtype or model.embed.dtype
@@ -200,8 +200,8 @@ def reserve_files(
 ) -> None:
     """Make the files for `save_model` to fill, at full size, so that other processes can map them.
 
-    Tensors lie end to end in the decoder's order, in `dtype` or the decoder's, the first at a multiple of `ALIGNMENT`.
-    Files of another version in `folder` are overwritten. Raises OSError if the disk is full.
+    Tensors lie end to end in the decoder's order, in `dtype` or the decoder's dtype, the first at a multiple of
+    `ALIGNMENT`. Files of another version in `folder` are overwritten. Raises OSError if the disk is full.
     """
     folder.mkdir(exist_ok=True)
     dtype, parameters = dtype or model.embed.dtype, model.weights
@@ -223,7 +223,7 @@ def reserve_files(
 
 
 def copy_weights(source: Path, folder: Path) -> None:
-    """Copy a model in reserved files to `folder`, with the bytes that `save_model` writes by default."""
+    """Copy a model from reserved files into `folder`, with the same bytes as `save_model` without `reserved`."""
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             save_tensors(load_file(file), folder / file.name, METADATA)
@@ -290,7 +290,7 @@ def _files(
 
 
 def non_finite(model: Decoder) -> tuple[str, int] | None:
-    """Return the Hugging Face name of the first tensor with NaN or infinity and the count of these; else None."""
+    """Return (Hugging Face name, count of NaN and infinity) of the first tensor with such values; else None."""
     tensors = list(hf_tensors(model))
     # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too. All
     # sums are read at once, for each read waits for the device, which may be sampling.
@@ -302,7 +302,7 @@ def non_finite(model: Decoder) -> tuple[str, int] | None:
 
 
 def rows_digest(files: Iterable[Path]) -> str:
-    """Digest each tensor's first row in bf16: equal for copies in fp32 or bf16, in any number of files."""
+    """Digest each tensor's first row in bf16. Copies in fp32 or bf16, in any number of files, have equal digests."""
     rows: dict[str, bytes] = {}
     for file in files:
         with safe_open(file, "pt") as opened:
@@ -316,7 +316,7 @@ def rows_digest(files: Iterable[Path]) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the safetensors files of a model's weights. Raises UserError if the folder lacks one."""
+    """List the safetensors files of a model's weights. Raises UserError if a file is missing."""
     if (folder / WEIGHTS_INDEX).is_file():
         weight_map = read_json(folder, WEIGHTS_INDEX).get("weight_map") or {}
         names = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
@@ -368,9 +368,9 @@ def _load_weights(model: Decoder, files: list[Path], mapped: bool = False) -> No
 
 
 def _map_weights(model: Decoder, file: Path, tensors: Any) -> set[str]:
-    """Make each parameter a view of `file` if all its rows are there in the decoder's order, dtype and alignment.
+    """Make parameters views of `file`, if it has all their rows in the decoder's order, dtype and alignment.
 
-    Return the mapped tensors' names; the caller copies the others.
+    Return the names of mapped tensors; the caller copies all other tensors.
     """
     data = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
     end = 8 + int(data[:8].view(torch.int64))

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from hone.config.shared import LoraConfig
 
 ADAPTER = "adapter"
-"""Folder of the adapter, within the folder of the merged weights."""
+"""Name of the adapter's folder within the folder of merged weights."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "hone_base.json"
-"""File with `base_digest`: PEFT warns of unknown keys in `CONFIG`, and `WEIGHTS` would order metadata randomly."""
+"""File with `base_digest`. PEFT would warn of it in `CONFIG`; metadata of `WEIGHTS` has a random order."""
 _PLAIN = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
@@ -42,7 +42,7 @@ _PLAIN = {
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
 _CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
-"""With these prefixes of `init_lora_weights`, PEFT subtracts the first B A from the base, or quantises it."""
+"""If `init_lora_weights` begins with one of these, PEFT subtracts the initial B A from the base, or quantises it."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
@@ -65,7 +65,7 @@ def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, i
 
 @torch.no_grad()
 def start_adapter(model: Decoder, seed: int) -> None:
-    """Load the adapter in `model.lora.path`, or initialise A uniformly in ±1/sqrt(in) (PEFT's default); B is 0."""
+    """Load the adapter in `model.lora.path`, or draw A uniformly in ±1/sqrt(in) (PEFT's default) and set B to 0."""
     assert model.lora is not None
     if model.lora.path is not None:
         folder = Path(model.lora.path).expanduser()
@@ -117,7 +117,7 @@ def save_adapter(
 def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = None) -> dict[str, Tensor]:
     """Return the decoder's adapter parameters (fp32, on the CPU) from a folder that PEFT or `save_adapter` wrote.
 
-    Raises UserError if it is incomplete, no plain LoRA on all linear layers, or unlike `lora` in rank or alpha.
+    Raises UserError if it is incomplete, is no plain LoRA on all linear layers, or has not the rank or alpha of `lora`.
     """
     if not (folder / CONFIG).is_file():
         beside = f" {folder / ADAPTER}" if (folder / ADAPTER / CONFIG).exists() else " in PEFT's layout"
@@ -151,7 +151,7 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
     if odd := sorted(slices.keys() ^ tensors.keys()):
         raise UserError(
             f"the adapter in {folder} {'lacks' if odd[0] in slices else 'has unknown'} {odd[0]}: "
-            "give one of all linear layers and no others (target_modules = all-linear in PEFT)"
+            "give an adapter of all linear layers only (target_modules = all-linear in PEFT)"
         )
     groups = groupby(sorted(slices, key=lambda name: slices[name][:2]), key=lambda name: slices[name][0])
     if odd := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:

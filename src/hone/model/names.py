@@ -58,7 +58,7 @@ def check_tensors(
     config_source: str,
     names: Callable[[str], str] = str,
 ) -> None:
-    """Raise UserError unless a model with this config has the names and shapes in `found`. Allocates no memory.
+    """Raise UserError unless `found` has the names and shapes of this config's model. Allocates no memory.
 
     `names` maps a tensor's Hugging Face name to its name in `source`.
     """

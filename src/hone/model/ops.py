@@ -1,14 +1,14 @@
 """The decoder's element-wise steps as autograd functions with hand-written gradients.
 
-On a CPU, PyTorch's own RMS norm takes 2.5 times as long, forward and backward, and RoPE by autograd even longer,
-because each intermediate is materialised. Norm and RoPE compute in fp32 whatever their input. Sampling uses plain
-functions with the same bits: an autograd function costs 10 µs a call even when gradients are off.
+On a CPU, PyTorch's RMS norm takes 2.5 times as long, forward and backward, and RoPE by autograd even longer, because
+each intermediate result is stored. Norm and RoPE always compute in fp32. Sampling uses plain functions with the same
+bits: an autograd function costs 10 µs a call even when gradients are off.
 
-On a GPU, training and sampling take PyTorch's kernel for RMS norms, and Liger's for RoPE and SwiGLU if it is installed.
-These kernels use no atomics, and a row's bits don't depend on other rows.
+On a GPU, training and sampling use PyTorch's kernel for RMS norms, and Liger's for RoPE and SwiGLU if installed. These
+kernels use no atomics, and a row's bits don't depend on other rows.
 
-The last part has matrix products in bf16 around an fp32 residual stream. If no cast of a weight is stored (sharded
-weights), forward and backward pass each cast it, so that the cast takes no memory in between.
+The last part has matrix products in bf16 around an fp32 residual stream. If a weight's cast is not stored (sharded
+weights), the forward and the backward pass each make one, so that it takes no memory in between.
 
 Shapes: N tokens of all sequences end to end, D hidden size, F intermediate size, H query heads, K key/value heads, Dh
 head size.
@@ -29,7 +29,7 @@ from hone.model.packed import linear
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """Compute 1 / sqrt(mean(x², last dim) + eps); the result's last dimension has size 1."""
+    """Compute 1 / sqrt(mean(x²) + eps) over the last dimension; its size becomes 1."""
     return torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
 
 
@@ -59,7 +59,7 @@ class _EmbeddingSummedInFP32(torch.autograd.Function):
 
 
 def embedding(ids_N: Tensor, weight_VD: Tensor) -> Tensor:
-    """Look up rows `[N, D]`. A row's gradient sums its tokens' gradients in fp32: bf16 loses most of a long sum."""
+    """Look up rows `[N, D]`. A row's gradient is summed over its tokens in fp32: bf16 loses most of a long sum."""
     if weight_VD.dtype == torch.float32 or not torch.is_grad_enabled():
         return F.embedding(ids_N, weight_VD)
     return _EmbeddingSummedInFP32.apply(ids_N, weight_VD)  # pyright: ignore[reportReturnType]
@@ -189,7 +189,7 @@ def _split_rotate_inference(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    """Rotate the pairs (x[i], x[i + Dh/2]) by the angles of `cos` [N, 1, Dh], each twice, and `sin` [N, 1, Dh/2].
+    """Rotate the pairs (x[i], x[i + Dh/2]) by the angles of `cos` [N, 1, Dh] (each value twice) and `sin` [N, 1, Dh/2].
 
     If `back` is true, rotate by the negative angle. On a GPU x may be overwritten.
     """
@@ -284,7 +284,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def to_bf16(x: Tensor) -> Tensor:
-    """Cast `[N, D]` to bf16, on a CPU with appended rows of zeros, which cost nothing extra."""
+    """Cast `[N, D]` to bf16. On a CPU, rows of zeros are appended, which cost nothing extra."""
     rows = padded_rows(x.shape[0])
     if x.device.type != "cpu" or rows == x.shape[0]:
         return x.bfloat16()
@@ -322,7 +322,7 @@ class _Bf16Linear(torch.autograd.Function):
 def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Tensor | None) -> Tensor:
     """Compute x Wᵀ + b with fp32 input, parameters and result, and the products (output, dx, dW) in bf16.
 
-    `weight_bf16` is the caller's cast of `weight`, made once a step; if None, it is made here.
+    `weight_bf16` is the caller's cast of `weight`, made once a step; if None, the cast is made here.
     """
     return _Bf16Linear.apply(x, weight, bias, weight_bf16)  # pyright: ignore[reportReturnType]
 
@@ -353,7 +353,7 @@ class _Bf16MLP(torch.autograd.Function):
 def bf16_mlp(x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bf16: Tensor | None, down_bf16: Tensor | None) -> Tensor:
     """Compute down(silu(gate(x)) * up(x)) without biases: fp32 in and out, bf16 in between.
 
-    The activation is the input of a bf16 product anyway; computing it in bf16 saves casting [N, 2F] to fp32 and back,
+    The activation is the input of a bf16 product anyway; computing it in bf16 saves casts of [N, 2F] to fp32 and back,
     forward and backward. `gate_up_bf16`, `down_bf16`: the caller's casts, or both None.
     """
     return _Bf16MLP.apply(x, gate_up, down, gate_up_bf16, down_bf16)  # pyright: ignore[reportReturnType]

@@ -1,8 +1,8 @@
-"""Products on a CPU with weights in oneDNN's layout: used without a gradient, and for the head.
+"""Products on a CPU with weights in oneDNN's layout, used without a gradient, and for the head.
 
-The plain product converts the weight to oneDNN's layout at each call: most of its time if rows are few (measured on one
-core, [16, 1024] x [1024, 3072]: bf16 0.65 ms plain and 0.47 packed, fp32 1.7 and 0.95). In bf16 the bits are the same;
-in fp32 the plain product uses another library.
+The plain product converts the weight to oneDNN's layout at each call, which takes most of the time if rows are few (one
+core, [16, 1024] x [1024, 3072]: bf16 0.65 ms plain, 0.47 ms packed; fp32 1.7 and 0.95 ms). In bf16 the bits are the
+same; in fp32 the plain product uses another library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def multiplies_bf16_fast(x: Tensor) -> bool:
 
 
 class _LinearInFP32(torch.autograd.Function):
-    """x Wᵀ + b of bf16 tensors, computed in fp32. The graph stores the bf16 tensors, which take half the memory."""
+    """x Wᵀ + b of bf16 tensors, computed in fp32. Autograd stores the bf16 tensors, which take half the memory."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,10 +51,10 @@ class _LinearInFP32(torch.autograd.Function):
 
 
 class PackedWeight:
-    """The packed form of one weight `[out, in]`, made at the first use, and at the first after `forget`.
+    """The packed form of one weight `[out, in]`, made at the first use, and at the first use after `forget`.
 
-    It is also made again if PyTorch's operations replaced or changed the weight. Changes by a fused optimizer go
-    unnoticed, so its caller calls `forget`.
+    It is made again if PyTorch's operations replaced or changed the weight. After a fused optimizer's change, which
+    goes unnoticed, call `forget`.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -64,7 +64,7 @@ class PackedWeight:
         self._packed: Tensor | None = None
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute x Wᵀ + b, `[rows, out]`, without a gradient; with the plain product if packing isn't faster."""
+        """Compute x Wᵀ + b, `[rows, out]`, without a gradient; by the plain product if packing isn't faster."""
         if not self.prepare(weight):
             return linear(x, weight, bias)
         rows = padded_rows(x.shape[0])

@@ -1,8 +1,8 @@
 """Frozen matrices stored in 8 or 4 bits and dequantised for each product.
 
-Groups of 64 neighbours in a row share a scale in bf16. 8 bits have 127 even steps on either side of 0; 4 bits have the
-16 levels of NF4, which normally distributed weights fill evenly (Dettmers et al. 2023, QLoRA, arXiv:2305.14314). Rows
-are independent of each other, so a file's q, k and v go separately into the rows of the fused matrix.
+Each group of 64 neighbours in a row shares a bf16 scale. 8 bits have 127 equal steps on each side of 0; 4 bits have the
+16 levels of NF4, which normally distributed weights use about equally (Dettmers et al. 2023, QLoRA, arXiv:2305.14314).
+Rows are independent of each other, so a file's q, k and v go separately into the rows of the fused matrix.
 
 torchao 0.18 is not used: its 8 bits (one scale a row) have errors of 0.78 % for normally distributed weights, against
 0.59 % here; single rows of its tensors can't be written; its 4 bits need another package (mslk).
@@ -26,7 +26,7 @@ from hone.errors import UserError
 from hone.model.packed import linear
 
 GROUP = 64
-"""Weights that share a scale; fewer if a row isn't a multiple of 64."""
+"""Weights that share a scale; fewer if a row's length isn't a multiple of 64."""
 _NF4 = [
     *(-1.0, -0.6961928010, -0.5250730515, -0.3949174881, -0.2844413817, -0.1847734302, -0.0910500363, 0.0),
     *(0.0795802996, 0.1609302014, 0.2461123019, 0.3379152417, 0.4407098293, 0.5626170039, 0.7229568362, 1.0),
@@ -37,7 +37,7 @@ _BORDERS = torch.tensor([float(low + high) / 2 for low, high in pairwise(LEVELS)
 
 @dataclass(frozen=True)
 class Quantized:
-    """W `[out, in]`: `codes` int8 `[out, in]`, or uint8 `[out, in / 2]`, two a byte; `scales` `[out, groups]`."""
+    """W `[out, in]`. `codes`: int8 `[out, in]`, or uint8 `[out, in / 2]`, two a byte; `scales` `[out, groups]`."""
 
     codes: Tensor
     scales: Tensor
@@ -90,7 +90,7 @@ class Quantized:
 
 @cache
 def _level_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a table `[256]` from a byte to the levels of its two codes, their bits as one integer."""
+    """Return a table `[256]`: for each byte, the levels of its two codes, joined to one integer."""
     with torch.inference_mode(False):
         first, second = torch.meshgrid(LEVELS, LEVELS, indexing="ij")
         pairs = torch.stack([first.flatten(), second.flatten()], dim=1).to(device, dtype)

@@ -1,4 +1,4 @@
-"""The two renderings of a conversation as ids: a chat template, or `renderers` for the models it knows by name.
+"""The two ways to render a conversation as ids: a chat template, or `renderers` for models that it knows by name.
 
 A chat template is rendered as in transformers, but without importing transformers, which takes seconds. One difference
 is intended: a template that asks for today's date gets a fixed date, because a prompt must not depend on the day.
@@ -22,7 +22,7 @@ REMEDY = "set model.chat_template to a template that only appends"
 THINKING = "<think>\nthought\n</think>\n\n"
 END_THINK = "</think>"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys under which data sets store a message's thought; a chat template reads one of them, or none."""
+"""Keys under which data sets store a message's thought; a chat template reads at most one."""
 FIXED_DATE = datetime.datetime(2024, 7, 26)
 """Default date of Llama 3's template."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -39,13 +39,13 @@ FORMAT_OF_RENDERER = {
 
 
 class _Marking:
-    """Marks special tokens in messages, before a template or renderer writes the messages."""
+    """Marks special tokens in messages, before these are rendered."""
 
     encoder: TextEncoder
     format: Format | None
 
     def find_special(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[str]:
-        """Return the special tokens in the texts of messages and tools that are encoded as text."""
+        """Return the special tokens in messages and tools that are encoded as text."""
         found = self.encoder.find_special(tools)
         for message in messages:
             found += self.encoder.find_special(message, self._tokens_of(message))
@@ -56,7 +56,7 @@ class _Marking:
         return [self.encoder.mark(message, self._tokens_of(message)) for message in written]
 
     def _tokens_of(self, message: Message) -> tuple[str, ...]:
-        """Return the special tokens of this message that stay tokens: the model calls tools with them."""
+        """Return the special tokens that stay tokens in this message: the model calls tools with them."""
         return self.format.tokens if self.format is not None and message.get("role") == "assistant" else ()
 
 
@@ -76,7 +76,7 @@ class TemplateRendering(_Marking):
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        """Return the ids that follow `prompt_ids`: the finished turn, and ids that the template adds."""
+        """Return the ids that follow `prompt_ids`: the finished turn, and any ids that the template adds."""
         prompt = self._marked_text(messages, True, tools)
         full = self._marked_text([*messages, completion], False, tools)
         if not full.startswith(prompt):
@@ -93,7 +93,7 @@ class TemplateRendering(_Marking):
     def after_turn(
         self, turns: Sequence[Message], answers: Sequence[Message], tools: Sequence[Tool] | None, ends: Sequence[int]
     ) -> tuple[str, list[int] | None]:
-        """Return the conversation as text, and the ids after its last turn's end (an id in `ends`), or None.
+        """Return the conversation as text, and the ids after the last turn's end (an id in `ends`); without it, None.
 
         `turns`: from `stand_ins`.
         """
@@ -164,7 +164,7 @@ Rendering = TemplateRendering | NamedRendering
 
 
 def for_template(message: Message, form: Format | None) -> Message:
-    """Return the message for a template: without calls if the text has them, else with arguments as objects."""
+    """Return the message for a template: without `tool_calls` if its text has them, else with arguments as objects."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -175,7 +175,7 @@ def for_template(message: Message, form: Format | None) -> Message:
 
 
 def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opened: str) -> list[Message]:
-    """Return the conversation with each text of the model replaced by a marker, or by a fixed thought and a marker.
+    """Return the conversation with each of the model's texts replaced by a marker, or by a fixed thought and a marker.
 
     Sampled text is never rendered again: it must not affect how the template writes later messages.
     """
@@ -193,7 +193,7 @@ def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opene
 
 
 def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:
-    """Raise UserError unless `full` begins with `prompt` and `turn`, white space aside."""
+    """Raise UserError unless `full` begins with `prompt` and then `turn`; white space is ignored."""
     begun = squeeze(prompt + turn["content"].removeprefix(opened))
     if not squeeze(full).startswith(begun):
         roles = " and ".join(dict.fromkeys(str(message.get("role")) for message in answers))
@@ -212,12 +212,12 @@ def parting(before: str, after: str, one: str, other: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Return the text in Unicode's composed form and without white space, which templates may move."""
+    """Return the text in Unicode's composed form, without white space: templates may move white space."""
     return "".join(composed(text).split())
 
 
 class _RendererTokenizer:
-    """The interface that `renderers` needs of a tokenizer, over a `TextEncoder`."""
+    """Wraps a `TextEncoder` as the tokenizer that `renderers` expects."""
 
     def __init__(self, encoder: TextEncoder, name: str) -> None:
         self._encoder, self._tokenizer = encoder, encoder.tokenizer

@@ -13,7 +13,7 @@ from hone.model.config import DecoderConfig
 
 
 def inverse_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
-    """Compute each rotated pair's angle per position, float32 `[head_dim / 2]`, and the factor on cosines and sines.
+    """Compute the angle per position of each rotated pair, float32 `[head_dim / 2]`, and a factor for cos and sin.
 
     Rules: default (Su et al. 2021), linear (position interpolation, Chen et al. 2023), llama3 (Llama 3.1 model card),
     yarn (Peng et al. 2023); each as transformers computes it.
@@ -37,7 +37,7 @@ def inverse_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(inverse: Tensor, factor: float, original: int, scaling: dict[str, Any]) -> Tensor:
-    """Divide the frequencies of long waves by `factor`, keep them for short waves, blend between."""
+    """Divide low frequencies by `factor`, keep high frequencies, and interpolate between."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = original * inverse / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)
@@ -73,9 +73,9 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 class RotaryTable(nn.Module):
-    """cos and sin of positions, float32: on a CPU from a table that grows on demand, and is not part of a checkpoint.
+    """cos and sin of positions, float32. On a CPU they come from a table that grows on demand, and isn't checkpointed.
 
-    On a GPU they are computed in each forward pass: to size a table, the host would wait for the largest position.
+    On a GPU, each forward pass computes them: for a table, the host would have to wait for the largest position.
     """
 
     def __init__(self, config: DecoderConfig) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
-    """Return a model's shape: of a folder, hub id (known, cached or fetched), or `hone/tiny`. UserError if unknown."""
+    """Return the shape of a model (folder, hub id (known, cached or fetched), or `hone/tiny`). UserError if unknown."""
     name, folder = str(model), Path(model)
     if name == TINY:
         from hone.model.presets import tiny_config
@@ -25,7 +25,7 @@ def shape_of(model: str | Path, init: InitConfig | None = None, implementation: 
         if shape := known(name):
             return shape
         if not is_hub_id(name):
-            raise UserError(f"there is no model folder {name}, nor is it a hub id: give one of them")
+            raise UserError(f"{name} is neither a model folder nor a hub id: give one of them")
         from huggingface_hub import hf_hub_download
 
         try:
@@ -38,7 +38,7 @@ def shape_of(model: str | Path, init: InitConfig | None = None, implementation: 
 
 
 def known(name: str) -> DecoderConfig | None:
-    """Return the shape of a well-known model or variant (`…-Instruct`, `…-Base`) by hub id, or None."""
+    """Return a well-known model's shape by hub id, also with `-Instruct` or `-Base`; else None."""
     key = re.sub(r"(?<=qwen2\.5)-(math|coder)", "", name.split("/")[-1].lower())
     return KNOWN.get(re.sub(r"-(instruct|base|reverse-text-sft|it)$", "", key))
 

@@ -16,7 +16,7 @@ MAX_DEPTH = 100
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Return `text` as a JSON object; None if it is not one, or exceeds the bounds."""
+    """Return `text` as a JSON object; None if it isn't a JSON object, or exceeds the bounds."""
     value, end = read_json(text, skip_space(text, 0))
     return value if isinstance(value, dict) and not text[end:].strip() else None
 
@@ -50,7 +50,7 @@ def skip_space(text: str, at: int) -> int:
 
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
-    """Return the JSON value at `at` and its end; (None, at) if there is no valid value within the bounds."""
+    """Return the JSON value at index `at`, and its end; (None, at) if there is no valid value within the bounds."""
     try:
         value, end = DECODER.raw_decode(text, at)
         if end - at > MAX_CHARS or not shallow(value):

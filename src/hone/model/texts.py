@@ -1,4 +1,4 @@
-"""Encodes texts of data: special tokens in data become text, special tokens of the chat template stay tokens.
+"""Encodes texts from data: special tokens in data become text, the chat template's stay tokens.
 
 Special tokens steer a conversation: start and end of a turn, begin and end of a text, padding, images. Tags such as
 `<think>` and `<tool_call>` are not special: a model writes them itself.
@@ -24,15 +24,15 @@ from hone.types import Message
 
 T = TypeVar("T")
 MARK = "\x7f"
-"""Inserted after the first character of each special token in a text of data, and after each DEL. JSON does not escape
-it, and `strip` does not remove it."""
+"""Inserted after the first character of each special token in a text from data, and after each DEL. JSON does not
+escape this mark, and `strip` keeps it."""
 TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
-"""A pattern of the tokens that open and end turns in templates."""
+"""Matches tokens that open or end turns in templates."""
 
 
 def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: str = "") -> list[str]:
-    """Return the special tokens of a tokenizer. Added tokens without the flag count if they are in `stop_ids`, or match
-    `TURN_TOKEN` in `written`, a rendered conversation (DeepSeek's `<｜User｜>`).
+    """Return a tokenizer's special tokens. Added tokens not flagged as special count if they are in `stop_ids`, or
+    match `TURN_TOKEN` in `written`, a rendered conversation (DeepSeek's `<｜User｜>`).
     """
     turns, added = set(TURN_TOKEN.findall(written)), tokenizer.get_added_tokens_decoder()
     special = [t.content for i, t in added.items() if t.special or i in stop_ids or t.content in turns]
@@ -57,7 +57,7 @@ class TextEncoder:
         return re.sub(f"{MARK}({MARK}?)", r"\1", text) if self._special else text
 
     def find_special(self, value: Any, tokens: tuple[str, ...] = ()) -> list[str]:
-        """Return the special tokens in the texts of a message or tool, each once, except `tokens`."""
+        """Return the special tokens in the texts of a message or tool, without repeats and without `tokens`."""
         found: list[str] = []
 
         def look(text: str) -> str:
@@ -80,7 +80,7 @@ class TextEncoder:
         return re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
 
     def _pattern(self, tokens: tuple[str, ...]) -> re.Pattern[str]:
-        """Return a pattern for the characters to mark: the first of each special token; tokens may overlap."""
+        """Return a pattern for the characters to mark: the first of each special token. Tokens may overlap."""
         if tokens not in self._patterns:
             others = "|".join(re.escape(token) for token in self._special if token not in tokens)
             self._patterns[tokens] = re.compile(f"{MARK}|(?={others}).", re.DOTALL) if others else re.compile(MARK)
@@ -88,7 +88,7 @@ class TextEncoder:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int | None, int]]:
-        """Return a tokenizer with secret names for special tokens, the names, and the true ids of added tokens."""
+        """Return a tokenizer with secret names for special tokens, these names, and added tokens' true ids."""
         # A name begins and ends as its token: added tokens with `single_word` depend on the characters beside them.
         key = secrets.token_hex(8)
         names = {token: f"{token[0]}{key}x{i}x{token[-1]}" for i, token in enumerate(self._special)}
@@ -115,7 +115,7 @@ class TextEncoder:
 
 
 class SpecialTexts:
-    """Counts texts of data with special tokens, and names the first text."""
+    """Counts texts from data that have special tokens, and names the first such text."""
 
     def __init__(self) -> None:
         self._keys: set[str] = set()

@@ -1,10 +1,10 @@
 """The tiny preset's tokenizer: one token per printable ASCII character, UTF-8 bytes for everything else, ChatML, tags.
 
-It is byte-level BPE without merges, so any Unicode text survives encoding and decoding. ChatML's markers and the end of
-text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too, but
-*not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is a
-token only as a whole word ("user", not "username"). Tools are listed in the system message by their signatures, because
-schemas are long; calls and tool answers have Qwen's form.
+It is byte-level BPE without merges, so decoding returns any encoded Unicode text unchanged. ChatML's markers and the
+end of text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too,
+but *not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is
+a token only as a whole word ("user", not "username"). Tools are listed in the system message by their signatures,
+because schemas are long; calls and tool answers have Qwen's form.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ r"""Tool calls in a model's text, in the form that the model's family was traine
     XML       Qwen3-Coder, Qwen3.5       <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
     LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, after <|python_tag|> or not
 
-The chat template shows the form: it writes earlier calls. For a template without tools, `without_tools` writes tools
-and calls in Hermes' form into texts of the system, the assistant and the user.
+The form is read from the chat template, which writes earlier calls. For a template without tools, `without_tools`
+writes tools and calls in Hermes' form into the texts of system, assistant and user messages.
 
-Text of a model is data: calls are read in time linear in its length, as strict JSON within bounds. Calls in thoughts
-(`<think>`) don't count. A call that cannot be read is malformed: the environment answers with the reason.
+Calls are read in time linear in the text's length, as strict JSON within bounds. Calls in thoughts (`<think>`) don't
+count. A call that cannot be read is malformed: the environment answers with the reason.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hone.model.strict_json import MAX_CHARS, read_json, read_object, skip_space
 from hone.types import Message, content_hash
 
 MAX_CALLS = 64
-"""Most calls in one message; the text after them is one malformed call."""
+"""Most calls in one message; all text after these is one malformed call."""
 Tool = dict[str, Any]
 """A tool in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call: the function's name and arguments. A malformed call has the name None, and its text in `raw`."""
+    """A call: the function's name and the arguments. A malformed call has `name` None, and its text in `raw`."""
 
     name: str | None
     arguments: dict[str, Any]
@@ -45,8 +45,8 @@ Read = Callable[[str, int, "Sequence[Tool]"], "tuple[list[Call], int]"]
 class Format:
     """The form of a family's calls.
 
-    `opening` matches the start of a call; `read` returns the calls from there, and their end. `signs`: a chat template
-    with one of these texts writes this format. `tokens`: special tokens that decoding must keep.
+    `opening` matches the start of a call; `read` returns the calls at a start, and their end. `signs`: a chat template
+    with one of these texts writes calls in this form. `tokens`: special tokens that decoding must keep.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Format:
         return next((text[:at].rstrip() for _, at in self._find_calls(text, ())), text)
 
     def _find_calls(self, text: str, tools: Sequence[Tool]) -> list[tuple[Call, int]]:
-        """Return each call with its start; calls in a list have the list's start."""
+        """Return each call and its start; calls in one list have the start of the list."""
         found: list[tuple[Call, int]] = []
         at = self._spoken_from(text, tools)
         start = re.compile(f"<think>|{self.opening.pattern}", self.opening.flags)
@@ -83,7 +83,7 @@ class Format:
         return found
 
     def _spoken_from(self, text: str, tools: Sequence[Tool]) -> int:
-        """Return where the answer starts: after `</think>` if the template opened a thought, unless in an argument."""
+        """Return where the answer starts: after `</think>` (outside arguments) if the template opened a thought."""
         end = text.find("</think>")
         if end < 0 or "<think>" in text[:end]:
             return 0
@@ -115,14 +115,14 @@ def openai_call(call: Call, text: str, index: int) -> dict[str, Any]:
 
 
 def format_of_template(template: str) -> Format | None:
-    """Return the format of the calls that a chat template writes; None for a form that hone does not read."""
+    """Return the format of the calls that a chat template writes; None if hone can't read this form."""
     if GLM_SIGN in template:
         return None
     return next((form for form in FORMATS if any(sign in template for sign in form.signs)), None)
 
 
 def _call(value: Any) -> Call | None:
-    """Return the call in a JSON value, or None. Arguments may be an object, JSON text, or missing."""
+    """Return the call that a JSON value is, or None. Its arguments may be an object, JSON text, or missing."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name.strip():
         return None
@@ -138,7 +138,7 @@ def _call(value: Any) -> Call | None:
 
 
 def _malformed(text: str, start: int) -> tuple[list[Call], int]:
-    """Return a malformed call from `start` to its closing tag, or else to the next call or the end."""
+    """Return a malformed call: text from `start` to its closing tag, else to the next call, else to the end."""
     end, following = text.find("</tool_call>", start), text.find("<tool_call>", start)
     closed = end >= 0 and not 0 <= following < end
     if not closed:
@@ -234,9 +234,9 @@ LLAMA = Format(
     tokens=("<|python_tag|>",),
 )
 GLM_SIGN = "<arg_key>"
-"""Sign of GLM's calls, which use Hermes' tags with another content."""
+"""A text that only GLM's calls have; they use Hermes' tags with other content."""
 FORMATS = (XML, HERMES, LLAMA)
-"""In the order that `format_of_template` tries."""
+"""`format_of_template` tries these in order."""
 
 HERMES_TOOLS = """\
 # Tools
@@ -281,7 +281,7 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> 
 
 
 def with_objects(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with its arguments as an object, as chat templates expect; other text is unchanged."""
+    """Return the call with its arguments as an object, as chat templates expect, unless they are other text."""
     function = dict(call.get("function") or call)
     if isinstance(function.get("arguments"), str):
         value = read_object(function["arguments"])

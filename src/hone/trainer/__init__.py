@@ -1,7 +1,7 @@
-"""The train step on packed batches, optimiser, schedule of the learning rate, SFT's data, several ranks."""
+"""Train step on packed batches, optimiser, learning-rate schedule, SFT data, and training on several ranks."""
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
-"""Default by device. On a CPU, activations should stay in its cache (tiny preset: a tenth faster than 16384)."""
+"""Default by device. Small on a CPU, so that activations stay in its cache (tiny preset: a tenth faster than 16384)."""
 WHOLE_GRADIENT_BYTES = 4 * 2**30
-"""Fp32 gradients up to this size are summed over ranks once a step; larger gradients after each micro-batch, and each
-rank keeps only its rows."""
+"""If fp32 gradients take at most this, ranks sum them once a step. Otherwise ranks sum them after each micro-batch, and
+each rank keeps only its rows."""

@@ -1,4 +1,4 @@
-"""Writes the policy: into a folder for transformers and `hf upload`, or for a server to load."""
+"""Writes the policy into a folder: for transformers and `hf upload`, or for a server to load."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
 GATHERED_BYTES = 10**9
-"""Largest file of sharded weights: rank 0 holds at most this much of whole weights."""
+"""Largest file of sharded weights: rank 0 gathers at most this many bytes at once."""
 
 
 def save_weights(folder: Path, model: Decoder, parameters: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Write config, safetensors and any adapter into `folder`. `parameters` replace the model's by name."""
+    """Write config, safetensors and any adapter into `folder`. `parameters` replace the model's parameters by name."""
     save_model(model, folder, parameters=parameters)
     if model.lora is not None:
         _save_adapter(model, folder, parameters)
@@ -40,7 +40,7 @@ def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
 def save_policy(trainer: Trainer, folder: Path, max_bytes: int | None = None, reserved: bool = False) -> None:
     """Write the trainer's model and any adapter into `folder`. All ranks call this; rank 0 writes.
 
-    Sharded weights are gathered one file (`max_bytes`) at a time. `reserved`: if true, fill files of `reserve_policy`.
+    Gathers sharded weights one file (`max_bytes`) at a time. If `reserved` is true, fills files of `reserve_policy`.
     """
     ranks = trainer.ranks
     save_model(trainer.model, folder, max_bytes or _limit(trainer), whole=whole, write=ranks.first, reserved=reserved)
@@ -59,10 +59,10 @@ def _limit(trainer: Trainer) -> int:
 
 
 class Spool:
-    """Weights for a server to load: the last two versions of `model`, as the server may still read the older one.
+    """Writes the last two versions of `model` for a server, which may still read the older version.
 
-    They are in the folder `memory`; once it is full, `no_room` is called, and weights go to `folder`. If
-    `adapter_alone` is true, only the adapter is written, into `folder`. `dtype`: the server's; by default the model's.
+    Weights go to the folder `memory`; once it is full, `no_room` is called, and weights go to `folder`. If
+    `adapter_alone` is true, only the adapter is written, into `folder`. `dtype`: the weights'; by default the model's.
     """
 
     def __init__(

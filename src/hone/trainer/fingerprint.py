@@ -11,7 +11,7 @@ import torch
 from hone.trainer.parallel import ALONE, Ranks, local, rows_of
 
 _CHUNK = {"cpu": 2**16, "cuda": 2**22}
-"""Elements per chunk: few, to fit a core's cache; many, to keep a GPU busy."""
+"""Elements per chunk: a CPU's chunk fits a core's cache, a GPU's keeps it busy."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -1,7 +1,7 @@
-"""KL in the reward: a completion's divergence from the reference lowers its reward before advantages are computed.
+"""KL in the reward: the KL of a completion to the reference lowers its reward before advantages are computed.
 
-The orchestrator computes advantages from rewards alone; the trainer has the reference's logprobs, and adds the change
-that the KL makes. A masked completion counts in the rewards' baseline, but not in this change.
+The orchestrator computes advantages from rewards alone; the trainer has the reference's logprobs, and adds the KL's
+effect. A masked completion counts in the rewards' baseline, but its KL is not used.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewardKL:
-    """`coef`: weight of the KL; `rollouts`: completions per prompt; `advantage`: config of advantages.
+    """`coef`: weight of the KL; `rollouts`: completions per prompt; `advantage`: how advantages are computed.
 
-    With the scale "token_std" advantages differ by token: a token's KL counts for this token and all before it.
+    If the scale is "token_std", each token has its own advantage, with the KL of this token and all later tokens.
     """
 
     coef: float
@@ -37,7 +37,7 @@ class RewardKL:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """Indices of task, prompt and completion; the completion's reward; and the KL `[T]` float64 of its loss tokens."""
+    """A completion: indices of its task, prompt and sample, its reward, and its loss tokens' KL `[T]` (float64)."""
 
     pool: int
     group: int
@@ -48,10 +48,10 @@ class _Sequence:
 
 @torch.no_grad()
 def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -> list[PackedBatch]:
-    """Return a step's micro-batches with the advantages of rewards minus the weighted KL.
+    """Return a step's micro-batches with advantages computed from reward - coef · KL.
 
-    A token's KL is log pi_old - log pi_ref (k1), a completion's the sum over its tokens (RLOO, arXiv:2402.14740). All
-    ranks call this together.
+    A token's KL is log pi_old - log pi_ref (k1). A completion's KL is the sum over its tokens (RLOO, arXiv:2402.14740).
+    All ranks call this together.
     """
     parts = []
     for batch in batches:
@@ -85,7 +85,7 @@ def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -
 
 
 def _changes(sequences: list[_Sequence], how: RewardKL) -> dict[tuple[int, int], np.ndarray]:
-    """Compute the KL's changes to the advantages `[T]` of a task's sequences, by group and sample.
+    """Map (group, sample) -> what the KL adds to the advantages `[T]`, for the sequences of one task.
 
     Branches of a completion share the reward; their KL is summed.
     """

@@ -17,7 +17,7 @@ from hone.types import PackedBatch, ragged
 
 
 def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) -> torch.Tensor:
-    """Return the hidden states `[M, D]` of the tokens before `indices_M`, which predict the tokens there."""
+    """Return the hidden states `[M, D]` at `indices_M - 1`, which predict the tokens at `indices_M`."""
     attention = PackedAttention(batch.lengths, batch.parents)
     hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
     return hidden_ND.index_select(0, batch.previous[indices_M])
@@ -32,8 +32,8 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute log-probability and entropy `[M]` of predicting the tokens at `indices_M`, in nats, with gradients.
 
-    Both are of softmax(logits / temperature), over only the token's candidates if the batch has them. For `cache_bytes`
-    see `hone.model.head`.
+    The distribution is softmax(logits / temperature), over the token's candidates only if the batch has candidates. For
+    `cache_bytes` see `hone.model.head`.
     """
     hidden_MD = token_hidden(model, batch, indices_M)
     return head_logprobs(

@@ -1,4 +1,4 @@
-"""Bytes that a trainer takes on its device, by part. Imports no torch: `plan` needs none.
+"""Bytes that a trainer takes on its device, by part. Imports no torch, so that `plan` needs none.
 
 Activations are counted tensor by tensor, as the autograd functions of `hone.model` save them.
 """
@@ -17,13 +17,13 @@ from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
-"""Logits in a chunk for the softmax in `hone.model.head`. When recomputing them, a CPU uses the GPU's number."""
+"""Logits in a chunk of `hone.model.head`'s softmax. A CPU that recomputes logits uses the number for "cuda"."""
 CHECKPOINTING = get_args(Checkpointing)
-"""From the fastest to the least memory."""
+"""Fastest first, least memory last."""
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}
-"""Bytes of one weight's moment; in 8 bits, each block of 256 has an fp32 scale."""
+"""Bytes of one moment of one weight. 8-bit moments have an fp32 scale per 256 weights."""
 BASE_BYTES = {"8bit": 1 + 2 / 64, "4bit": 0.5 + 2 / 64}
-"""Bytes of a frozen weight by `model.lora.base`, with a share of the bf16 scale per 64 weights."""
+"""Bytes of a frozen weight by `model.lora.base`, with 1/64 of the bf16 scale that 64 weights share."""
 
 
 def training_bytes(
@@ -69,12 +69,12 @@ def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
 
 
 def trained(model: DecoderConfig, lora: LoraConfig | None) -> int:
-    """Count the scalars that training changes: all, or with LoRA A and B of each layer matrix."""
+    """Count the trained scalars: all weights, or, with LoRA, A and B of each layer matrix."""
     return model.parameters if lora is None else lora.rank * sum(map(sum, model.linear_shapes))
 
 
 def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of the weights. LoRA freezes matrices in the products' dtype, or in 8 or 4 bits."""
+    """Return the bytes of the weights. With LoRA, frozen matrices are in the dtype of products, or in 8 or 4 bits."""
     item, product = 2 if precision == "bf16" else 4, 4 if precision == "fp32" else 2
     if lora is None:
         return item * model.parameters
@@ -84,7 +84,7 @@ def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None =
 
 
 def dequantized_bytes(model: DecoderConfig, precision: str, device: str, lora: LoraConfig | None) -> int:
-    """Return the bytes to dequantize the largest matrix (gate and up) of `model.lora.base` for a product."""
+    """Return the bytes of the largest matrix (gate and up) when a product dequantizes it from `model.lora.base`."""
     if lora is None or lora.base is None:
         return 0
     by_fp32 = precision != "fp32" and takes_products_in_fp32(device)
@@ -98,7 +98,7 @@ def cast_bytes(model: DecoderConfig, precision: str) -> int:
 
 
 def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of the optimiser's moments, and of fp32 masters of bf16 weights."""
+    """Return the bytes of the optimiser's moments, and of the fp32 masters if weights are bf16."""
     inner, other = (MOMENT_BYTES[optim.state] * count for count in MOMENTS[optim.type])
     if lora is not None:
         return int(trained(model, lora) * inner)
@@ -107,7 +107,7 @@ def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lo
 
 
 def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of the host's memory that `optim.offload` takes for a model on a GPU; 0 if it is off.
+    """Return the bytes of host memory that `optim.offload` takes for a model on a GPU; 0 if offload is off.
 
     Moments, masters and copied gradients are in fp32. Masters and gradients are in pinned blocks, which torch rounds up
     to a power of two.
@@ -118,7 +118,7 @@ def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None
 
 
 def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:
-    """Return the bytes of a checkpoint: trained weights, optimiser state, and a reference that follows the policy."""
+    """Return the bytes of a checkpoint: trained weights, optimiser state, and any reference that follows the policy."""
     lora, precision = config.model.lora, config.precision
     follows = isinstance(config, RLConfig) and config.trainer.loss.reference_interval is not None
     weights = (1 + follows) * weight_bytes(model, precision) if lora is None else 4 * trained(model, lora)
@@ -126,7 +126,7 @@ def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:
 
 
 def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:
-    """Return the most tokens of (prompt, completion) that the config allows; guessed if only their sum is set."""
+    """Return the largest lengths (prompt, completion) that the config allows; guessed if only their sum is set."""
     if isinstance(config, SFTConfig):
         return 0, config.data.seq_len
     most = config.most_tokens
@@ -166,9 +166,9 @@ def activation_bytes(
     checkpointing: str = "none",
     lora: LoraConfig | None = None,
 ) -> tuple[int, int]:
-    """Return the bytes that `tokens` of one micro-batch, in `slots` of attention, store for the backward pass.
+    """Return the bytes stored for the backward pass of a micro-batch with `tokens` tokens and `slots` attention slots.
 
-    The second number: bytes of one layer's backward pass. Inputs of products are in bf16 unless precision is fp32.
+    The second number is the bytes of one layer's backward pass. Products take bf16 inputs unless precision is fp32.
     """
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2
@@ -206,7 +206,7 @@ def activation_bytes(
 def head_bytes(
     model: DecoderConfig, precision: str, device: str, rows: int, cache_bytes: int, frozen: bool = False
 ) -> int:
-    """Return the bytes of `hone.model.head` for `rows` of loss tokens, with its weight's gradient unless `frozen`."""
+    """Return the bytes of `hone.model.head` for `rows` loss tokens, with the weight's gradient if not `frozen`."""
     low = 4 if precision == "fp32" else 2
     logits, softmax = rows * model.vocab_size, rows * model.vocab_size * low
 

@@ -1,4 +1,4 @@
-"""AdamW and Muon over fp32 weights, with a state that saves to flat, named tensors."""
+"""AdamW and Muon over fp32 weights; the state is saved as flat, named tensors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Optimizer:
-    """AdamW (decoupled weight decay, arXiv:1711.05101) with global-norm clipping. Each rank updates its rows.
+    """AdamW (decoupled weight decay, arXiv:1711.05101), with global-norm clipping. Each rank updates its rows.
 
     Weights that are not fp32 get an fp32 master copy and fp32 sums of gradients: bf16 has 8 bits of precision, and
-    would lose an update at lr 1e-6. Matrices decay; norms, biases and embeddings don't.
+    would lose an update at lr 1e-6. Weight decay applies to matrices, but not to norms, biases and embeddings.
 
-    With `offload`, masters, moments and update of a GPU's weights are on the host. With `state` "8bit", moments of
-    weights with 4,096 scalars or more are 8-bit codes with a scale per 256 codes (arXiv:2110.02861).
+    With `offload`, the host stores masters and moments of a GPU's weights, and computes the update. With `state`
+    "8bit", moments of weights with 4,096 scalars or more are 8-bit codes with a scale per 256 codes (arXiv:2110.02861).
 
     With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps), with
     q, k, v, gate and up separate. Muon's updates are scaled to the usual RMS of AdamW's updates (0.2 times the learning
@@ -92,7 +92,7 @@ class Optimizer:
         return grad_norm
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
-        """In the block, torchao compiles only on a GPU: on a CPU, compiling needs a C++ compiler and half a minute."""
+        """In the block, torchao compiles on a GPU only: on a CPU, compiling takes a C++ compiler and half a minute."""
         on_gpu = any(master.is_cuda for master in self.masters.values())
         return nullcontext() if self.config.state == "fp32" or on_gpu else torch.compiler.set_stance("force_eager")
 
@@ -111,7 +111,7 @@ class Optimizer:
                 param.copy_(self.masters[name], non_blocking=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return by name: moments, step counts, Muon's momenta, and masters of parameters that aren't fp32.
+        """Return tensors by name: moments, step counts, Muon's momenta, and masters of parameters that aren't fp32.
 
         An 8-bit moment is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`.
         """
@@ -130,8 +130,8 @@ class Optimizer:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `state` returned, bit for bit. Restore the model's weights first.
 
-        A rank takes its rows of whole tensors. An fp32 state is rounded if `state` is "8bit". Raises UserError for an
-        8-bit state if `state` is "fp32", or for the state of another `type`.
+        A rank takes its rows of `tensors`, if these are whole. An fp32 state is rounded if `optim.state` is "8bit".
+        Raises UserError for an 8-bit state if `optim.state` is "fp32", or for the state of another `optim.type`.
         """
         self.adamw.state.clear()
         for momentum in self.momenta.values():
@@ -206,7 +206,7 @@ def _adamw_8bit() -> Any:
 
 
 _SUM = "grad_fp32"
-"""Attribute of a weight that is not fp32: the sum of its gradients so far, in fp32, or None."""
+"""Attribute of a weight that is not fp32: its summed gradient in fp32, or None."""
 
 
 @torch.no_grad()

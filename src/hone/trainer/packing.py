@@ -1,4 +1,4 @@
-"""Packing: sequences laid end to end in flat batches, without padding. SFT and RL pack alike.
+"""Packing: sequences laid end to end in flat batches, without padding, for SFT and RL.
 
 Token weights refer to the whole step, so splitting it into micro-batches changes the gradient only by rounding.
 Attention never crosses from one sequence to another.
@@ -26,9 +26,9 @@ from hone.types import Columns, Counts, PackedBatch, joined, where
 class Sequence:
     """One sequence to train on: `token_ids` `[T]` int; `loss_mask` `[T]` bool, True where a token is learned.
 
-    `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` of the sequence, or
-    `[T]` float32; `group`, `sample`, `pool`: indices of its prompt, completion and task. `weight` of each token in the
-    step's loss: by default 1 / (loss tokens of the step). `reward` is needed for KL in the reward.
+    `logprobs` `[T]` float32: under the sampling distribution (RL only; by default 0). `advantage`: one number, or `[T]`
+    float32. `group`, `sample`, `pool`: indices of its prompt, completion and task. `weight`: of each token in the
+    step's loss; by default 1 / (loss tokens of the step). `reward`: for KL in the reward.
     """
 
     token_ids: np.ndarray
@@ -65,7 +65,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's sequences; `filtered`: counts left out for equal rewards; `longest`: most tokens of a completion."""
+    """A step's sequences. `filtered`: counts left out for equal rewards; `longest`: the longest completion's tokens."""
 
     sequences: list[Sequence]
     filtered: Counts = field(default_factory=Counts)
@@ -74,7 +74,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Tokens `start` to `stop` of a sequence; `parent`: index of the segment with the tokens before, or -1."""
+    """Tokens `start` to `stop` of a sequence; `parent`: index of the segment that it continues, or -1."""
 
     sequence: Sequence
     start: int
@@ -87,7 +87,7 @@ class _Segment:
 
 
 def prompt_runs(sequences: list[Sequence]) -> list[list[Sequence]]:
-    """Split into runs of consecutive sequences that can share a prompt: same group, equal tokens before the loss."""
+    """Split into runs of consecutive sequences with a common prompt: same group, equal tokens before the loss."""
     return [list(run) for _, run in groupby(sequences, lambda s: (s.group, s.token_ids[: s.prompt_length].tobytes()))]
 
 
@@ -117,7 +117,7 @@ def pack(
     share_prompts: bool = False,
     minibatch: int = 0,
 ) -> PackedBatch:
-    """Lay sequences end to end in the given order. `num_loss_tokens`: of the whole step, if it has other sequences."""
+    """Lay sequences end to end in the given order. `num_loss_tokens`: the whole step's, if that has more sequences."""
     assert sequences, "nothing to pack"
     segments = _segments(prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences])
     lengths_S = np.array([len(segment) for segment in segments])
@@ -180,10 +180,10 @@ def deal(
 ) -> list[PackedBatch]:
     """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens; return this rank's batches.
 
-    All ranks pass all sequences of the step. `max_tokens` None: the default of `device`. `num_loss_tokens` counts all
-    ranks. A longer sequence is a micro-batch alone. Sequences that share a prompt stay together if they fit; the prompt
-    counts once. Micro-batches don't mix minibatches. Each rank gets the same number of micro-batches, as few as
-    `max_tokens` allows and of about equal size; with too few sequences, some micro-batches have no loss.
+    All ranks pass all sequences of the step. `max_tokens` None: the default of `device`. The loss is a mean over all
+    ranks. A longer sequence is alone in its micro-batch. Sequences that share a prompt stay together if they fit; the
+    prompt counts once. Micro-batches don't mix minibatches. All ranks get equally many micro-batches, as few as
+    `max_tokens` allows, of about equal size; if sequences are too few, some micro-batches have no loss.
     """
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
@@ -201,7 +201,7 @@ def deal(
 def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequence]]:
     """Split a step's sequences, in order, into `count` minibatches with about equally many prompts, none empty.
 
-    Each minibatch gets an update, so its tokens weigh `count` times as much.
+    Each minibatch has its own update, so tokens' weights are multiplied by `count`.
     """
     groups = [list(members) for _, members in groupby(sequences, lambda sequence: sequence.group)]
     if count == 1 or len(groups) < 2:
@@ -234,9 +234,9 @@ def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
 
 
 def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, world: int) -> list[list[Sequence]]:
-    """Cut a step's sequences into micro-batches for `world` ranks. Rank r takes every `world`-th, starting at r.
+    """Cut a step's sequences into micro-batches; rank r takes every `world`-th micro-batch, starting at number r.
 
-    Micro-batches are as few as `max_tokens` allows, and the largest is then as small as possible.
+    Makes as few micro-batches as `max_tokens` allows, and then the largest as small as possible.
     """
     runs = prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences]
     if world == 1:
@@ -259,9 +259,9 @@ def _cut_run(run: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
 
 
 class RowPacker:
-    """First-fit packing of a stream into rows of `row_tokens` tokens, until a sequence fits in no row.
+    """Packs a stream first-fit into rows of `row_tokens` tokens, until a sequence fits into no row.
 
-    It takes the stream strictly in order, so one number tells where the next step continues.
+    Takes sequences strictly in order, so a position in the stream tells where the next step continues.
     """
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:

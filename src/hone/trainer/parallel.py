@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 has_joined = False
-"""True in a process that has joined other ranks: torch's threads still run, so it should end by `os._exit`."""
+"""True if this process has joined other ranks. It should end by `os._exit`: torch's threads still run."""
 _FOREVER = timedelta(days=365)
-"""Time limit of the control group: rank 0 may read data, sample or wait that long."""
+"""Timeout of the control group: other ranks wait while rank 0 reads data or samples."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """`rank`: number of this process; `world`: number of processes; `local_*`: the same on this machine."""
+    """`rank`: this process's number; `world`: count of processes; `local_*`: the same within this machine."""
 
     rank: int = 0
     world: int = 1
@@ -105,7 +105,7 @@ class Ranks:
         return values
 
     def device(self, name: str) -> str:
-        """Return the device: for `cuda` this rank's GPU. UserError if that is missing, or if `name` names one GPU."""
+        """Return the device; for `cuda`, this rank's GPU. UserError if that is missing, or if `name` names one GPU."""
         if self.alone or torch.device(name).type != "cuda":
             return name
         if torch.device(name).index is not None:
@@ -138,7 +138,7 @@ def joined(device: str) -> Iterator[Ranks]:
         return
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         raise UserError(
-            f"WORLD_SIZE is {launched_ranks()}, but {missing[0]} is not set: start several ranks by torchrun "
+            f"WORLD_SIZE is {launched_ranks()}, but {missing[0]} is not set: start several ranks with torchrun "
             "--nproc-per-node, or unset WORLD_SIZE"
         )
     rank, world, local_rank = (int(os.environ.get(name) or 0) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
@@ -163,9 +163,9 @@ def joined(device: str) -> Iterator[Ranks]:
 
 
 def _meeting_point(rank: int, world: int) -> Any:
-    """Return the store through which ranks meet, served by rank 0; None if torchrun serves one.
+    """Return rank 0's store, through which ranks find one another; None if torchrun serves a store.
 
-    The store has no password, so it listens only on MASTER_ADDR if possible, and gloo on loopback if that is 127.0.0.1.
+    The store has no password, so it listens on MASTER_ADDR only, if possible. If this is 127.0.0.1, gloo uses loopback.
     """
     from torch.distributed.distributed_c10d import default_pg_timeout
 
@@ -185,13 +185,13 @@ def shard(model: Decoder, ranks: Ranks) -> None:
     """Shard every parameter in place: each rank keeps its rows (a DTensor). All ranks must have loaded equal weights.
 
     A layer is gathered for its forward and again for its backward pass; embedding, last norm and head stay gathered in
-    between. Gradients are summed in fp32, not averaged: the loss is divided by the token count of all ranks.
+    between. Gradients are summed in fp32, not averaged: the loss is divided by the token count of all ranks already.
     """
     if ranks.alone:
         return
     if model.config.implementation != "hone":
         raise UserError(
-            f"a model of {model.config.family}, which transformers computes, trains on one rank: set trainer.ranks = 1"
+            f"{model.config.family} is computed by transformers, and trains on one rank only: set trainer.ranks = 1"
         )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -215,14 +215,14 @@ def shard(model: Decoder, ranks: Ranks) -> None:
 
 
 class _GatherInBf16:
-    """Gathers a layer's fp32 parameters: matrices that are multiplied in bf16 as bf16, all others as fp32.
+    """Gathers a layer's fp32 parameters: matrices of bf16 products are sent in bf16, other parameters in fp32.
 
-    An `AllGather` for FSDP: FSDP's has one dtype for a layer and would round biases and norms, too.
+    An `AllGather` for FSDP: FSDP's own has one dtype per layer, and would round biases and norms too.
     """
 
     def __init__(self, layer: nn.Module) -> None:
         self.parts: list[tuple[int, bool]] = []
-        """For each parameter, in FSDP's order: the scalars that a rank sends, and True if it sends them in bf16."""
+        """By parameter, in FSDP's order: count of scalars that a rank sends, and True if they are sent in bf16."""
         for param in _fsdp_params(layer):
             owner, name = param._module_info.module, param._module_info.param_name
             half = isinstance(owner, Linear) and owner.bf16_product and name == "weight"
@@ -270,7 +270,7 @@ def reduce_gradients(model: nn.Module, last: bool) -> None:
 
 
 def drop_gradients(model: nn.Module) -> None:
-    """Drop gradients not yet summed over ranks: FSDP holds them, where no optimiser can drop them."""
+    """Drop gradients not yet summed over ranks: FSDP stores them, and no optimiser can drop them."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
             for param in _fsdp_params(module):
@@ -286,7 +286,7 @@ def release(model: nn.Module) -> None:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return True if this process holds only rows of the tensor (a DTensor, which a single rank doesn't import)."""
+    """Return True if this process has only some rows of the tensor (a DTensor; a single rank doesn't import it)."""
     return hasattr(tensor, "to_local")
 
 
@@ -300,7 +300,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> tuple[int, int]:
-    """Return (start, stop) of this rank's rows, as by `torch.chunk`: the last rank may have none."""
+    """Return (start, stop) of this rank's rows, as `torch.chunk` splits them: the last rank may have no rows."""
     rows = tensor.shape[0] if tensor.ndim else 1
     if not is_sharded(tensor):
         return 0, rows
@@ -325,7 +325,7 @@ def sharded_like(rows: Tensor, model: Tensor) -> Tensor:
 
 
 def share_of(value: Tensor, model: Tensor) -> Tensor:
-    """Return `value` laid out as `model`: whole, or this rank's rows."""
+    """Return `value`, or if `model` is sharded, this rank's rows of `value`."""
     if is_sharded(value) or not is_sharded(model):
         return value
     start, stop = rows_of(model)

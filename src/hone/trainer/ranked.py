@@ -26,7 +26,7 @@ from hone.types import PackedBatch
 
 
 class Dismissed(BaseException):
-    """Ends other ranks with rank 0's exit code. Rank 0 may send it instead of any answer."""
+    """Ends other ranks with rank 0's exit code. Rank 0 may send it instead of any value."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -63,8 +63,8 @@ class RankedTrainer:
     """Rank 0's trainer, which runs each call on every rank.
 
     It cuts batches into micro-batches of at most `micro_batch_tokens` tokens (None: the device's default). `start`
-    calls `make` with the same arguments on all ranks. Leaving the context on rank 0 ends other ranks with the exit code
-    `code`, or an error's code.
+    calls `make` with the same arguments on all ranks. When rank 0 leaves the context, other ranks end with the exit
+    code `code`, or the code of rank 0's error.
     """
 
     def __init__(
@@ -141,11 +141,11 @@ class RankedTrainer:
         return self.trainer.deal(batch, self.micro_batch_tokens, self.share_prompts)
 
     def abandonable(self, stop: StopRequest) -> AbstractContextManager[None]:
-        """Enter `stop.abandonable` on one rank; several ranks can only stop between micro-batches."""
+        """Enter `stop.abandonable` if there is one rank; several ranks can stop only between micro-batches."""
         return stop.abandonable() if self.ranks.alone else nullcontext()
 
     def follow(self) -> int:
-        """Repeat rank 0's calls until it ends; return the exit code. Signals are ignored: rank 0 gets them, too."""
+        """Repeat rank 0's calls until rank 0 ends; return the exit code. Ignores signals: rank 0 handles them."""
         assert not self.ranks.first
         with _deaf():
             try:

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step: it has no state to save."""
+"""The learning rate as a pure function of the step, without state."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def lr_at(step: int, peak: float, scheduler: SchedulerConfig, max_steps: int) ->
 
     Warm-up: peak x (step + 1) / warmup_steps. Then constant, or a decay: right after the warm-up (linear, cosine), or
     over the last decay_ratio x max_steps updates, linearly (wsd, arXiv:2404.06395). The decay reaches min_ratio x peak
-    at the last update. With min_ratio = 0 it reaches 0 one update later, as the schedules of transformers do: an update
-    at learning rate 0 would train nothing. A warm-up of max_steps - 1 or more leaves no decay.
+    at the last update. With min_ratio = 0 it reaches 0 one update later, as in transformers: an update at learning rate
+    0 would train nothing. A warm-up of max_steps - 1 or more leaves no decay.
     """
     if step < scheduler.warmup_steps:
         return peak * (step + 1) / scheduler.warmup_steps

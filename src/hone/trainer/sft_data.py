@@ -1,8 +1,8 @@
-"""SFT's data: rows of a data set, or an environment's demonstrations, as token sequences with a loss mask.
+"""SFT data: rows of a data set, or an environment's demonstrations, as token sequences with a loss mask.
 
-A source has no iterator. Positions 0, 1, 2, … run through the epochs: position p is example `p % n` in the order of
-epoch `p // n`; the order depends only on the seed. `next_batch` takes the examples of one step from a position on, and
-returns the next step's position: a checkpoint stores only this.
+A source with n examples is read by position 0, 1, 2, … Position p is example `p % n` in the order of epoch `p // n`;
+the order depends only on the seed. `next_batch` takes one step's examples from a position on, and returns the next
+step's position: a checkpoint stores only this.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Limit:
-    """The longest allowed example, and the policy for longer ones: `data.too_long` = error, drop or truncate."""
+    """The longest allowed example, and what happens to longer ones (`data.too_long`: error, drop or truncate)."""
 
     def __init__(self, data: SFTDataConfig, max_positions: int) -> None:
         self.tokens = min(data.seq_len, max_positions)
@@ -47,7 +47,7 @@ class Limit:
         self.truncated: set[str] = set()
 
     def apply(self, sequence: Sequence, where: str) -> Sequence | None:
-        """Return the sequence, truncated if the policy says so; None if dropped, or if no loss token is left."""
+        """Return the sequence, truncated if `policy` says so; None if it is dropped or would have no loss token."""
         if len(sequence) <= self.tokens:
             return sequence
         if self.policy == "error":
@@ -67,10 +67,10 @@ def tokenize(
 ) -> Sequence:
     """Tokenize the conversation, with loss on every assistant message from index `start` on, unless its `weight` is 0.
 
-    The sequence ends with the last message with loss, and its end-of-turn token. The prompt lists `tools`; `where`
-    names the example in errors. A thought (under a key of `THOUGHTS`) is learned as the template writes it; before the
-    first message with loss the template may drop thoughts. If the template rewrites a turn after tool answers (Qwen3's
-    drops an empty thought), the turn stays as learned, as a rollout's turn stays as sampled.
+    The sequence ends with the end-of-turn token of the last message with loss. The prompt lists `tools`; `where` names
+    the example in errors. A thought (under a key of `THOUGHTS`) is learned as the template writes it; the template may
+    drop thoughts before the first message with loss. If the template rewrites a turn once tool answers follow (Qwen3's
+    drops an empty thought), the turn's ids stay unchanged, as in a rollout.
     """
     learned = [_carries_loss(message, i, where) and i >= start for i, message in enumerate(messages)]
     if not any(learned):
@@ -114,14 +114,14 @@ def _carries_loss(message: Message, index: int, where: str) -> bool:
 
 
 def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[Tool] | None) -> None:
-    """Raise UserError if the template can't write a thought in the prompt. In later turns it may drop the thought."""
+    """Raise UserError if the template can't write a thought of the prompt. It may drop the thought in later turns."""
     for i, message in enumerate(prompt):
         if message["role"] == "assistant" and any(map(message.get, THOUGHTS)):
             renderer.completion_ids(prompt[:i], message, tools)
 
 
 def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:
-    """Return row `index` of a data set as tokens (the sampled tokens if it has them); None if it is dropped."""
+    """Return row `index` of a data set as tokens (sampled tokens if the row has them); None if it is dropped."""
     row, where = rows[index], rows.where(index)
     if row.get("sampled_mask") is not None:
         ids, mask = np.array(row["token_ids"], dtype=np.int32), np.array(row["sampled_mask"], dtype=np.bool_)
@@ -131,12 +131,12 @@ def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -
 
 
 def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
-    """Return a row for each example of an RL or evaluation run: its best completion (the first of equals) with at least
-    `min_reward`. This is rejection sampling, as in RAFT (arXiv:2304.06767).
+    """Return a row for each example of an RL or evaluation run: its first completion with the highest reward, if at
+    least `min_reward`. This is rejection sampling, as in RAFT (arXiv:2304.06767).
 
     A row has `prompt` and `completion` as messages, and the recorded `token_ids` and `sampled_mask` if the run's
     tokenizer has the digest `tokenizer`. Raises UserError if there is no row, if an agent's rollout has several
-    segments, or if tools answered and rows have no ids: messages lack the prompt's tools.
+    segments, or if tools were used and rows have no ids: messages alone lack the list of tools.
     """
     from hone.environments.data import Rows
 
@@ -159,8 +159,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
             rows += map(_sampled_row, run.rollouts(step, columns).take([i for _, i in places]).to_pylist())
         if any(json.loads(row.pop("branches", None) or "[]") for row in rows):
             raise UserError(
-                f"rollouts of an agent in {run.path} have several segments, but data.run takes only the first: name "
-                "another run"
+                f"rollouts in {run.path} have several segments, but data.run can use only one of them: name another run"
             )
     if not rows:
         most = max((reward for _, _, reward in found if reward is not None), default=None)
@@ -168,13 +167,13 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
         raise UserError(f"no recorded completion of {run.path} has a reward of {min_reward:g} or more: {remedy}")
     if evaluated or run.info.get("sources", {}).get("tokenizer") != tokenizer:
         if any(message["role"] == "tool" for row in rows for message in row["completion"]):
-            raise UserError(f"tools answered in {run.path}: name an RL run with this model's tokenizer, for its ids")
+            raise UserError(f"tools were used in {run.path}: name an RL run with this model's tokenizer (its ids)")
         rows = [{name: row[name] for name in ("prompt", "completion")} for row in rows]
     return Rows(rows, lambda i: f"{run.path}, completion {i}")
 
 
 def _first_best(records: Iterable[tuple[T, str, float | None]], min_reward: float) -> list[T]:
-    """Return the place of each example's best record, the first of equals. A record: (place, example, reward)."""
+    """Return the place of each example's first record with the highest reward; records: (place, example, reward)."""
     best: dict[str, tuple[float, T]] = {}
     for place, example, reward in records:
         if reward is not None and reward >= min_reward and (example not in best or reward > best[example][0]):
@@ -225,7 +224,7 @@ def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Drop keys that are null: Parquet adds them where tools differ."""
+    """Drop keys with value null: Parquet adds such keys if tools differ."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -249,7 +248,7 @@ def _messages(value: Any, column: str, role: str, where: str) -> list[Message]:
 
 
 class Source(Protocol):
-    """A source of examples: `len` is one epoch; `sequence` is the example at `position`, None if it is dropped."""
+    """A source of examples. `len`: examples per epoch; `sequence`: the example at `position`, or None if dropped."""
 
     def __len__(self) -> int: ...
 
@@ -275,7 +274,7 @@ class DatasetSource:
 
 
 class DemonstrationSource:
-    """An environment's training examples, demonstrated anew in each epoch: (step, draw) seeds a demonstration."""
+    """An environment's training examples, with a new demonstration in each epoch, seeded by (step, draw)."""
 
     def __init__(self, env: Environment, renderer: ChatRenderer, limit: Limit, seed: int) -> None:
         self.env, self.renderer, self.limit, self.seed = env, renderer, limit, seed
@@ -303,7 +302,7 @@ def demonstration(
 
 
 def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) -> tuple[list[Sequence], int]:
-    """Return the sequences of one step, taken from `position` on, and the position at which the next step starts."""
+    """Return one step's sequences, read from `position` on, and the position at which the next step starts."""
     rows = RowPacker(data.batch_size, data.seq_len) if data.pack else None
     taken: list[Sequence] = []
     start = position
@@ -320,7 +319,7 @@ def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) ->
 
 
 def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance: Callable[[int], None]) -> None:
-    """Tokenize each row that the run will use, before it starts. `advance` gets the number of rows done."""
+    """Tokenize, before the run starts, each row that it will use. Calls `advance` with the number of rows done."""
     position = 0
     for step in range(max_steps):
         _, position = next_batch(source, step, position, data)
@@ -330,10 +329,10 @@ def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance:
 
 
 def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Return (training rows, validation rows), disjoint in content, not only in index.
+    """Return (training rows, validation rows). Equal rows are in the same part.
 
-    Rows are ranked by a keyed hash of their content and the lowest `fraction` of distinct rows is held out, in the
-    order of rank. So equal rows are in the same part, and adding rows moves few other rows.
+    Distinct rows are ranked by a keyed hash of their content, and the lowest `fraction` is held out, in the order of
+    rank. So adding rows moves few other rows between the parts.
     """
     ranks = np.array([key(seed, "sft-val", content_hash(row)) for row in rows], dtype=np.uint64)
     distinct = np.unique(ranks)

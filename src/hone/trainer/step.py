@@ -1,7 +1,7 @@
-"""The train step: forward and backward over micro-batches, an optimiser update.
+"""The train step: forward and backward pass over micro-batches, then an optimiser update.
 
 Token weights refer to the whole step, so micro-batches and ranks do not change the gradient. A batch may get several
-updates: in each of `updates_per_batch` passes one for each minibatch, all with the same old policy.
+updates: one per minibatch in each of `updates_per_batch` passes. All have the same old policy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchUse:
-    """Use of a step's batch. `keeps_old`: the old policy is the trainer before the first update, not the sampler.
+    """Use of a step's batch. `keeps_old`: the old policy is the trainer's before the first update, not the sampler's.
 
     The policy is copied to the reference every `reference_interval` steps.
     """
@@ -57,10 +57,10 @@ class Trainer:
     """Owns the optimiser of `model` and the step counter (= the policy version: steps so far, skipped ones included).
 
     `reference`, if given, is the model of the KL term; with LoRA it may be `model` with the adapter off. `temperature`
-    is the sampler's, because the ratio compares the distributions that tokens are drawn from. `weigh` sets tokens'
-    weights in the loss; by default they are equal. Rank 0 calls `interrupt` in `evaluate` and before each micro-batch
-    of a step's first update; errors of `interrupt` are raised on all ranks, with weights, optimiser and counter as
-    before the step. With `record_tokens`, `token_stats` describes the last step's tokens before its first update.
+    is the sampler's, so that the ratio compares the distributions that tokens are drawn from. `weigh` sets tokens'
+    weights in the loss; by default they are equal. Rank 0 calls `interrupt` in `evaluate`, and before each micro-batch
+    of a step's first update; all ranks raise its errors, with weights, optimiser and counter as before the step. With
+    `record_tokens`, `token_stats` describes the last step's tokens before its first update.
 
     On several `ranks`, shard model and reference first (`parallel.shard`). All ranks call `step`, `evaluate`,
     `fingerprint` and `load_tensors` together, with equally many micro-batches, and get the same results.
@@ -150,7 +150,7 @@ class Trainer:
         return metrics
 
     def _update(self, micro_batches: Sequence[PackedBatch], first: bool) -> tuple[list[dict[str, torch.Tensor]], float]:
-        """Return statistics by micro-batch (if `first`, with the gap to the sampler) and the gradient's norm."""
+        """Return each micro-batch's statistics (with the gap to the sampler if `first`), and the gradient's norm."""
         parts = []
         for batch in self._uninterrupted(micro_batches) if first else micro_batches:
             reduce_gradients(self.model, last=batch is micro_batches[-1])
@@ -174,7 +174,7 @@ class Trainer:
             yield batch
 
     def _accumulate(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
-        """Add one micro-batch's gradient; returns its summed statistics without waiting for a GPU."""
+        """Add a micro-batch's gradient; return its statistics as sums, without waiting for a GPU."""
         indices_M = batch.loss_indices
         if self.ranks.alone and not len(indices_M):
             return {}
@@ -190,7 +190,7 @@ class Trainer:
         return {"loss": loss.detach(), "entropy": entropies_M.sum(), **sums}
 
     def _prepared(self, micro_batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """Add what is computed before the first update: old and reference logprobs, the KL in the reward."""
+        """Add the old and the reference logprobs, and the KL in the reward, to a step's micro-batches."""
         prepared = list(micro_batches)
         if self.use.keeps_old and self.use.updates > 1:
             prepared = [replace(batch, old_logprobs=self._logprobs_by(self.model, batch)) for batch in prepared]
@@ -203,7 +203,7 @@ class Trainer:
 
     @torch.no_grad()
     def _logprobs_by(self, model: Decoder, batch: PackedBatch) -> torch.Tensor:
-        """Compute the logprobs `[N]` of a batch's loss tokens, 0 elsewhere."""
+        """Compute a batch's logprobs `[N]`, 0 for tokens without loss."""
         logprobs_N = torch.zeros_like(batch.sampling_logprobs)
         logprobs_N[batch.loss_indices] = token_logprobs(model, batch, batch.loss_indices, self.temperature)[0]
         release(model)
@@ -217,7 +217,7 @@ class Trainer:
         self.reference.refresh()
 
     def token_stats(self) -> TokenStats | None:
-        """Return the last step's token statistics on rank 0, else None. All ranks call it. Needs `record_tokens`."""
+        """Return the last step's statistics on rank 0, else None. All ranks call this. Needs `record_tokens`."""
         if not self.record_tokens:
             return None
         parts = self.ranks.gather(TokenStats.joined([TokenStats.of_batch(*tokens) for tokens in self._tokens]))
@@ -238,7 +238,7 @@ class Trainer:
         return fingerprint(self.model.trained, self.ranks)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the trained weights and the optimiser's state for an exact resume, sharded if the model is."""
+        """Return trained weights and optimiser state for an exact resume, sharded if the model is sharded."""
         tensors = {"model": _weights(self.model), "optimizer": self.optimizer.state()}
         if self.reference is not None and self.use.reference_interval:
             tensors["reference"] = _weights(self.reference)
@@ -263,14 +263,14 @@ def _weights(model: Decoder) -> dict[str, torch.Tensor]:
 
 
 def _read(parts: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:
-    """Return the statistics as numbers. Only this function waits for a GPU."""
+    """Return the statistics as numbers; this waits for the GPU."""
     values = [value.double() for part in parts for value in part.values()]
     numbers = iter(torch.stack(values).tolist() if values else [])
     return [{name: next(numbers) for name in part} for part in parts]
 
 
 def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Add up statistics of parts of a step, or take the largest if the name ends in `/max`."""
+    """Sum each statistic over parts of a step; if its name ends in `/max`, take the largest."""
     sums: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():

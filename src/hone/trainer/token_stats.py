@@ -1,4 +1,4 @@
-"""Entropy and logprob of each token that a train step trained on."""
+"""Entropy and logprob of each loss token of a train step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hone.types import PackedBatch
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Statistics of K completions, end to end, with M loss tokens, in the order of the step.
+    """Statistics of K completions with M loss tokens, end to end in the order of the step.
 
     `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, the completion's number in the draw,
-    and its count of tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are of the distribution
-    that the token was drawn from, with the weights before the update.
+    and its count of loss tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are of the sampling
+    distribution, with the weights before the update.
     """
 
     draws: np.ndarray
@@ -51,7 +51,7 @@ class TokenStats:
         return dict(vars(self))
 
     def by_completion(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
-        """Map (draw, sample) -> entropies and logprobs of its tokens, in their order."""
+        """Map (draw, sample) -> (entropies, logprobs) of the completion's loss tokens."""
         stops = np.cumsum(self.lengths).tolist()
         owners = zip(self.draws.tolist(), self.samples.tolist(), stops, self.lengths.tolist(), strict=True)
         return {

@@ -1,7 +1,7 @@
 """Notices that another rank's process has ended.
 
-gloo's collectives then fail at once, but NCCL's only after a timeout of ten minutes. torchrun ends only ranks on the
-same machine: by SIGTERM, which all ranks but rank 0 ignore, and by SIGKILL 30 seconds later.
+Then gloo's collectives fail at once, but NCCL's only after a timeout of ten minutes. torchrun ends only ranks on the
+same machine: by SIGTERM, which all ranks except rank 0 ignore, and 30 seconds later by SIGKILL.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from hone.errors import RankLost
 
 GRACE = 5.0
-"""Seconds for the main thread to notice the loss, before the process is ended."""
+"""Seconds that the main thread has to leave the block after a loss, before the process is ended."""
 
 
 class PeerWatchdog:
-    """Threads blocked in a receive over gloo, which fails when the sender's process ends.
+    """One thread per peer that waits to receive over gloo; the receive fails when the peer's process ends.
 
-    Rank 0 and each other rank receive from one another; nobody sends before `close`. If a peer is lost while `armed`,
-    the main thread has `GRACE` seconds to leave the block; then the process ends with exit code 1.
+    Peers are rank 0 and each other rank; they send only in `close`. If a peer is lost in a block of `armed`, the main
+    thread has `GRACE` seconds to leave the block; then the process ends with exit code 1.
     """
 
     def __init__(self, rank: int, world: int, group: Any) -> None:
@@ -48,7 +48,7 @@ class PeerWatchdog:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Watch in the block. Raises RankLost if a peer was lost before."""
+        """Watch peers in the block. Raises RankLost if a peer was lost before it."""
         with self._changed:
             if self._lost:
                 raise RankLost
