@@ -53,6 +53,6 @@ class Ledger:
         return [entry for entry in self.entries if (entry.env or "") == env]
 
     def state(self, before: int | None = None) -> Callable[[], dict[str, list[dict]]]:
-        """Return a function that records the entries so far (of steps before `before`); any thread may call it."""
+        """Return a function that returns the current entries (of steps before `before`); any thread may call it."""
         entries = [entry for entry in self.entries if before is None or entry.step < before]
         return lambda: {"ledger": [entry.record() for entry in entries]}

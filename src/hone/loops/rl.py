@@ -1,4 +1,4 @@
-"""RL with verifiable rewards, from a config to the last step: the policy gradient of `hone.loops.steps`.
+"""RL with verifiable rewards: a run, from config to last step; `hone.loops.steps` has the algorithm.
 
 rl @ examples/reverse_text/tiny.toml
 
@@ -123,7 +123,7 @@ class OneProcess:
 
 
 class RL(Training):
-    """A run of RL, in this process or by other `processes`: the task, renderer and steps of a config.
+    """A run of RL: the task, renderer and steps of a config. Other `processes` may sample and train.
 
     `config` is an `RLConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The config
     names the task; or the task is `reward_funcs` on the examples of `dataset` (see `given_task` in
@@ -230,7 +230,7 @@ class RL(Training):
         tasks = self.config.eval_tasks() or self.config.tasks()
         name = next(iter(tasks)) if task is None else task
         if name not in tasks:
-            raise UserError(f"task is {name!r}; it is one of {', '.join(map(repr, tasks))}")
+            raise UserError(f"task {name!r} is not one of {', '.join(map(repr, tasks))}")
         config, env = tasks[name], (self.eval_envs or self.envs)[name]
         self.policy.load(self.version)
         return parts.evaluate_policy(config, env, self.renderer, self.policy, num_examples)

@@ -1,4 +1,4 @@
-"""Alarms of a run: a problem is reported once until it is over, and may request an action of the run."""
+"""Alarms of a run: an alarm reports a problem once until it is over, and may request an action of the run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
-    """Replace files of `folder`, by name, in order: all, or none if they don't fit on the disk."""
+    """Replace files of `folder`, by name, in order. If they don't all fit on the disk, replace none."""
     temporary = {name: folder / f"{NEW_PREFIX}{name}" for name in contents}
     try:
         for name, content in contents.items():
@@ -175,7 +175,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def verify(folder: Path, content: bool = True) -> list[str]:
-    """Return the problems of a directory made by `new_dir`. Without `content` only names and sizes are checked."""
+    """Return the problems of a directory made by `new_dir`. If `content` is false, check only names and sizes."""
     try:
         listed = read_json(folder / MARKER)["files"]
         facts = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in listed.items()}
@@ -219,7 +219,7 @@ def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
 
 
 def read_file(path: Path, remedy: str = RESTORE) -> bytes:
-    """Return the bytes of a run's file; UserError above 2 GiB, other errors as `open_file`."""
+    """Return the bytes of a run's file; UserError if above 2 GiB, other errors as in `open_file`."""
     with open_file(path, remedy) as file:
         if (size := os.fstat(file.fileno()).st_size) > 2**31:
             raise UserError(f"{path} cannot be read (it has {size:,} bytes): {remedy}")

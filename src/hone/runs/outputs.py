@@ -31,7 +31,7 @@ _FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
-    """Return the run that contains `path`, and the top name in it on the way to `path`, or ""."""
+    """Return the run that contains `path`, and the run's file or folder with `path` in it ("": the run itself)."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]
@@ -203,7 +203,7 @@ _held: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
 
 
 class Lock:
-    """Lock of the process that writes a run (LAUNCHER: of its launcher), held until that process ends in any way.
+    """Lock of the process that writes a run (file LAUNCHER: of the run's launcher), held until the process ends.
 
     A record lock (`lockf`) is not inherited: a worker that outlives its parent doesn't hold it.
     """

@@ -27,7 +27,7 @@ _SOURCES = {"environment": "task file", "model": "initial model"}
 
 @dataclass(frozen=True)
 class Change:
-    """A changed setting of a run (None: unset), or a changed source (as digests).
+    """A changed setting of a run (None: unset), or a source's changed digest.
 
     `harmless`: the numbers don't depend on it.
     """
@@ -127,7 +127,7 @@ def about(name: str) -> Meta:
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat settings with paths of the run's files made independent of the run's directory."""
+    """Return flat settings; paths of the run's own files no longer depend on the run's directory."""
     return moved(settings, settings.get("output_dir", ""), "RUN")
 
 

@@ -208,7 +208,7 @@ def typed(command: list[str], ranks: int = 1) -> str:
 
 
 def evaluating(run: Summary, weights: Path) -> str:
-    """Return the command that evaluates weights on the run's task; for SFT, on the task of any `data.run`."""
+    """Return the command that evaluates weights on the run's task; for SFT on a run's samples, on `data.run`'s task."""
     of = run
     if run.kind == "sft" and (sampled := run.config.get("data", {}).get("run")):
         with suppress(UserError):  # it may be gone
@@ -386,7 +386,7 @@ def regraded_in_words(info: Mapping[str, Any]) -> list[str]:
 
 
 def certificate_path(run: Path) -> Path:
-    """Return the path of the certificate of the run in this directory: beside the directory, not in it."""
+    """Return the path of the certificate of the run in this directory; it lies beside the directory."""
     folder = run.resolve()
     return folder.with_name(folder.name + CERTIFICATE)
 

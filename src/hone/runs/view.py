@@ -138,7 +138,7 @@ class RunView:
         return {step: path for step, path in steps_in(self.path / kind).items() if path.is_dir()}
 
     def stamp(self) -> tuple[Any, ...]:
-        """Return a value that changes with any file that a summary reads."""
+        """Return a value that changes if any file of a summary changes."""
         return tuple(stamp(self.path / name) for name in (INFO, CONFIG, METRICS, TIMINGS, EVENTS, METADATA))
 
 
@@ -267,7 +267,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _record(optional: dict[str, Any], **needed: Any) -> Any:
-    """Return a pydantic model of a table with keys of these types; other keys are ignored."""
+    """Return a pydantic model of a table whose keys have these types; ignore other keys."""
     fields: dict[str, Any] = {name: (kind, ...) for name, kind in needed.items()}
     fields |= {name: (kind, None) for name, kind in optional.items()}
     return create_model("Record", __config__=ConfigDict(strict=True, extra="ignore"), **fields)
@@ -308,7 +308,7 @@ _FACTS = _record(
     id=str,
     kind=Literal["rl", "sft", "eval"],
 )
-"""The types of the keys of run.json that readers use: older runs lack some."""
+"""Types of the keys of run.json that readers use. Older runs lack some keys."""
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
