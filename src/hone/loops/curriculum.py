@@ -59,7 +59,7 @@ class Curriculum:
     """The draws of a run from the first `total` examples, without the indices in `left_out`.
 
     `size` counts the examples to draw; `ids` maps indices of drawn examples to ids, if pass rates are measured.
-    `restarted` is called with the step that found the pool empty.
+    `restarted` gets the step that found the pool empty.
     """
 
     def __init__(self, total: int, seed: int, config: CurriculumConfig, left_out: Collection[int] = ()) -> None:

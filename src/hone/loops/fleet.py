@@ -138,7 +138,7 @@ class Fleet:
         """Raise Halt unless a server has weights of this run, and is the same process as when the call began."""
         name = member.server.name
         if began.path is not None and _is_new(served, began):
-            raise Halt(f"{name} was started anew, and has not been given the weights")
+            raise Halt(f"{name} was restarted and lacks this run's weights")
         if served is None or served.policy_path not in self.versions.values():
             version, path = (None, None) if served is None else (served.policy_version, served.policy_path)
             raise Halt(

@@ -170,7 +170,7 @@ def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Adv
 def call_advantages(
     groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None
 ) -> list[list[list[np.ndarray]] | None]:
-    """Compute the advantages of each group's model calls; None for a group whose calls have no rewards.
+    """Compute the advantages of each group's model calls; None for a group without rewards of calls.
 
     A call's reward is compared with all calls of its group, or of the step if the baseline is the batch's.
     """
@@ -294,7 +294,7 @@ def check_prompts(
     advance: Callable[[int], None] = lambda done: None,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Raise UserError if a prompt leaves no room for a completion. Of generated data, check only 64 rows."""
+    """Raise UserError if a prompt leaves no room for a completion. Checks at most 64 generated rows."""
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
         example = split[index]

@@ -116,7 +116,7 @@ def connect_to_server(
                 )
             if entry.parameters is not None and parameters is not None and entry.parameters != parameters:
                 raise UserError(
-                    f"{endpoint.url} serves a model of {entry.parameters:,} parameters, the run's has {parameters:,}: "
+                    f"{endpoint.url} serves a model of {entry.parameters:,} parameters, not the run's {parameters:,}: "
                     f"start one that serves {model}"
                 )
             server = Server.of(endpoint, entry)
@@ -167,4 +167,4 @@ async def _check_root(client: ServerClient, spool: Path) -> None:
     except RequestRejected as error:
         if error.status == 403 or "weights root" in error.reason:
             root = spool.resolve().parent
-            raise UserError(f"{error}; here it has to be --weights-root {root}, or a folder above that") from None
+            raise UserError(f"{error}; here it must be --weights-root {root} or a folder above it") from None

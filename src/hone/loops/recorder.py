@@ -52,7 +52,7 @@ class RunRecorder:
     def record(self, step: int, metrics: dict[str, float], groups: list[Group], update: Update) -> None:
         """Write a step with all its metrics and its update.
 
-        Rollouts are written first: a step whose metrics are on disk has its samples there. Raises Halt if too many
+        Rollouts are written first: a step with metrics on disk has its samples on disk. Raises Halt if too many
         completions could not be graded (UserError if all of step 0), or the logprob gap is too large.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -220,9 +220,8 @@ class RL(Training):
             return self.steps.update(groups)
 
     def evaluate(self, num_examples: int | None = None, task: str | None = None) -> EvalResult:
-        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded.
-
-        `task`: a task's name, by default the first task's; UserError for an unknown name.
+        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Records nothing. `task`: a task's
+        name, by default the first task's; UserError for an unknown name.
         """
         self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:

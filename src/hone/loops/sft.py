@@ -267,7 +267,7 @@ def with_dataset(
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:
     """Load and check the data, or the given rows, before the run directory is touched.
 
-    It tokenizes every row that the run will use; of a task's demonstrations, only those of the first step.
+    It tokenizes every row that the run will use; of a task's demonstrations, only rows of the first step.
     """
     limit = Limit(config.data, model.config.max_position_embeddings)
     name = config.data.path or config.data.name or config.data.run

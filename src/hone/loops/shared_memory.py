@@ -21,7 +21,7 @@ ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"
 """Environment variable with the folder for a run's processes (the orchestrator tells the trainer)."""
 PRESERVED = ".kept"
-"""Name of a file: its scratch folder is kept, because a message names a log in it."""
+"""A scratch folder with a file of this name stays, because a message names a log in it."""
 NO_ROOM = "there is no room left in memory"
 
 
@@ -110,7 +110,7 @@ def disk_message(reason: str) -> str:
 
 
 def shortage(folder: Path, size: int, versions: int) -> str | None:
-    """Return why so many `versions` of a model, `size` bytes each, don't fit in `folder`; None if they fit."""
+    """Return why this number of `versions`, of `size` bytes each, doesn't fit in `folder`; None if it fits."""
     stats = os.statvfs(folder)
     free, needed = min(stats.f_bavail * stats.f_frsize, ram()[1]), versions * size
     if free >= needed:

@@ -1,4 +1,4 @@
-"""The cost of a run; stops it before time, money or tokens run out, with enough left to save."""
+"""The cost of a run. Ends the run before time, money or tokens run out, with enough left to save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hone.config.shared import BudgetConfig
 from hone.runs.view import RunView
 
 CLOSING, OF_START = 2.0, 0.4
-"""Seconds from a process's last line until it and its workers have ended; if more, this share of its start's seconds.
+"""Seconds from a process's last line until it and its workers have ended; if more, OF_START of its start's seconds.
 Both times grow with the machine's load (the quickstart's RL: 0.9 s after a start of 5 s, 2.2 s after 7 s)."""
 RECENT = 10
 """Number of last steps that predict the next step."""

@@ -23,7 +23,7 @@ Tensors = dict[str, dict[str, "torch.Tensor"]]
 
 
 class Checkpoints:
-    """A run's checkpoints: the newest `keep_last` are kept, and those of steps at multiples of `keep_interval`."""
+    """A run's checkpoints: keeps the newest `keep_last`, and checkpoints at multiples of `keep_interval` steps."""
 
     def __init__(self, folder: Path, keep_last: int | None = None, keep_interval: int | None = None):
         self.folder = folder

@@ -49,7 +49,7 @@ def measures(run: Run) -> bool:
 def drawn(run: Run, step: int) -> list[dict[str, Any]]:
     """Return a step's ledger entries, made from its rollouts, in the order of draws; with `solved` and `graded`.
 
-    A group's state is that of a graded sample, if there is one.
+    A group's state comes from a graded sample, if there is one.
     """
     from hone.types import Outcome  # loads numpy, which a list of runs does without
 

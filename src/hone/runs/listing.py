@@ -32,7 +32,7 @@ def is_previous(path: Path) -> bool:
 
 
 def count_text(runs: int, evaluations: int, previous: int) -> str:
-    """Return `4 runs, 1 evaluation, 2 earlier runs`; of zero counts only `0 runs`."""
+    """Return `4 runs, 1 evaluation, 2 earlier runs`, without zero counts other than `0 runs`."""
     counts = ((runs, "run"), (evaluations, "evaluation"), (previous, "earlier run"))
     parts = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count or word == "run"]
     return ", ".join(parts)

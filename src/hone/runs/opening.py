@@ -324,7 +324,7 @@ class Opening:
         ]
 
     def _edited_history(self, state: Mapping[str, Any]) -> list[str]:
-        """Return logs whose beginning differs from the checkpoint's record, and missing files."""
+        """Return missing files, and logs that begin differently than the checkpoint recorded."""
         edited = []
         for name, was in state.get("logs", {}).items():
             lines = b"".join(whole_lines(self.source / name))[: was["bytes"]]
@@ -350,7 +350,7 @@ def target_in_words(info: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, before, now) of differing facts in two run.json that can make equal runs differ."""
+    """Return (name, before, now) of facts that differ between two run.json and can make equal runs differ."""
     pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
     pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]
     pairs += [

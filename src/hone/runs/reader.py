@@ -167,7 +167,7 @@ def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
-    """Return records of numbers as an Arrow table. Columns are in order of appearance, and int64 if all values are."""
+    """Return records of numbers as an Arrow table. Columns are in order of appearance; int64 if all values are ints."""
     import pyarrow as pa
 
     columns = {}

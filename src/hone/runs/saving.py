@@ -85,8 +85,8 @@ class Saver:
     def save(self, step: int, last: bool = False) -> None:
         """Save version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
 
-        Without `--ckpt` the end saves only weights, unless the run is stopped early. With `last`, all files are written
-        on return. Raises OSError for files that could not be written, also of an earlier version.
+        Without `--ckpt` the end saves only weights, unless the run is stopped early. If `last` is true, all files are
+        written on return. Raises OSError if files, also of an earlier version, could not be written.
         """
         if self._writing is not None and self._writing.done():
             self._wait()

@@ -68,7 +68,7 @@ class RunWriter:
         self._stop, self._best = config.stop, config.ckpt and config.ckpt.best
         self.alarms = Alarms()
         self._started: list[Observer] = []
-        """Observers whose `before_start` was called: call their `at_end`."""
+        """Observers to call `at_end` of, because `before_start` was called."""
         self._lock = lock
         (folder / PROCESS_LOGS).mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
@@ -92,7 +92,7 @@ class RunWriter:
         keep: Mapping[str, str] = MappingProxyType({}),
         **brought: Any,
     ) -> RunWriter:
-        """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
+        """Open `config.output_dir` for a run of `kind` (sft, rl); resume it if the config says so.
 
         A new run moves an earlier one to `.previous/<its id>`. `observers` default to a display. `keep` has the texts
         of files that belong to the run, by name. `brought` are further arguments of `Opening`. Raises UserError, with
@@ -291,7 +291,7 @@ class RunWriter:
         self.display.message(f"Another run of this config may differ from step {step} on: {cause}.")
 
     def finish(self, status: str, alarm: str = "") -> None:
-        """Close the run with its last status. `alarm`: the alarm that stopped it."""
+        """Close the run with its final status. `alarm`: the alarm that stopped it."""
         assert status in ("done", "stopped", "budget", "failed", "interrupted"), status
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
@@ -359,7 +359,7 @@ class RunWriter:
 
 
 def find_display(observers: Sequence[Observer]) -> Display:
-    """Return the display among the observers, or one that shows nothing."""
+    """Return the display among the observers, or a display that shows nothing."""
     return next((observer for observer in observers if isinstance(observer, Display)), Display())
 
 
