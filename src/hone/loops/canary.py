@@ -102,7 +102,7 @@ class Canary:
     def from_config(
         cls, config: RLConfig, examples: Sequence[Example], renderer: ChatRenderer, policy: Policy, trainer: Trainer
     ) -> Canary:
-        """Make a run's canary from its `examples`; completions are at most as long as rollouts."""
+        """Make a run's canary; completions are at most as long as rollouts."""
         sampling = sampling_params(next(iter(config.tasks().values())).orchestrator.sampling, return_kept_ids=True)
         max_tokens = config.orchestrator.sampling.max_tokens
         return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampling)

@@ -28,7 +28,7 @@ def serves(role: str) -> bool:
 
 
 _LONGEST_LINE = 2**16
-"""Bytes. A longer line is passed on in parts: a progress bar never ends its line."""
+"""Maximum bytes of a line. A longer line, such as a progress bar, is passed on in parts."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
 """Start of a line that names the error: hone's message, or a traceback's last line; torch puts the rank first."""
 
@@ -119,7 +119,7 @@ class Child(Process):
 
     @property
     def error(self) -> str:
-        """Return the last line that names an error, else the last that is not empty; at most 400 characters."""
+        """Return the last line that names an error, else the last line that is not empty; at most 400 characters."""
         lines = [line for line in reversed(self.lines) if line.strip()]
         line = next((line for line in lines if _ERROR.match(line)), lines[0] if lines else "")
         if (match := _ERROR.match(line)) and match[1]:

@@ -186,5 +186,5 @@ class Curriculum:
 def _misfit(entry: Entry) -> UserError:
     return UserError(
         f"the ledger does not fit orchestrator.curriculum: draw {entry.draw} of step {entry.step} would be "
-        "another example; set orchestrator.curriculum, max_examples, seed and data back to the run's"
+        "another example; set orchestrator.curriculum, max_examples, seed and data to the run's values"
     )

@@ -42,9 +42,9 @@ Progress = Callable[[int, int], None]
 class Evaluation:
     """An evaluation; `env` replaces the config's task.
 
-    Attribute `config` has the served model's name if a server is used. Results are saved in `folder` unless it is None;
-    `shortage` says if there are too few examples; `special_texts` are prompts and tool answers with special tokens.
-    Raises UserError if the config, the task or the server is bad.
+    Its `config` has the model's name if a server is used. Results are saved in `folder` unless it is None; `shortage`
+    says if there are too few examples; `special_texts` are prompts and tool answers with special tokens. Raises
+    UserError if the config, the task or the server is bad.
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
@@ -136,7 +136,7 @@ class Evaluation:
 
 
 def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
-    """Return the config, with a server's model name filled in; and True if it is hone's server."""
+    """Return the config, naming the model that a server serves; and True if it is hone's server."""
     if config.base_url is None:
         return config, False
     from hone.evaluation.remote import find_model

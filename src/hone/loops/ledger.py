@@ -19,8 +19,8 @@ class Entry:
     `failed` (grader), `retired` (not sampled); with `refill` also `surplus` (the batch was full) and, in older runs,
     `cut` (cut off for its length).
 
-    `tokens` counts prompt and completion tokens of all its rollouts. `solved` of the `graded` rollouts were correct;
-    both are None unless the curriculum measures. `env` names the task, if there are several.
+    `tokens` counts prompt and completion tokens of all its rollouts. `graded` counts rollouts with a grade, `solved`
+    the correct ones; None unless pass rates are measured. `env` names the task, if there are several.
     """
 
     draw: int

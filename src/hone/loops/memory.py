@@ -47,9 +47,9 @@ PHASES = {
     "sampling": ("kv cache", "prefix cache", "sampling logits", "prefill", "server"),
     "training": ("gradients", "activations", "logits or a layer", "server asleep"),
 }
-"""Parts of memory that only the named phase has."""
+"""Phase → parts of memory that only this phase has."""
 SERVER_GIB = 2.0
-"""Memory of a server on a GPU besides weights and KV cache, CUDA graphs included. A guess."""
+"""GiB of a server on a GPU besides weights and KV cache, CUDA graphs included. A guess."""
 LEAST_TOKENS = 2048
 """Minimum tokens of micro-batches that were shrunk to save memory; the longest sequence must fit, too."""
 

@@ -96,8 +96,8 @@ def make_trainer(
     record_tokens: bool = True,
     user_loss: TokenLoss | None = None,
 ) -> Trainer:
-    """Make the trainer of RL. A KL term also needs the initial policy: `model.name`, loaded again, or with LoRA the
-    model without its adapter.
+    """Make RL's trainer. A KL term also needs the initial policy: `model.name`, loaded again, or with LoRA the model
+    without its adapter.
 
     `record_tokens`: record token statistics if configured. `user_loss`: a program's function for `loss.function`.
     """

@@ -88,7 +88,7 @@ def connect_to_server(
 ) -> Server:
     """Return the server at `endpoint`. Raises UserError unless it serves the trained model.
 
-    It must serve `model` of this number of `parameters`, have the tokenizer of `renderer` (None: unchecked) and room
+    It must serve `model` with this number of `parameters`, have the tokenizer of `renderer` (None: unchecked) and room
     for `tokens`, and accept weights from folders below `spool`. Waits `patience` seconds for an answer, and prints a
     line every 30 s. `named`: the user set --orchestrator.client.base-url; else the run started the server.
     """

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class Processes(Protocol):
-    """The processes that sample and train: this one (`OneProcess`), or others."""
+    """The processes that sample and train: this process (`OneProcess`), or others."""
 
     backend: str | None
     """The kind of server that samples, once connected; None for the engine in this process."""
@@ -125,12 +125,12 @@ class OneProcess:
 class RL(Training):
     """A run of RL: the task, renderer and steps of a config. Other `processes` may sample and train.
 
-    `config` is an `RLConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The config
-    names the task; or the task is `reward_funcs` on the examples of `dataset` (see `given_task` in
-    `hone.environments.functions`), or `agent`, a program that calls the model. `loss` and `advantages` replace the
-    algorithm's functions, see `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is
-    bad. As a context manager, it opens the run directory, and sets threads and deterministic kernels; its exit saves
-    the final version and restores those settings.
+    `config` is an `RLConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The task comes from
+    the config, from `reward_funcs` with the examples of `dataset` (see `given_task` in `hone.environments.functions`),
+    or from `agent`, a program that calls the model. `loss` and `advantages` replace the algorithm's functions, see
+    `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is bad. As a context manager,
+    it opens the run directory, and sets threads and deterministic kernels; its exit saves the final version and
+    restores those settings.
     """
 
     kind = "rl"

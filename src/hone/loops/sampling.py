@@ -1,4 +1,4 @@
-"""The servers that `hone rl` samples from instead of its engine: a running server, or one that it starts."""
+"""The servers that `hone rl` samples from instead of its engine: a running server, or one that hone starts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The steps of RL, in one process, in several, or replayed by `hone verify`; `build` makes them from a config.
 
 Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
-minus its group's mean as the advantage, and makes one update with the token-level clipped loss; the result is version N
-+ 1. Groups of equal rewards carry no gradient and are dropped; if all are dropped, the weights stay the same, but the
-version and the schedule advance. No value network, no KL by default, one update per batch, no replay.
+minus its group's mean as the advantage, and makes one update with the token-level clipped loss: version N + 1. Groups
+of equal rewards carry no gradient and are dropped; if all are dropped, the weights stay the same, but the version and
+the schedule advance. No value network, no KL by default, one update per batch, no replay.
 """
 
 from __future__ import annotations

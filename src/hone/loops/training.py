@@ -66,7 +66,7 @@ class Loop(ABC):
         return self.next_step >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
 
     def begin(self, last: bool = False) -> bool:
-        """Save and measure the current version, once; return False at a requested stop. `last`: measure everything."""
+        """Save and measure the current version, once; return False if a stop was requested. `last`: measure all."""
         version, saver = self.version, self.saver
         if self._begun == version:
             return True

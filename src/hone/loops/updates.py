@@ -33,7 +33,7 @@ class Updates(ABC):
     """The trainer, in this process or in others.
 
     `version` and `fingerprint()` describe the last update taken. If `ready` is true, `take` returns at once. If `plans`
-    is true, the trainer must know before an update if its version becomes a checkpoint (see `Saver.planned`).
+    is true, the trainer must know before an update if the new version becomes a checkpoint (see `Saver.planned`).
     """
 
     plans = False

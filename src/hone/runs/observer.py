@@ -50,7 +50,7 @@ class Observer:
         """
 
     def at_end(self, status: str) -> None:
-        """Called when run.json has the run's last status; the last observer is the first to be called."""
+        """Called when run.json has the run's last status; the last observer first."""
 
     def report(self) -> str:
         """Return lines that a command prints before its last lines, each with a line break."""

@@ -97,8 +97,7 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool = False) -> list[str]:
-    """Return settings that differ in two `flat` configs and change the numbers. `names_matter`: compare model names,
-    too."""
+    """Return settings that change the numbers and differ in two `flat` configs. `names_matter`: model names, too."""
     before, now = _with_own_paths(old), _with_own_paths(new)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     names = [name for name in names if before.get(name) != now.get(name)]

@@ -189,7 +189,7 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
     other.tokenizer.add_tokens(["cafe", "One"])
     with serving() as served:
         url = served.url
-        assert "has room for 2048 tokens, seq_len is 4096" in error(url, 4096)
+        assert "has room for 2048 tokens, but seq_len is 4096" in error(url, 4096)
         parameters += 1
         assert f"serves a model of {parameters - 1:,} parameters, not the run's {parameters:,}: start" in error(url)
         parameters -= 1
