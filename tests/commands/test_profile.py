@@ -66,7 +66,7 @@ def test_what_can_not_be_used_is_refused_in_a_sentence(here: Path, tiny_model_di
     flag = ["--orchestrator.env.args", '{"word": "other"}', *profile]
     fails(capsys, train(tiny_model_dir, *flag, "[0.01, 0.02]"), "no training example has a pass rate from 0.01 to 0.02")
     before = (here / "p.parquet").read_bytes()
-    fails(capsys, main(["eval", *words, "p.parquet"]), "p.parquet is there already: name another file")
+    fails(capsys, main(["eval", *words, "p.parquet"]), "p.parquet already exists: name another file")
     assert (here / "p.parquet").read_bytes() == before
     absent = ["--orchestrator.env.profile", "q.parquet", "--orchestrator.env.pass-rate", "[0, 1]"]
     fails(capsys, train(tiny_model_dir, *absent), "q.parquet does not exist: `hone eval ENV")

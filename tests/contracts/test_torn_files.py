@@ -87,7 +87,7 @@ def test_with_every_checkpoint_damaged_it_begins_anew_only_when_told_to(rl, run)
     for step in (4, 6):
         damage(run / "checkpoints" / f"step_{step}" / "model.safetensors", "bit flipped")
     code, text = resumed(rl, run)
-    assert code == 2 and "step_6 is damaged" in text and "--resume.step 0 begins anew" in text, text
+    assert code == 2 and "step_6 is damaged" in text and "begin anew with --resume.step 0" in text, text
     assert trials.run(rl.argv(run, "--resume.step", "0"), run.parent / "log") == 0
     states.assert_ended_like(run, rl.unbroken)
 

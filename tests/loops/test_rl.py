@@ -251,5 +251,5 @@ def test_each_of_several_tasks_can_be_evaluated_on(settings: dict, tmp_path: Pat
         found = [rl.evaluate(num_examples=2, **which) for which in ({}, {"task": "a"}, {"task": "b"})]
         assert [result.env_id for result in found] == ["reverse-text", "reverse-text", "char-count"]
         assert all(len(result.samples) == 2 for result in found)
-        with pytest.raises(UserError, match="task is 'c'; it is one of 'a', 'b'"):
+        with pytest.raises(UserError, match="task 'c' is not one of 'a', 'b'"):
             rl.evaluate(task="c")

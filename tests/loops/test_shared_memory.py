@@ -137,8 +137,8 @@ def test_without_shared_memory_one_sentence_says_so(tmp_path: Path) -> None:
     ("file_system", "memory", "found"),
     [
         (4.8e9, 9e9, None),
-        (64e6, 9e9, "has 64 MB free, 4 versions of the model need 4.8 GB"),
-        (9e9, 4.7e9, "has 4.7 GB free, 4 versions of the model need 4.8 GB"),
+        (64e6, 9e9, "has 64 MB free, but 4 versions of the model need 4.8 GB"),
+        (9e9, 4.7e9, "has 4.7 GB free, but 4 versions of the model need 4.8 GB"),
     ],
 )
 def test_all_versions_must_have_room(

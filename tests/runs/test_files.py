@@ -79,10 +79,10 @@ def test_new_dir_lists_sizes_and_hashes_and_verify_names_what_is_wrong(tmp_path)
     (folder / "c").unlink()
     (folder / "e").write_text("")
     assert verify(folder)[1:3] == ["b has 1 bytes instead of 3", "c is missing"]
-    assert verify(folder)[3:] == ["e was added: the completion marker does not list it"]
+    assert verify(folder)[3:] == ["e was added: the file COMPLETE does not list it"]
     assert not is_complete(folder)
     (folder / "COMPLETE").write_text("{")
-    assert verify(folder) == ["d has no readable completion marker"]
+    assert verify(folder) == ["d has no readable file COMPLETE"]
 
 
 def test_new_dir_that_fails_leaves_the_old_one(tmp_path):

@@ -1,1 +1,1 @@
-"""The step and the run of `RL` and `SFT`, and their parts."""
+"""The training loops of RL and SFT, and their parts."""

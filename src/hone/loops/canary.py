@@ -1,7 +1,7 @@
 """The canary: after every publication of weights, sampler and trainer must agree on the logprobs of a few tokens.
 
-Both score a fixed sequence of the run's first prompts, without a cache; and a few completions are sampled as in
-training, with the sampler's caches. These texts are short because every step pays for them; a resumed run has the same.
+They score a fixed sequence, joined from the run's first prompts, without a cache. They also score a few completions,
+sampled as in training, with caches. These texts are short because every step pays for them; a resumed run has the same.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from hone.types import Example
 FIXED_TOKENS = 64
 """Maximum length of the fixed sequence."""
 EXAMPLES = 8
-"""Number of examples for the prompts."""
+"""Use the prompts of at most this many examples."""
 PROMPTS, SAMPLES, NEW_TOKENS = 2, 2, 3
-"""Prompts to sample from, completions per prompt, most tokens of a completion."""
+"""Prompts to sample from, completions per prompt, maximum tokens per completion."""
 LONG = 256
-"""Prompts of more tokens are used only if shorter ones are missing: they cost as much as a rollout."""
+"""Prompts of more tokens cost as much as a rollout: used only if there are too few shorter ones."""
 CAUSES = "the sampler has other weights, cached prompts, temperature, prompt, dtype or kernels than the trainer"
 ADVICE = "see docs/training.md; --gap.mean, --gap.max and --gap.stop set the bounds"
 
 
 def band_from_config(config: RLConfig, layers: int, backend: str | None = None) -> Band:
-    """Return the backend's `Band` at the lower precision of sampler and trainer; `config.gap` overrides it."""
+    """Return the gap's bounds: `config.gap`'s, else the backend's for the lower precision of sampler and trainer."""
     backend = backend or config.inference.backend
     coarse = backend != HONE and config.inference.in_bf16
     band = band_of(backend, "bf16" if coarse else config.precision, layers)
@@ -64,7 +64,7 @@ def fixed_tokens(examples: Sequence[Example], renderer: ChatRenderer, seq_len: i
 
 
 def first_examples(config: RLConfig, env: Environment, curriculum: Curriculum) -> list[Example]:
-    """Return the examples that a task draws first, at most one step's."""
+    """Return a task's first examples, in draw order; at most one step's."""
     rows, prompts = env.split("train"), config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
     return [rows[index] for index in curriculum.first(min(prompts, EXAMPLES))]
 
@@ -87,7 +87,7 @@ class Canary:
         most = min(NEW_TOKENS, max_tokens or NEW_TOKENS)
 
         def order(prompt: tuple[tuple[int, ...], Any]) -> tuple[bool, int]:
-            """Sort key: prompts up to LONG, longest first (more is cached), then the rest, shortest first."""
+            """Sort key: prompts up to LONG, longest first (more is cached); then longer ones, shortest first."""
             tokens = len(prompt[0])
             return tokens > LONG, tokens if tokens > LONG else -tokens
 
@@ -102,13 +102,13 @@ class Canary:
     def from_config(
         cls, config: RLConfig, examples: Sequence[Example], renderer: ChatRenderer, policy: Policy, trainer: Trainer
     ) -> Canary:
-        """Make the canary of a run from its `examples`; completions are no longer than rollouts."""
+        """Make a run's canary; completions are at most as long as rollouts."""
         sampling = sampling_params(next(iter(config.tasks().values())).orchestrator.sampling, return_kept_ids=True)
         max_tokens = config.orchestrator.sampling.max_tokens
         return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampling)
 
     def measure(self) -> Gap:
-        """Return the larger gap: of the fixed sequence or the completions, at the current weights."""
+        """Return the larger of two gaps at the current weights: of the fixed sequence, of the completions."""
         temperature = self.trainer.temperature
         (scores,) = self.policy.score([self.fixed], temperature)
         turns = self.policy.sample(self.requests, self.sampling)
@@ -150,7 +150,7 @@ class GapWatch:
         return metrics
 
     def trained(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Judge the gap of a step's tokens, if they were sampled from the trained version."""
+        """Judge the gap of a step's tokens, if the version being trained sampled all of them."""
         if (mean := metrics.get("logprob_gap/mean")) is not None and not metrics.get("staleness/mean"):
             self._judge("samples", step, Gap(float(mean), float(metrics["logprob_gap/max"])), {})
 

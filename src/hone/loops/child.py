@@ -28,9 +28,9 @@ def serves(role: str) -> bool:
 
 
 _LONGEST_LINE = 2**16
-"""Bytes. A longer line is passed on in parts: a progress bar never ends its line."""
+"""Maximum bytes of a line. A longer line, such as a progress bar, is passed on in parts."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
-"""Start of a line that names the error: hone's line, or a traceback's last; torch puts the rank first."""
+"""Start of a line that names the error: hone's message, or a traceback's last line; torch puts the rank first."""
 
 
 class Log:
@@ -59,9 +59,9 @@ class Writes(Protocol):
 
 
 class Child(Process):
-    """A role's process. When the launcher dies, Linux kills it; on other systems it ends itself.
+    """A role's process. When the launcher dies, Linux kills the process; on other systems it ends itself.
 
-    `rank` is None if the role has one process. `echo`: its output also goes to this process's streams.
+    `rank` is None if the role has one process. `echo`: also copy its output to this process's streams.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Child(Process):
 
     @property
     def error(self) -> str:
-        """Return the last line that names an error, else the last that is not empty; at most 400 characters."""
+        """Return the last line that names an error, else the last line that is not empty; at most 400 characters."""
         lines = [line for line in reversed(self.lines) if line.strip()]
         line = next((line for line in lines if _ERROR.match(line)), lines[0] if lines else "")
         if (match := _ERROR.match(line)) and match[1]:
@@ -128,7 +128,7 @@ class Child(Process):
         return line if len(line) <= 400 else f"{line[:400]} ..."
 
     def poll(self) -> int | None:
-        """Return the exit code, None before the end. At the end kill the rest of its group, and read its last lines."""
+        """Return the exit code, None while it runs. After its exit, kill its process group and read its last lines."""
         if self.code is None and super().poll() is not None:
             for reader in self._readers:
                 reader.join(1.0)  # a process that left the group may hold the other end

@@ -1,4 +1,4 @@
-"""Sampler and trainer in this process share the parameters: no copies; sampling and training alternate."""
+"""Sampler and trainer in one process share the parameters without copies; sampling and training alternate."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def new_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, 
 
 
 def prefix_bytes(env: Environment, kv_bytes: int) -> int:
-    """Return the bytes to cache keys and values of repeated prompts: each turn repeats the conversation so far."""
+    """Return the prefix cache's bytes; 0 for single turns: only later turns repeat the conversation so far."""
     return int(PREFIX_SHARE * kv_bytes) if env.max_turns > 1 else 0
 
 
@@ -96,10 +96,10 @@ def segment_of(
     renderer: ChatRenderer,
     stops: Sequence[str] = (),
 ) -> Segment:
-    """Make the segment of a request's prompt and completion; `versions` has the policy version of each sampled token.
+    """Make a request's segment; `versions` has the policy version of each sampled token.
 
-    The text starts with the tag that the chat template opened, if any: a grader must see the thoughts. It ends before a
-    stop string, but the string's tokens are part of the segment, and trained on.
+    The text starts with a thinking tag that the chat template opened, so that graders see the thoughts. It ends before
+    a stop string; the segment keeps this string's tokens, to train on them.
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
     text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), stops)
@@ -116,7 +116,7 @@ def segment_of(
 
 
 class LocalTrainer(Updates):
-    """Trains on a batch within `put`, in micro-batches of `micro_batch_tokens` (None: the device's default)."""
+    """`put` trains on the batch at once, in micro-batches of `micro_batch_tokens` (None: the device's default)."""
 
     ready = True
 
@@ -149,7 +149,7 @@ class LocalTrainer(Updates):
 
     def take(self) -> Update:
         update, self._update = self._update, None
-        assert update is not None, "a batch is put before its update is taken"
+        assert update is not None, "call put before take"
         return update
 
     def publish(self, version: int) -> Gap | None:

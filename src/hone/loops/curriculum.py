@@ -34,7 +34,7 @@ _NO_POOL = PoolConfig(retire_at=0, park_after=0)
 
 @dataclass(frozen=True)
 class Draw:
-    """Draw `number` of the run takes example `index` in `epoch`; it is skipped if `retired` is true."""
+    """The run's draw `number`: example `index` in `epoch`, skipped if `retired` is true."""
 
     number: int
     index: int
@@ -44,9 +44,8 @@ class Draw:
 
 @dataclass
 class _Place:
-    """The place of the next draw: `order` holds the indices of `epoch`, and the first `position` are drawn.
-
-    `restarted`: all examples came back since the last `advance`.
+    """The position of the next draw. `order`: example indices of `epoch`; the first `position` of them are drawn.
+    `restarted`: all examples returned to the pool since the last `advance`.
     """
 
     number: int = 0
@@ -59,8 +58,8 @@ class _Place:
 class Curriculum:
     """The draws of a run from the first `total` examples, without the indices in `left_out`.
 
-    `size` counts the examples to draw; `ids` maps indices of drawn examples to ids, if the curriculum measures.
-    `restarted` is called with the step that found the pool empty.
+    `size` counts the examples to draw; `ids` maps indices of drawn examples to ids, if pass rates are measured.
+    `restarted` gets the step that found the pool empty.
     """
 
     def __init__(self, total: int, seed: int, config: CurriculumConfig, left_out: Collection[int] = ()) -> None:
@@ -96,11 +95,11 @@ class Curriculum:
         return self._shuffled(0)[:count].tolist()
 
     def draw(self, count: int) -> list[Draw]:
-        """Return the next draws, `count` of them not retired; `advance` moves past them."""
+        """Return the next draws: `count` to sample, and retired ones between. Only `advance` moves past them."""
         return self._walk(count)[0]
 
     def advance(self, entries: Sequence[Entry]) -> None:
-        """Move past one step's draws and measure them. Raises UserError if they differ from the curriculum's."""
+        """Move past one step's draws and measure them. Raises UserError if `entries` differ from these draws."""
         draws, place = self._walk(sum(entry.state != "retired" for entry in entries))
         if place.restarted:
             self._forget()
@@ -114,7 +113,7 @@ class Curriculum:
                 self._measure(draw, entry)
 
     def restore(self, entries: Sequence[Entry]) -> None:
-        """Replay a run's first draws. Raises UserError if they differ from the curriculum's."""
+        """Replay a run's first draws. Raises UserError if `entries` differ from these draws."""
         self._reset()
         if self.config.measures:
             for _, step in groupby(entries, lambda entry: entry.step):
@@ -146,13 +145,13 @@ class Curriculum:
         return draws, place
 
     def _shuffled(self, epoch: int) -> np.ndarray:
-        """Return the indices of an epoch `[n]` int64 before any selection: shuffled, or in the order of the data."""
+        """Return all indices of an epoch, `[n]` int64: shuffled, or in the order of the data."""
         in_order = self.config.order == "sequential"
         order = np.arange(self.total) if in_order else epoch_order(self.total, self.seed, epoch)
         return order[self._used[order]]
 
     def _by_measure(self, order: np.ndarray, epoch: int) -> np.ndarray:
-        """Return the examples of `order` in the pool when this epoch begins, by difficulty if so configured."""
+        """Select from `order` the examples in the pool at this epoch's start; sort by difficulty if configured."""
         retry = self._pool.retry_parked
         due = (epoch - self._last_epoch >= retry) & bool(retry)
         in_pool = ~self._retired & (~self._parked | due)
@@ -187,5 +186,5 @@ class Curriculum:
 def _misfit(entry: Entry) -> UserError:
     return UserError(
         f"the ledger does not fit orchestrator.curriculum: draw {entry.draw} of step {entry.step} would be "
-        "another example; set orchestrator.curriculum, max_examples, seed and data back to the run's"
+        "another example; set orchestrator.curriculum, max_examples, seed and data to the run's values"
     )

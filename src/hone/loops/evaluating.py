@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from hone.client import Endpoint
 
 Progress = Callable[[int, int], None]
-"""Called with the numbers of finished and of all completions."""
+"""Called with two numbers: finished completions, all completions."""
 
 
 class Evaluation:
-    """The evaluation that a config describes; `env` replaces the config's task.
+    """An evaluation; `env` replaces the config's task.
 
-    Attribute `config` has the served model's name if a server is used. Results are saved in `folder` unless it is None;
-    `shortage` says if examples are missing; `special_texts` are prompts and tool answers with special tokens. Raises
+    Its `config` has the model's name if a server is used. Results are saved in `folder` unless it is None; `shortage`
+    says if there are too few examples; `special_texts` are prompts and tool answers with special tokens. Raises
     UserError if the config, the task or the server is bad.
     """
 
@@ -61,10 +61,10 @@ class Evaluation:
         if config.profile is not None:
             check_target(config.profile, "--profile")
             if config.profile.exists():  # a run that trains on it could not be resumed
-                raise UserError(f"--profile {config.profile} is there already: name another file, or move it away")
+                raise UserError(f"--profile {config.profile} already exists: name another file, or move it away")
 
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
-        """Sample and grade. Ctrl-C returns the result of finished samples, or raises if there are none."""
+        """Sample and grade. After Ctrl-C, return the result of finished samples, or raise if there are none."""
         config = self.config
         counts: dict[str, Any] = {
             "num_examples": config.num_examples,
@@ -136,7 +136,7 @@ class Evaluation:
 
 
 def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
-    """Return the config, with the served model's name if there is a server; and True if hone serves it."""
+    """Return the config, naming the model that a server serves; and True if it is hone's server."""
     if config.base_url is None:
         return config, False
     from hone.evaluation.remote import find_model
@@ -155,7 +155,7 @@ def _endpoint(config: EvalConfig) -> Endpoint:
 
 
 def local_sampling(arguments: dict[str, Any]) -> SamplingParams:
-    """Read sampling arguments for the engine in this process. Raises UserError for a bad one."""
+    """Read sampling arguments for the engine in this process. Raises UserError for a bad argument."""
     left_out = ("n", "ignore_eos", "top_logprobs", "return_kept_ids")
     known = [f.name for f in fields(SamplingParams) if f.name not in left_out]
     for name, value in arguments.items():

@@ -1,11 +1,11 @@
-"""The servers of a run: chooses a server for each request, tracks their weights, and handles lost servers.
+"""The servers of a run: chooses one for each request, tracks the servers' weights, and handles lost servers.
 
     fleet = Fleet([server, other])
     fleet.load(1, folder)
     answers = fleet.ask(bodies)
 
-A request goes to the server with the fewest tokens left to sample. If one of several is lost, its requests go to the
-others, with the same ids and keys. Every call checks if a lost server is back, and sends it the weights first.
+A request goes to the server with the fewest tokens left to sample. If one of several servers is lost, the others get
+its requests, with the same ids and keys. Every call checks if lost servers are back, and sends these the weights first.
 The loss of the only server ends the run, or this process, which the launcher restarts.
 """
 
@@ -26,7 +26,7 @@ from hone.inference.client import ServedModel, ServerClient
 from hone.loops.reach import Server
 
 CONNECTIONS = 256
-"""Most concurrent requests to a server; a request is a group, and needs an open file."""
+"""Maximum concurrent requests to a server. A request samples one group and needs an open file."""
 LOOK = 0.5
 """Seconds between checks for a server while all are lost."""
 PROBE_SECONDS = 3.0
@@ -34,7 +34,7 @@ PROBE_SECONDS = 3.0
 Carry = Callable[[int, Path], None]
 """(server number, weights folder): copies the folder to the server's machine, or raises ServerUnavailable."""
 OnAnswer = Callable[[int, Any, Server, int], None]
-"""Called for each answer: request number, answer, server, the oldest version that may have sampled it."""
+"""Called for each answer with: request number, answer, server, the oldest version that may have sampled it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Loaded:
 
 @dataclass(eq=False)
 class Member:
-    """A server. `tokens` are requested but not sampled yet; `lost` is the error that excludes it."""
+    """A server. `tokens`: number requested but not sampled yet; `lost`: the error that excludes this server."""
 
     server: Server
     loaded: Loaded = Loaded()
@@ -59,9 +59,9 @@ class Member:
 class Fleet:
     """All servers, of one backend. Another thread may call `load` and `ask_each` while `ask` runs.
 
-    `changes` are losses and returns not recorded yet. Raises Halt if all servers are lost for a request's timeout, or
-    if one samples from weights that this run did not send. `carry` copies weights to other machines. Servers with
-    numbers in `absent` are not up yet.
+    `changes`: losses and returns of servers, not recorded yet. Raises Halt if all servers are lost for a request's
+    timeout, or if one samples from weights that this run did not send. `carry` copies weights to other machines.
+    Servers with numbers in `absent` are not up yet.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Fleet:
         """Raise Halt unless a server has weights of this run, and is the same process as when the call began."""
         name = member.server.name
         if began.path is not None and _is_new(served, began):
-            raise Halt(f"{name} was started anew, and has not been given the weights")
+            raise Halt(f"{name} was restarted and lacks this run's weights")
         if served is None or served.policy_path not in self.versions.values():
             version, path = (None, None) if served is None else (served.policy_version, served.policy_path)
             raise Halt(
@@ -257,7 +257,7 @@ class _Call:
             return answer
 
     async def _least_loaded(self, but: set[Member]) -> Member:
-        """Return the server with the fewest tokens left; if all are lost, wait for the first to return."""
+        """Return the server with the fewest tokens left, except `but`; if all are lost, wait for one to return."""
         members, started = [member for member in self.fleet.members if member not in but], time.monotonic()
         while not (present := [member for member in members if member.lost is None]):
             lost = members[0].lost
@@ -270,7 +270,7 @@ class _Call:
         return min(present, key=lambda member: member.tokens)
 
     async def _post(self, member: Member, body: dict[str, Any]) -> Any:
-        """Return an answer. Raises ServerUnavailable if one of several restarted: a retry may meet other weights."""
+        """Return the answer. Raises ServerUnavailable if one of several servers restarted: its weights may differ."""
         client, server, loaded = self.clients[member], member.server, member.loaded
         began = self.began.setdefault(member, loaded)
         answer = await client.post("/v1/completions", body | {"model": server.model})
@@ -298,7 +298,7 @@ def _is_new(served: ServedModel | None, loaded: Loaded) -> bool:
 
 @contextmanager
 def readable(server: Server, what: str) -> Iterator[None]:
-    """Raise Halt if `what` is missing in an answer, or malformed."""
+    """Raise Halt if the block can't read `what` in an answer."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:

@@ -46,7 +46,7 @@ If an agent rewards its calls, the function runs again for the calls: `[P, C]`, 
 
 
 class GroupSampler:
-    """Makes the groups of a step. A group is a function of (config, draw, step, weights of `policy`)."""
+    """Makes a step's groups. A group depends only on (config, draw, step, weights of `policy`)."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class GroupSampler:
     def groups(
         self, step: int, count: int, first_draw: int, phase: Callable[[str], AbstractContextManager[None]]
     ) -> list[Group]:
-        """Draw, sample and grade `count` groups of a step, in the order of their draws, from number `first_draw` on."""
+        """Draw, sample and grade `count` groups of a step; return them in draw order. Draws count from `first_draw`."""
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
@@ -86,7 +86,7 @@ class GroupSampler:
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
     def draw(self, first_draw: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
-        """Return numbers and examples of `count` draws of a step, after the first `drawn`; skips retired draws."""
+        """Return the numbers and examples of a step's next `count` draws, after `drawn` ones; skip retired draws."""
         walked = enumerate(self.curriculum.draw(drawn + count), first_draw)
         draws = [(number, draw) for number, draw in walked if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
@@ -94,7 +94,7 @@ class GroupSampler:
     def sample(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None
     ) -> list[Rollout]:
-        """Sample a group of rollouts for each example, in order; `early` gets each rollout as it ends."""
+        """Sample a group of rollouts for each example, in order; `early` grades each rollout once it ends."""
         finished: Callable[[int, Rollout], None] | None = early and (
             lambda i, rollout: early.add(i, examples[i // self.settings.rollouts], rollout)
         )
@@ -109,7 +109,7 @@ def grade_groups(
     config: RLConfig,
     early: EarlyGrading | None = None,
 ) -> list[Group]:
-    """Return groups of the rollouts (ordered by group) with their scores (`early`'s, if given), without advantages."""
+    """Return the groups of `rollouts` (ordered by group), graded here or by `early`; advantages are 0."""
     size = len(rollouts) // len(examples)
     if early is None:
         pairs = ((examples[i // size], rollout) for i, rollout in enumerate(rollouts))
@@ -136,9 +136,8 @@ def fill(groups: Sequence[Group], room: int, config: RLConfig, custom: Advantage
 
 
 def with_advantages(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
-    """Return the groups with advantages; groups that don't count have 0.
-
-    Left-out groups and, with `refill`, groups of equal rewards don't count: no mean of the step includes them.
+    """Return the groups with advantages. Left-out groups and, with `refill`, groups of equal rewards don't count: their
+    advantages are 0, and no mean of the step includes them.
     """
 
     def among(counting: list[int]) -> dict[int, Group]:
@@ -154,7 +153,7 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, custom: Advantage
 
 
 def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
-    """Return the groups with advantages (also of calls), computed as if they were the whole step."""
+    """Return the groups with advantages (also of calls), computed as if these groups were the whole step."""
     if not groups:
         return []
     found = step_advantages([g.scores for g in groups], [g.rollouts for g in groups], config, custom)
@@ -171,7 +170,7 @@ def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Adv
 def call_advantages(
     groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None
 ) -> list[list[list[np.ndarray]] | None]:
-    """Compute the advantages of each group's calls of the model; None if its calls have no rewards.
+    """Compute the advantages of each group's model calls; None for a group without rewards of calls.
 
     A call's reward is compared with all calls of its group, or of the step if the baseline is the batch's.
     """
@@ -197,7 +196,7 @@ def has_call_rewards(group: Group) -> bool:
 
 
 def call_rewards(group: Group) -> np.ndarray:
-    """Return the rewards `[C]` float64 of a group's calls, by default the sample's; NaN where grading failed."""
+    """Return each call's reward, `[C]` float64: its own, or else its sample's; NaN where grading failed."""
     return np.concatenate(
         [
             np.full(one.turns, score.reward)
@@ -235,7 +234,7 @@ def step_advantages(
 
 
 def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
-    """Return a group's rewards `[G]` float64 for its advantages, minus the penalty for a long last turn."""
+    """Return the rewards that a group's advantages use, `[G]` float64: minus the penalty for a long last turn."""
     orch = config.orchestrator
     if orch.truncated != "penalize":
         return rewards(scores)
@@ -266,7 +265,7 @@ def is_masked(segment: Segment, config: RLConfig) -> bool:
 def advantages_by_settings(
     rewards_PG: np.ndarray, valid_PG: np.ndarray, tokens_PG: np.ndarray, config: RLConfig, custom: Advantages | None
 ) -> np.ndarray:
-    """Compute advantages as the config says. Invalid rewards are NaN; `tokens_PG`: numbers of loss tokens."""
+    """Compute advantages as the config says. Invalid rewards are NaN; `tokens_PG` counts loss tokens."""
     settings = config.orchestrator.advantage
     if settings.function is not None:
         custom = custom or find_function(settings.function)[0]
@@ -295,7 +294,7 @@ def check_prompts(
     advance: Callable[[int], None] = lambda done: None,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Raise UserError with the row if a prompt leaves no room for a completion. Checks only 64 generated rows."""
+    """Raise UserError if a prompt leaves no room for a completion. Checks at most 64 generated rows."""
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
         example = split[index]
@@ -338,8 +337,8 @@ def group_state(group: Group) -> State:
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     """Return the completions to train on, in the order of the groups, and the counts of filtered groups.
 
-    Failed samples are left out, and with `truncated` = "mask" also cut-off completions. With `refill` no filtered group
-    counts, because others replace it. Further segments of a rollout are numbered after the group's samples. Every
+    Failed samples are left out, and with `truncated` = "mask" also cut-off completions. With `refill` filtered groups
+    are not counted: others replace them. Further segments of a rollout are numbered after the group's samples. Every
     sampled token carries loss, also the stop token.
     """
     orch, tasks = config.orchestrator, config.tasks()
@@ -406,7 +405,7 @@ def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, f
 
 
 def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: bool = False) -> dict[str, float]:
-    """Compute metrics over all sampled completions of a step. Failed gradings are counted, but no mean has them.
+    """Compute metrics over all sampled completions of a step. Failed gradings are counted, but enter no mean.
 
     `lag`: versions that the sampler may be behind; `refilled`: groups may have been left out.
     """

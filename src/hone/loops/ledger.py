@@ -19,8 +19,8 @@ class Entry:
     `failed` (grader), `retired` (not sampled); with `refill` also `surplus` (the batch was full) and, in older runs,
     `cut` (cut off for its length).
 
-    `tokens` counts prompt and completion tokens of all its rollouts. `solved` of the `graded` rollouts were correct;
-    both are None unless the curriculum measures. `env` names the task, if there are several.
+    `tokens` counts prompt and completion tokens of all its rollouts. `graded` counts rollouts with a grade, `solved`
+    the correct ones; None unless pass rates are measured. `env` names the task, if there are several.
     """
 
     draw: int
@@ -53,6 +53,6 @@ class Ledger:
         return [entry for entry in self.entries if (entry.env or "") == env]
 
     def state(self, before: int | None = None) -> Callable[[], dict[str, list[dict]]]:
-        """Return a function that records the entries so far (of steps before `before`); any thread may call it."""
+        """Return a function that returns the current entries (of steps before `before`); any thread may call it."""
         entries = [entry for entry in self.entries if before is None or entry.step < before]
         return lambda: {"ledger": [entry.record() for entry in entries]}

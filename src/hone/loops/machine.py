@@ -59,10 +59,10 @@ Config = TypeVar("Config", bound=RLConfig | SFTConfig)
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that decide settings left to the machine: the model, its training device and the ranks.
+    """Facts that decide unset settings: the model, its training device and the ranks.
 
-    `turns`: most turns of a conversation. `trainer`: settings and threads of a trainer in another process, which chose
-    them by its device's memory.
+    `turns`: maximum turns of a conversation. `trainer`: settings and threads that a trainer in another process chose by
+    its device's memory.
     """
 
     model: DecoderConfig
@@ -75,7 +75,7 @@ class Machine:
 def resolve(config: Config, machine: Machine) -> Config:
     """Return the config with values for all settings left to the machine; the run then keeps them.
 
-    A resumed run keeps its settings, even if an older hone left some unset. Warns if a train step does not fit.
+    A resumed run keeps its settings, even if an older hone left some unset. Warns if a train step lacks memory.
     """
     model, device, ranks = machine.model, machine.device, machine.ranks
     if machine.trainer is not None:
@@ -159,14 +159,14 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
 
 
 def _filled(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return the config with `values`, by dotted name, for unset keys that the machine decides."""
+    """Fill unset keys that the machine decides from `values`, by dotted name; return the new config."""
     decided = [dotted(key.path) for key in walk(type(config)) if key.meta.from_machine]
     names = [name for name in decided if name in values and value_of(config, name) is None]
     return changed(config, {name: values[name] for name in names})
 
 
 def free_memory(device: str) -> int:
-    """Return the bytes of memory that this process may take: free memory, and its reserved but unused memory."""
+    """Return the bytes that this process may take: free memory, and its reserved but unused memory."""
     if torch.device(device).type == "cpu":
         return ram()[1]
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -174,7 +174,7 @@ def free_memory(device: str) -> int:
 
 
 def serving_kv_gib(device: str) -> float:
-    """Return the GiB of the KV cache if nothing trains: half of a GPU's free memory, because copies need room."""
+    """Return the KV cache's GiB if nothing trains; on a GPU half of its free memory, because copies need room."""
     if torch.device(device).type == "cpu":
         return KV_GIB
     return max(1, free_memory(device) // 2 // 2**20) * 2**20 / GIB
@@ -219,7 +219,7 @@ def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
 
 @contextmanager
 def restored_settings() -> Iterator[None]:
-    """Restore the threads and kernels that `configure` sets in the block."""
+    """Undo at the block's end what `configure` set in it: threads and kernels."""
     threads, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     compiled = fusion.is_compiled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -42,16 +42,16 @@ PROCESS = {"rl": 550 * MIB, "sft": 370 * MIB}
 """Measured bytes of the process itself on a CPU: Python, torch, tokenizers; for RL also grading, recording, and the
 kernels that oneDNN compiles for sampling."""
 CUDA_CONTEXT = 600 * MIB
-"""On a GPU: the CUDA context and its libraries' workspaces."""
+"""Bytes of the CUDA context and its libraries' workspaces."""
 PHASES = {
     "sampling": ("kv cache", "prefix cache", "sampling logits", "prefill", "server"),
     "training": ("gradients", "activations", "logits or a layer", "server asleep"),
 }
-"""Parts of memory that only the named phase has."""
+"""Phase → parts of memory that only this phase has."""
 SERVER_GIB = 2.0
-"""Memory of a server on a GPU beside its weights and its keys and values, CUDA graphs included. A guess."""
+"""GiB of a server on a GPU besides weights and KV cache, CUDA graphs included. A guess."""
 LEAST_TOKENS = 2048
-"""To save memory, micro-batches shrink to this many tokens or to the longest sequence, not further."""
+"""Minimum tokens of micro-batches that were shrunk to save memory; the longest sequence must fit, too."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def memory(
 def ways_to_fill(
     config: Any, model: DecoderConfig, device: str, prompt: int, completion: int, *how: int
 ) -> list[Memory]:
-    """Return `memory` for these lengths, and for as many tokens after a prompt of 1 token: more of them have loss."""
+    """Return `memory` for these lengths, and for the same sum with a prompt of 1 token: more tokens have loss."""
     return [memory(config, model, device, one, prompt + completion - one, *how) for one in {min(1, prompt), prompt}]
 
 
@@ -121,7 +121,7 @@ def with_precision(config: Config, device: str) -> Config:
 
 
 def versions_in_memory(config: RLConfig) -> int:
-    """Count the versions of the weights in memory: the server's, the next, `lag` more, one being checkpointed."""
+    """Count the versions of the weights in memory: the server's, the next, `lag` more; with checkpoints one more."""
     return 2 + config.orchestrator.lag + (config.ckpt is not None)
 
 
@@ -152,12 +152,12 @@ def fitted(
     ranks: int = 1,
     here: bool = False,
 ) -> tuple[Config, str]:
-    """Return the config with its unset settings chosen for `room` bytes on the device; and, on a GPU, a sentence on
-    settings that save memory, else "". `here`: the config is for this machine. The other arguments are as in `memory`.
+    """Choose unset settings for `room` bytes on the device. Return the config and, on a GPU, words on the settings that
+    save memory, else "". `here`: the config is for this machine. The other arguments are as in `memory`.
 
-    A train step gets the first settings of `_choices` that fit, else the last. A sleeping server that the run starts
-    and, with CUDA graphs, a KV cache (the config's, else at most 4 GiB) stay in memory. An unset KV cache gets 4 GiB on
-    a CPU. On a GPU it gets all that the run can use, and shrinks until sampling (with graphs also the train step) fits.
+    A train step gets the first settings of `_choices` that fit, else the last. Beside it, a sleeping server of the run
+    and, with CUDA graphs, the KV cache (if unset, at most 4 GiB) take memory. An unset KV cache gets 4 GiB on a CPU. On
+    a GPU it starts at the largest useful size and shrinks until sampling (with graphs also the train step) fits.
     """
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.samples_here else None
@@ -195,7 +195,7 @@ def _choices(
     """Yield the config with its unset settings chosen, from the fastest choice to the leanest.
 
     On a GPU: smaller micro-batches, more checkpointing, no CUDA graphs; then 8-bit moments, or an optimiser on the
-    host. The head's cache holds a micro-batch's softmax, or, with the smallest ones, `HEAD_CACHE_BYTES`.
+    host. The head's cache holds a micro-batch's softmax; the last choice is `HEAD_CACHE_BYTES`.
     """
     rl, settings = isinstance(config, RLConfig), trainer_of(config)
     section, tokens_key = ("trainer.", "trainer.micro_batch_tokens") if rl else ("", "data.micro_batch_tokens")
@@ -222,7 +222,7 @@ def _choices(
 def _optimisers(
     config: RLConfig | SFTConfig, model: DecoderConfig, section: str, device: str, ranks: int, here: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield changes of the optimiser's settings: none, then leaner values of unset keys, where possible."""
+    """Yield changes of the optimiser's settings: first no change, then leaner values of unset keys."""
     yield {}
     optim = trainer_of(config).optim
     if device == "cpu" or ranks > 1 or optim.type != "adamw" or config.model.lora is not None:

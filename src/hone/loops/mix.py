@@ -1,7 +1,7 @@
 """Several tasks in one run: each task's share of a step's groups, its draws and its metrics.
 
-Tasks are identified by name. A run with one task uses "" and leaves the name out of metrics and ledger. A step's groups
-are ordered by task; each task has its own curriculum, advantages and `refill` rounds.
+Tasks are identified by name. A run with one task names it "" and leaves the name out of metrics and ledger. A step's
+groups are ordered by task; each task has its own curriculum, advantages and `refill` rounds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Seq
 
 
 def mix_metrics(groups: Sequence[Group], config: RLConfig, step: int) -> dict[str, float]:
-    """Compute the metrics of a step's groups; of several tasks also each task's, as `env/NAME/…`."""
+    """Compute the metrics of a step's groups; with several tasks also by task, as `env/NAME/…`."""
     more = config.orchestrator.lag, config.orchestrator.refill is not None
     metrics = step_metrics(groups, step, *more)
     for name in dict.fromkeys(group.env for group in groups if group.env):

@@ -32,7 +32,7 @@ class UserFunctions:
 
     @classmethod
     def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> UserFunctions:
-        """Import the functions that the config names, except `without`. Raises UserError if one is missing."""
+        """Import the functions that the config names, except `without`. Raises UserError if a function is missing."""
         found = cls()
         for name, key in KEYS.items():
             place = value_of(config, key)
@@ -47,7 +47,7 @@ class UserFunctions:
     def given(
         cls, config: RLConfig, **functions: Callable[..., Any] | str | None
     ) -> tuple[UserFunctions, dict[str, str]]:
-        """Return the given functions, else the config's; and values of keys that name them. UserError if invalid."""
+        """Return the given functions (else the config's), and config keys that name them. UserError for a bad one."""
         if not any(functions.values()):
             return cls.of(config), {}
         from hone.environments.functions import checked_function, place_of

@@ -58,9 +58,8 @@ HELD_OUT = 20_000
 
 
 def model_source(config: RunConfig) -> str:
-    """Return the model's source: its name, or the run's weights if a resume finds no folder of that name.
-
-    The weights give architecture and tokenizer, a checkpoint the parameters; with LoRA only the adapter's.
+    """Return the model's source: its name, or the run's saved weights if a resume finds no folder of that name. The
+    source gives architecture and tokenizer; a checkpoint gives the parameters (with LoRA only the adapter's).
     """
     name = config.model.name
     if config.resume is None or config.model.lora or name == TINY or Path(name).exists():
@@ -97,8 +96,8 @@ def make_trainer(
     record_tokens: bool = True,
     user_loss: TokenLoss | None = None,
 ) -> Trainer:
-    """Make the trainer of RL. A KL term also needs the initial policy: `model.name`, loaded again, or with LoRA the
-    model without its adapter.
+    """Make RL's trainer. A KL term also needs the initial policy: `model.name`, loaded again, or with LoRA the model
+    without its adapter.
 
     `record_tokens`: record token statistics if configured. `user_loss`: a program's function for `loss.function`.
     """
@@ -141,7 +140,7 @@ def batch_use(trainer: TrainerConfig, orch: OrchestratorConfig) -> BatchUse:
 
 
 def weighed(loss: LossConfig, batch: Batch) -> list[Packed]:
-    """Return a batch's sequences, each with the weight of its tokens by `loss.aggregation`."""
+    """Return a batch's sequences with token weights, which `loss.aggregation` sets."""
     tokens = [sequence.num_loss_tokens for sequence in batch.sequences]
     groups = [sequence.group for sequence in batch.sequences]
     filtered = batch.filtered if loss.count_filtered else None
@@ -163,7 +162,7 @@ def make_sft_trainer(config: SFTConfig, model: Decoder, ranks: Ranks = ALONE) ->
 
 
 def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
-    """Return the name of a program's first function, if it gives one, else of the config's task."""
+    """Return the name of the program's first function; without functions, the name of the config's task."""
     given = [*([reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else reward_funcs), agent]
     first = next((one for one in given if one is not None), None)
     if first is None:
@@ -174,7 +173,7 @@ def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
 def task_given(
     config: RLConfig, dataset: Any, eval_dataset: Any, reward_funcs: Any, *more: Any
 ) -> tuple[ProgramTask | None, dict[str, Any]]:
-    """Return a program's task (None if there is none), and values of keys that name it.
+    """Return a program's task (None if there is none), and config keys to set.
 
     `more` goes to `given_task`. An `eval_dataset` turns evaluation on, unless the config turns it off.
     """
@@ -183,7 +182,7 @@ def task_given(
     from hone.environments.functions import given_task
 
     if config.orchestrator.envs:
-        raise UserError("a program gives the task of this run, but orchestrator.envs names tasks, too: leave out one")
+        raise UserError("the program gives this run's task, but orchestrator.envs names tasks, too: give only one")
     env = config.orchestrator.env
     # The given task replaces another one that a file names, with its arguments and its template.
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
@@ -251,7 +250,7 @@ def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, En
 def task_digests(
     config: RLConfig, envs: Mapping[str, Environment], eval_envs: Mapping[str, Environment]
 ) -> dict[str, str]:
-    """Digest the tasks for training and evaluation; with several tasks, keys include a task's name."""
+    """Digest the tasks for training and evaluation; with several tasks, each key has a task's name."""
     digests: dict[str, str] = {}
     for name, one in config.tasks().items():
         found = envs[name].digests(("train", "eval") if one.orchestrator.eval else ("train",))
@@ -312,10 +311,10 @@ def check_lengths(
 
 
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
-    """Return the examples that training and evaluation share; None without evaluation. `refuse`: UserError if any.
+    """Return the examples that training and evaluation share; None without evaluation. UserError if `refuse` finds any.
 
-    It compares the data set's training examples that the run will draw, at most an epoch; with `drop` all of
-    `max_examples`, because dropped examples must not depend on the number of steps, which a resume may change.
+    It compares the training examples that the run will draw, at most an epoch; with `drop` all `max_examples`, because
+    a resume may change the number of steps, but not the dropped examples.
     """
     settings = config.orchestrator.eval
     if settings is None:
@@ -336,7 +335,7 @@ def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
         raise UserError(f"{overlap_text(env, overlap)}: {remedy}")
     if drop and len(overlap.rows) == curriculum.total:
         raise UserError(
-            f"all {curriculum.total:,} training prompts are held-out ones too, and orchestrator.eval.overlap = drop "
+            f"all {curriculum.total:,} training prompts are held-out prompts too, and orchestrator.eval.overlap = drop "
             "leaves none to train on: give an eval_dataset of other examples, or set overlap = warn"
         )
     return overlap

@@ -56,7 +56,7 @@ class NoServer(UserError):
 def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
     """Return the logprobs of each prompt's tokens except the first, from an answer to `Server.scoring`.
 
-    Raises KeyError, IndexError, TypeError or ValueError if there are none.
+    Raises KeyError, IndexError, TypeError or ValueError if they are missing.
     """
     entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
     return [
@@ -88,9 +88,9 @@ def connect_to_server(
 ) -> Server:
     """Return the server at `endpoint`. Raises UserError unless it serves the trained model.
 
-    It must have `model` with `parameters`, the tokenizer of `renderer` (None: unchecked), room for `tokens`, and accept
-    weights from folders below `spool`. Waits `patience` seconds for an answer, and prints a line every 30 s. `named`:
-    the user set --orchestrator.client.base-url; else the run started the server.
+    It must serve `model` with this number of `parameters`, have the tokenizer of `renderer` (None: unchecked) and room
+    for `tokens`, and accept weights from folders below `spool`. Waits `patience` seconds for an answer, and prints a
+    line every 30 s. `named`: the user set --orchestrator.client.base-url; else the run started the server.
     """
 
     async def ask() -> Server:
@@ -112,11 +112,11 @@ def connect_to_server(
                 )
             if entry.max_model_len is not None and entry.max_model_len < tokens:
                 raise UserError(
-                    f"{endpoint.url} has room for {entry.max_model_len} tokens, seq_len is {tokens}: lower seq_len"
+                    f"{endpoint.url} has room for {entry.max_model_len} tokens, but seq_len is {tokens}: lower it"
                 )
             if entry.parameters is not None and parameters is not None and entry.parameters != parameters:
                 raise UserError(
-                    f"{endpoint.url} serves a model of {entry.parameters:,} parameters, the run's has {parameters:,}: "
+                    f"{endpoint.url} serves a model of {entry.parameters:,} parameters, not the run's {parameters:,}: "
                     f"start one that serves {model}"
                 )
             server = Server.of(endpoint, entry)
@@ -167,4 +167,4 @@ async def _check_root(client: ServerClient, spool: Path) -> None:
     except RequestRejected as error:
         if error.status == 403 or "weights root" in error.reason:
             root = spool.resolve().parent
-            raise UserError(f"{error}; here it has to be --weights-root {root}, or a folder above that") from None
+            raise UserError(f"{error}; here it must be --weights-root {root} or a folder above it") from None

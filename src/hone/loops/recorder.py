@@ -27,7 +27,7 @@ from hone.types import Group, Outcome, Rollout, Score
 WINDOW = 1000
 """Completions over which the share of failures is computed: enough that 5 % rarely look like 10 %."""
 LEAST = 256
-"""Minimum of this window in a shorter run."""
+"""Minimum of `WINDOW` in a shorter run."""
 
 
 class RunRecorder:
@@ -53,7 +53,7 @@ class RunRecorder:
         """Write a step with all its metrics and its update.
 
         Rollouts are written first: a step with metrics on disk has its samples on disk. Raises Halt if too many
-        completions could not be graded (UserError if all of the first step), or the logprob gap is too large.
+        completions could not be graded (UserError if all of step 0), or the logprob gap is too large.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if groups:
@@ -128,7 +128,7 @@ class FailureWatch:
     """Raises Halt if more than the share `max_failed` of the last completions could not be graded.
 
     It counts the last `WINDOW` completions, or `planned` in a shorter run (at least `LEAST`), so that a few early
-    failures don't end a run. A resumed run counts anew. A step without a graded completion always ends the run.
+    failures don't end a run. A resume starts the count at 0. A step without a graded completion always ends the run.
     """
 
     def __init__(self, max_failed: float, planned: int, run: RunWriter) -> None:
@@ -143,7 +143,7 @@ class FailureWatch:
     def step(self, step: int, scores: Sequence[Score]) -> None:
         """Count a step's scores, and show the first failure of each kind.
 
-        Raises UserError if all scores of step 0 are failures; Halt if all of a later step are, or too many.
+        Raises UserError if all scores of step 0 are failures; Halt if all of a later step or too many recent ones are.
         """
         failures = [score for score in scores if score.outcome.is_failure]
         self._failed += len(failures)

@@ -3,9 +3,9 @@
     policy = ServerPolicy([connect_to_server(endpoint, ...)], renderer, eos_ids, spool)
     policy.load(0)
 
-A server gets one request per group. hone's server gets the key of each completion, so it samples the tokens of an
-engine in this process, up to rounding of differently shaped products. Another server gets a seed for the first
-completion (the key's upper 31 bits), and adds 1 for each further one.
+A server gets one request per group. hone's server gets the key of each completion, so it samples the same tokens as an
+engine in this process, up to rounding. Another server gets a seed for the first completion (the key's upper 31 bits),
+and adds 1 for each further one.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ServerPolicy(Policy):
         self.fleet.load(version, path)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Return a server's logprobs, or NaN: only hone's server scores at a temperature other than 1."""
+        """Return a server's logprobs; NaN if it can't score: at temperatures other than 1 only hone's server can."""
         if self._scores_nothing(temperature):
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
         (answer,) = self.fleet.ask([self._server.scoring(sequences, temperature)])
@@ -129,7 +129,7 @@ class ServerPolicy(Policy):
 
 
 def _read(choice: dict[str, Any], with_candidates: bool) -> tuple[tuple[int, ...], Completion, list[int] | None]:
-    """Read a choice: the prompt's ids, the completion, and its tokens' versions, if the server knows them."""
+    """Read a choice: the prompt's ids, the completion, and its tokens' versions, if the server reports them."""
     candidates = Ragged.of(choice["kept_ids"]) if with_candidates else None
     logprobs = choice["logprobs"]["token_logprobs"]
     completion = Completion(choice["token_ids"], logprobs, choice["finish_reason"], candidates)

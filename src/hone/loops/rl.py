@@ -1,4 +1,4 @@
-"""RL with verifiable rewards, from a config to the last step: the policy gradient of `hone.loops.steps`.
+"""RL with verifiable rewards: a run, from config to last step; `hone.loops.steps` has the algorithm.
 
 rl @ examples/reverse_text/tiny.toml
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class Processes(Protocol):
-    """The processes that sample and train: this one (`OneProcess`), or others."""
+    """The processes that sample and train: this process (`OneProcess`), or others."""
 
     backend: str | None
     """The kind of server that samples, once connected; None for the engine in this process."""
@@ -123,14 +123,14 @@ class OneProcess:
 
 
 class RL(Training):
-    """A run of RL, in this process or by other `processes`: the task, renderer and steps of a config.
+    """A run of RL: the task, renderer and steps of a config. Other `processes` may sample and train.
 
-    `config` is an `RLConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The config
-    names the task; or the task is `reward_funcs` on the examples of `dataset` (see `given_task` in
-    `hone.environments.functions`), or `agent`, a program that calls the model. `loss` and `advantages` replace the
-    algorithm's functions, see `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is
-    bad. As a context manager, it opens the run directory, and sets threads and deterministic kernels; its exit saves
-    the final version and restores those settings.
+    `config` is an `RLConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The task comes from
+    the config, from `reward_funcs` with the examples of `dataset` (see `given_task` in `hone.environments.functions`),
+    or from `agent`, a program that calls the model. `loss` and `advantages` replace the algorithm's functions, see
+    `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is bad. As a context manager,
+    it opens the run directory, and sets threads and deterministic kernels; its exit saves the final version and
+    restores those settings.
     """
 
     kind = "rl"
@@ -220,9 +220,8 @@ class RL(Training):
             return self.steps.update(groups)
 
     def evaluate(self, num_examples: int | None = None, task: str | None = None) -> EvalResult:
-        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded.
-
-        `task`: a task's name, by default the first task's; UserError for an unknown name.
+        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Records nothing. `task`: a task's
+        name, by default the first task's; UserError for an unknown name.
         """
         self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:
@@ -230,7 +229,7 @@ class RL(Training):
         tasks = self.config.eval_tasks() or self.config.tasks()
         name = next(iter(tasks)) if task is None else task
         if name not in tasks:
-            raise UserError(f"task is {name!r}; it is one of {', '.join(map(repr, tasks))}")
+            raise UserError(f"task {name!r} is not one of {', '.join(map(repr, tasks))}")
         config, env = tasks[name], (self.eval_envs or self.envs)[name]
         self.policy.load(self.version)
         return parts.evaluate_policy(config, env, self.renderer, self.policy, num_examples)

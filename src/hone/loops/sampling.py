@@ -1,4 +1,4 @@
-"""The servers that `hone rl` samples from instead of its engine: a running server, or one that it starts."""
+"""The servers that `hone rl` samples from instead of its engine: a running server, or one that hone starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hone.trainer.step import Trainer
 
 
 def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> tuple[str, MakePolicy]:
-    """Return the kind of server to sample from, and the function that makes its policy. UserError if it is unfit."""
+    """Return the kind of server to sample from, and a function that makes its policy. UserError if it can't be used."""
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
         return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split

@@ -148,11 +148,11 @@ class SFTSteps(Loop):
 class SFT(Training):
     """A run of SFT: data, renderer, model and trainer of a config.
 
-    `config` is an `SFTConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The config
-    names the examples, or they are `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises
-    UserError if a setting, the data or the model is bad. As a context manager, it opens the run directory, and sets
-    threads and deterministic kernels; its exit saves the final version and restores those settings. With several
-    `ranks`, every rank makes an SFT; rank 0 uses it as a context manager, the others call `follow`.
+    `config` is an `SFTConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The examples come
+    from the config or are `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises UserError if a
+    setting, the data or the model is bad. As a context manager, it opens the run directory, and sets threads and
+    deterministic kernels; its exit saves the final version and restores those settings. With several `ranks`, every
+    rank makes an SFT; rank 0 uses it as a context manager; other ranks call `follow`.
     """
 
     kind = "sft"
@@ -247,7 +247,7 @@ def follow(sft: SFT) -> int:
 def with_dataset(
     config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any], ranks: Ranks = ALONE
 ) -> tuple[SFTConfig, Rows | None]:
-    """Return the config with a program's data set and a run directory; and the rows, if the program gives rows."""
+    """Return the config with the program's data set and a run directory; and any rows that the program gives."""
     rows, chosen = given_rows(dataset, "dataset"), dict[str, Any]()
     if rows is not None:
         place = DATA if isinstance(rows, Rows) else rows
@@ -267,7 +267,7 @@ def with_dataset(
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:
     """Load and check the data, or the given rows, before the run directory is touched.
 
-    It tokenizes every row that the run will use; of a task's demonstrations, only the first step's.
+    It tokenizes every row that the run will use; of a task's demonstrations, only rows of the first step.
     """
     limit = Limit(config.data, model.config.max_position_embeddings)
     name = config.data.path or config.data.name or config.data.run

@@ -19,15 +19,15 @@ from hone.hardware import ram
 
 ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"
-"""Environment variable with the folder, for the roles of a run (the orchestrator tells the trainer)."""
+"""Environment variable with the folder for a run's processes (the orchestrator tells the trainer)."""
 PRESERVED = ".kept"
-"""Marks a scratch folder to keep, because a message names a log in it."""
+"""A scratch folder with a file of this name stays, because a message names a log in it."""
 NO_ROOM = "there is no room left in memory"
 
 
 @contextmanager
 def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Path | None]:
-    """Yield a new folder in memory that only this user can open, and remove it afterwards; None if that fails.
+    """Yield a new folder in memory that only this user can open, and remove it afterwards; None if none can be made.
 
     This process locks the folder as long as it lives. Folders of killed processes are removed first.
     """
@@ -84,7 +84,7 @@ def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
 
 
 def join_folder(folder: Path) -> int | None:
-    """Make a run's folder on this node; return its lock, None on the launcher's node: the launcher has the lock."""
+    """Make a run's folder on this node; return its lock, or None on the launcher's node, where the launcher has it."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     try:
@@ -110,13 +110,13 @@ def disk_message(reason: str) -> str:
 
 
 def shortage(folder: Path, size: int, versions: int) -> str | None:
-    """Return why `versions` of a model, of `size` bytes each, don't fit in `folder`; None if they do."""
+    """Return why this number of `versions`, of `size` bytes each, doesn't fit in `folder`; None if it fits."""
     stats = os.statvfs(folder)
     free, needed = min(stats.f_bavail * stats.f_frsize, ram()[1]), versions * size
     if free >= needed:
         return None
     return disk_message(
-        f"{folder.parent} has {_size(free)} free, {versions} versions of the model need {_size(needed)}"
+        f"{folder.parent} has {_size(free)} free, but {versions} versions of the model need {_size(needed)}"
     )
 
 
@@ -130,7 +130,7 @@ def _locked(folder: Path, kind: int = fcntl.LOCK_EX) -> int:
     try:
         found = os.fstat(opened)
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
-            raise PermissionError(errno.EPERM, "it is not this user's alone", str(folder))
+            raise PermissionError(errno.EPERM, "other users can open it", str(folder))
         fcntl.flock(opened, kind | fcntl.LOCK_NB)
     except BaseException:
         os.close(opened)

@@ -1,9 +1,9 @@
 """The steps of RL, in one process, in several, or replayed by `hone verify`; `build` makes them from a config.
 
 Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
-minus its group's mean as the advantage, and makes one update of the token-level clipped loss: version N + 1. Groups of
-equal rewards carry no gradient and are dropped; if all are dropped, the weights stay the same, but the version and the
-schedule advance. No value network, no KL by default, one update per batch, no replay.
+minus its group's mean as the advantage, and makes one update with the token-level clipped loss: version N + 1. Groups
+of equal rewards carry no gradient and are dropped; if all are dropped, the weights stay the same, but the version and
+the schedule advance. No value network, no KL by default, one update per batch, no replay.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Steps(Loop):
     ledger: Ledger
     recorder: RunRecorder
     columns: Sequence[tuple[str, AddColumn]]
-    """(phase, function): the phase times the function."""
+    """(phase, function): the function's time is logged as this phase."""
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     """Metrics of the last recorded step."""
     _pending: deque[PendingStep] = field(default_factory=deque, init=False)
@@ -184,7 +184,7 @@ class Steps(Loop):
         return Snapshot(tensors, self.ledger.state(before=self.version), part)
 
     def _receive_update(self, begin: bool = True) -> None:
-        """Record the next update. Begin its version if another is pending, or if `done` needs its metrics."""
+        """Record the next update. Begin its version if a step is pending, or to test `config.stop`."""
         update, pending = self.trainer.take(), self._pending.popleft()
         measured, self._measured = dict(self._measured), {}
         self.metrics = measured | pending.metrics | update.metrics | pending.totals

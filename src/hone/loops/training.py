@@ -50,7 +50,7 @@ class Loop(ABC):
 
     @abstractmethod
     def snapshot(self, checkpoint: bool) -> Snapshot:
-        """Return the state to save; `checkpoint`: it becomes a checkpoint, too."""
+        """Return the state to save; `checkpoint`: save it as a checkpoint, too."""
 
     @property
     def version(self) -> int:
@@ -66,7 +66,7 @@ class Loop(ABC):
         return self.next_step >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
 
     def begin(self, last: bool = False) -> bool:
-        """Save and measure the current version, once; return False at a requested stop. `last`: measure everything."""
+        """Save and measure the current version, once; return False if a stop was requested. `last`: measure all."""
         version, saver = self.version, self.saver
         if self._begun == version:
             return True
@@ -99,8 +99,8 @@ class Loop(ABC):
 class Training(ABC):
     """A training run as a context manager: its block takes steps; its exit saves the final version and closes the run.
 
-    SIGINT and SIGTERM end the run after the current step; `done` is then true. If a step is abandoned, at a Halt, or if
-    the block raises between two steps, the last complete version is saved as a checkpoint. `ending` says how the run
+    SIGINT and SIGTERM end the run after the current step; `done` is then true. The last complete version is saved as a
+    checkpoint if a step is abandoned, at a Halt, or if the block raises between two steps. `ending` says how the run
     ended; `exit_code` is a command's exit code: 0, or 130/143 for a signal. `command` is the command line recorded in
     run.json; by default this process's.
     """
@@ -116,7 +116,7 @@ class Training(ABC):
     exit_code = 0
     command: list[str] | None = None
     _error: BaseException | None = None
-    """The last error of hone's code (not of the user's block); it may leave the state of half a step."""
+    """The last error of hone's code (not of the user's block); the state may be half a step's."""
     _stack: ExitStack | None = None
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Training(ABC):
 
     @contextmanager
     def _inside(self, takes_step: bool = True) -> Iterator[None]:
-        """Wrap code that takes steps or saves, to distinguish its errors from errors of the user's block."""
+        """Wrap code that takes steps or saves, to tell hone's errors from errors of the user's block."""
         self._check_left(takes_step)
         try:
             with called_from(python=True), torch.inference_mode(False):  # whatever the program around it has set

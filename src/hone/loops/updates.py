@@ -32,8 +32,8 @@ class Update:
 class Updates(ABC):
     """The trainer, in this process or in others.
 
-    `version` and `fingerprint()` describe the last update taken; `ready`: `take` would not wait. If `plans` is true,
-    the trainer must know before an update if its version becomes a checkpoint (see `Saver.planned`).
+    `version` and `fingerprint()` describe the last update taken. If `ready` is true, `take` returns at once. If `plans`
+    is true, the trainer must know before an update if the new version becomes a checkpoint (see `Saver.planned`).
     """
 
     plans = False
@@ -60,7 +60,7 @@ class Updates(ABC):
         return
 
     def give_up(self) -> None:
-        """Publish no more versions: the run ends with the batches in flight."""
+        """Publish no more versions: the run ends after the batches in flight."""
         return
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Alarms of a run: a problem is reported once until it is over, and may request an action of the run."""
+"""Alarms of a run: an alarm reports a problem once until it is over, and may request an action of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hone.runs.observer import Finding
 from hone.runs.view import OVER
 
 ORDER = ("off", "warn", "checkpoint", "pause", "stop")
-"""Actions, from none to the strongest."""
+"""Actions of an alarm, the weakest first."""
 _DONE = {"checkpoint": " A checkpoint is saved.", "pause": " The run is saved and paused."}
 """Sentences on an action's effect; a stopped run prints its own reason."""
 

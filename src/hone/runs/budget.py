@@ -1,4 +1,4 @@
-"""The cost of a run; stops it before time, money or tokens run out, with enough left to save."""
+"""The cost of a run. Ends the run before time, money or tokens run out, with enough left to save."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hone.config.shared import BudgetConfig
 from hone.runs.view import RunView
 
 CLOSING, OF_START = 2.0, 0.4
-"""Seconds to end a process and its workers after its last line; or this share of the start's seconds if that is more:
-both depend on the machine's load (the quickstart's RL: 0.9 s after a start of 5 s, 2.2 s after 7 s)."""
+"""Seconds from a process's last line until it and its workers have ended; if more, OF_START of its start's seconds.
+Both times grow with the machine's load (the quickstart's RL: 0.9 s after a start of 5 s, 2.2 s after 7 s)."""
 RECENT = 10
 """Number of last steps that predict the next step."""
 ENDING = ("checkpoint", "publish", "evaluate", "validate")
@@ -25,7 +25,7 @@ ENDING = ("checkpoint", "publish", "evaluate", "validate")
 
 @dataclass(frozen=True)
 class Spent:
-    """Wall seconds, dollars (None: no price) and tokens of all processes; recent steps, to predict the next step."""
+    """Wall seconds, US dollars (None: no price) and tokens of all processes; recent steps predict the next."""
 
     seconds: float = 0.0
     usd: float | None = None
@@ -104,7 +104,7 @@ class Budget:
 
     @property
     def used_up(self) -> str:
-        """Return the usage of the limit that another step would cross, in words, or "". Never reset."""
+        """Return, in words, the use of a limit that another step would exceed, or "". Never reset."""
         limits = self.limits
         if limits is None:
             return ""

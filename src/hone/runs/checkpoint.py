@@ -23,7 +23,7 @@ Tensors = dict[str, dict[str, "torch.Tensor"]]
 
 
 class Checkpoints:
-    """The checkpoints of a run; keeps the newest `keep_last`, and steps at multiples of `keep_interval`."""
+    """A run's checkpoints: keeps the newest `keep_last`, and steps at multiples of `keep_interval`."""
 
     def __init__(self, folder: Path, keep_last: int | None = None, keep_interval: int | None = None):
         self.folder = folder
@@ -57,7 +57,7 @@ class Checkpoints:
         return load_groups(folder) if with_tensors else {}, json.loads((folder / "state.json").read_bytes())
 
     def steps(self) -> list[int]:
-        """Return steps with a complete checkpoint (files have the right names and sizes), ascending."""
+        """Return the steps of complete checkpoints (all files have the right names and sizes), ascending."""
         return [step for step in self._all() if is_complete(self.path(step))]
 
     def problems(self, step: int) -> list[str]:
@@ -123,7 +123,7 @@ def shapes(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def misfit(saved: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return a difference between the saved and the model's parameters (name, shape, dtype), or ""."""
+    """Return a difference between saved parameters and the model's (name, shape, dtype), or ""."""
     for name, parameter in parameters.items():
         if name not in saved:
             return f"{name} is missing"

@@ -49,7 +49,7 @@ class Display(Observer):
         self.progress.enter(name)
 
     def doing(self, words: str) -> None:
-        """Show `words` on progress within the current phase; if empty, the phase."""
+        """Show `words` on the current phase's progress; if "", the phase's name."""
         self.progress.doing = words or self.progress.phase
 
     def message(self, text: str) -> None:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 CHECKPOINT, ROLLOUTS = "checkpoint", "rollouts"
 MEASURED = ("solved", "graded")
-"""Further keys of a ledger entry if the curriculum measures."""
+"""Further keys of a ledger entry if pass rates are measured."""
 
 
 def read_draws(run: Run) -> list[dict[str, Any]]:
     """Return one record per draw, in order: draw, step, example_id, state, tokens, and `source`.
 
-    If the curriculum measures, also the numbers of `graded` and `solved` rollouts. `source` is `checkpoint` up to the
-    newest intact checkpoint, `rollouts` for later steps, which lack skipped (`retired`) draws.
+    If pass rates are measured, also the numbers of `graded` and `solved` rollouts. `source` is `checkpoint` up to the
+    newest intact checkpoint, `rollouts` for later steps; their skipped (`retired`) draws are missing.
     """
     step, draws = 0, []
     for saved in reversed(run.checkpoints.steps()):
@@ -49,7 +49,7 @@ def measures(run: Run) -> bool:
 def drawn(run: Run, step: int) -> list[dict[str, Any]]:
     """Return a step's ledger entries, made from its rollouts, in the order of draws; with `solved` and `graded`.
 
-    A group's state comes from a graded sample, if it has one.
+    A group's state comes from a graded sample, if there is one.
     """
     from hone.types import Outcome  # loads numpy, which a list of runs does without
 

@@ -47,7 +47,7 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
-    """Replace files of `folder`, by name, in order: all, or none if they don't fit on the disk."""
+    """Replace files of `folder`, by name, in order. If they don't all fit on the disk, replace none."""
     temporary = {name: folder / f"{NEW_PREFIX}{name}" for name in contents}
     try:
         for name, content in contents.items():
@@ -85,7 +85,7 @@ def _fsync(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add `path` to a system error that lacks a file name, such as one of `write` or `fsync`."""
+    """Add `path` to a system error that lacks a file name, such as an error of `fsync`."""
     try:
         yield
     except Exception as error:
@@ -96,7 +96,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def error_number(error: BaseException) -> int | None:
-    """Return the system's error number, if there is one. Rust libraries have it in the error's text."""
+    """Return the system's error number, or None. Errors of Rust libraries have it in their text."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
@@ -175,13 +175,13 @@ def is_complete(folder: Path) -> bool:
 
 
 def verify(folder: Path, content: bool = True) -> list[str]:
-    """Return the problems of a directory made by `new_dir`. Without `content` only names and sizes are checked."""
+    """Return the problems of a directory made by `new_dir`. If `content` is false, check only names and sizes."""
     try:
         listed = read_json(folder / MARKER)["files"]
         facts = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in listed.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return [f"{folder.name} has no readable completion marker"]
-    problems = [] if facts else [f"{folder.name} has a completion marker that lists no file"]
+        return [f"{folder.name} has no readable file {MARKER}"]
+    problems = [] if facts else [f"{folder.name} has a file {MARKER} that lists no file"]
     for name, (size, digest) in facts.items():
         file = folder / name
         if not file.is_file():
@@ -192,7 +192,7 @@ def verify(folder: Path, content: bool = True) -> list[str]:
             problems.append(f"{name} has changed since it was written (SHA-256 differs)")
     for name in _files(folder) if content else ():
         if name not in facts and name != MARKER and not any(part.startswith(".") for part in Path(name).parts):
-            problems.append(f"{name} was added: the completion marker does not list it")
+            problems.append(f"{name} was added: the file {MARKER} does not list it")
     return problems
 
 
@@ -219,7 +219,7 @@ def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
 
 
 def read_file(path: Path, remedy: str = RESTORE) -> bytes:
-    """Return the bytes of a run's file; UserError above 2 GiB, other errors as `open_file`."""
+    """Return the bytes of a run's file; UserError if above 2 GiB, other errors as in `open_file`."""
     with open_file(path, remedy) as file:
         if (size := os.fstat(file.fileno()).st_size) > 2**31:
             raise UserError(f"{path} cannot be read (it has {size:,} bytes): {remedy}")
@@ -248,7 +248,7 @@ def check_plain(value: Any, depth: int = 64, finite: bool = True) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a valid value of a metric: a finite number, a bool, or None (it was not finite)."""
+    """Return True for a valid value of a metric: a finite number, a bool, or None (was not finite)."""
     return value is None or (isinstance(value, int | float) and -1e300 < value < 1e300)
 
 
@@ -273,12 +273,12 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file with line ends, without a torn last line; `[]` if there is no file."""
+    """Return a file's lines with their ends, without a torn last line; `[]` if there is no file."""
     return split_lines(read_file(path)) if os.path.lexists(path) else []
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Return the lines with their ends; a torn last line is left out."""
+    """Return the lines with their ends, without a torn last line."""
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 

@@ -14,7 +14,7 @@ from hone.runs.view import RunTail
 POLL = 0.25
 """Seconds between checks of the files."""
 _PHASES = {"paused": "pause", "continued": "under way"}
-"""Phase to show for a status or an event."""
+"""Status or kind of event → phase to show."""
 
 
 def follow(run: Summary, display_mode: str) -> None:

@@ -13,7 +13,7 @@ from hone.runs.view import INFO, NAMES, PREVIOUS, run_info
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Yield `root` and every directory below, if it has a run.json; also directories in runs and in `.previous/`.
+    """Yield directories with a run.json: `root` and all below it, also in runs and in `.previous/`.
 
     Folders that a run writes are not searched; links are not followed. Raises UserError if `root` is no folder.
     """
@@ -32,14 +32,14 @@ def is_previous(path: Path) -> bool:
 
 
 def count_text(runs: int, evaluations: int, previous: int) -> str:
-    """Return `4 runs, 1 evaluation, 2 earlier runs`, without zero counts except of runs."""
+    """Return `4 runs, 1 evaluation, 2 earlier runs`, without zero counts other than `0 runs`."""
     counts = ((runs, "run"), (evaluations, "evaluation"), (previous, "earlier run"))
     parts = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count or word == "run"]
     return ", ".join(parts)
 
 
 def find_run(name: str) -> Path:
-    """Return a run's directory, by its path, its id in `outputs` or a unique prefix of the id; else UserError."""
+    """Find a run's directory by its path, its id in `outputs` or a unique prefix of the id; else UserError."""
     path = Path(name)
     if os.path.lexists(path / INFO):
         return path

@@ -1,6 +1,6 @@
 """METRICS: a table of all metrics of runs. A new metric needs one row here, and code that computes it.
 
-Predictions read from it which metrics a run writes, and when; the viewer labels, units and default curves;
+It tells predictions which metrics a run writes and when, the viewer labels, units and default curves, and
 `hone replay` the tolerance if sums round differently.
 """
 
@@ -39,7 +39,7 @@ class Metric:
     curve: bool = False
     """True if it is drawn by default."""
     tolerance: float | None = 0
-    """Allowed difference if ranks round differently, in multiples of a replay's limit; 0: none; None: not compared."""
+    """Allowed difference if ranks round differently, in multiples of a replay's limit. None: not compared."""
 
 
 _OF_ENV = "(?:eval|env)/[^/]+/"
@@ -108,7 +108,7 @@ METRICS = (
 
 
 def row(metric: str) -> Metric | None:
-    """Return the row of a metric, ignoring `eval/ENV/` or `env/ENV/`; None for a plugin's."""
+    """Return a metric's row, ignoring `eval/ENV/` or `env/ENV/`; None for a plugin's metric."""
     name = re.sub(rf"^{_OF_ENV}", "", metric)
     return next((one for one in METRICS if fnmatchcase(name, one.name)), None)
 
@@ -129,7 +129,7 @@ def label(metric: str) -> str:
 
 
 def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[int] | str:
-    """Return the steps at which a run of `config` writes `metric`, or the end of a sentence on why it doesn't.
+    """Return the steps at which a run of `config` writes `metric`, or else a sentence's end that says why not.
 
     `env_id` is the id of a single task, if known: its metrics have this name.
     """
@@ -164,7 +164,7 @@ def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[i
 
 
 def check(config: RunConfig, env_id: str | None = None) -> None:
-    """Raise UserError if the run doesn't write `stop.metric` or `ckpt.best`, or no checkpoint has `ckpt.best`."""
+    """Raise UserError if `stop.metric` or `ckpt.best` is never measured, or `ckpt.best` never at a checkpoint."""
     interval = config.ckpt and config.ckpt.interval
     named = {"stop.metric": config.stop and config.stop.metric, "ckpt.best": config.ckpt and config.ckpt.best}
     for name, metric in named.items():
@@ -179,7 +179,7 @@ def check(config: RunConfig, env_id: str | None = None) -> None:
 
 
 def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> tuple[int, float] | None:
-    """Return the step of `steps` with the best value of a metric (a loss: lowest; ties: earliest), and the value."""
+    """Return the step of `steps` with a metric's best value (losses: lowest; ties: earliest step), and this value."""
     found, sign = row(metric), 1
     if metric.endswith("loss") or (found is not None and found.better == "lower"):
         sign = -1
@@ -204,7 +204,7 @@ def _evaluated(config: RLConfig, env_id: str | None) -> list[str | None]:
 
 
 def component_means(components: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Compute `reward/<component>/mean` over the samples that have the component: others abstained."""
+    """Compute `reward/<component>/mean` over the samples that have the component; it abstained on others."""
     names = dict.fromkeys(name for sample in components for name in sample)
     return {f"reward/{n}/mean": float(np.mean([sample[n] for sample in components if n in sample])) for n in names}
 

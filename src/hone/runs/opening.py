@@ -77,8 +77,8 @@ class Opening:
 
     def check(self, protect: Sequence[Path], keep: Iterable[str]) -> bool:
         """Return True if the config resumes or branches a run. UserError, with nothing touched, if another process
-        writes to the output directory, or if it holds foreign files, a path of `protect` (read by the run), or a file
-        named in `keep`.
+        writes to the output directory, or if the directory holds foreign files, a path of `protect` (read by the run),
+        or a file named in `keep`.
         """
         check_free_names(self.folder, keep)
         if (self.folder / view.LOCK).exists():
@@ -212,7 +212,7 @@ class Opening:
         if step is None:
             step, warnings = checkpoints.newest()
             if warnings and step is None:
-                raise UserError(f"{warnings[0]}, and there is no other: restore it, or --resume.step 0 begins anew")
+                raise UserError(f"{warnings[0]}, and there is no other: restore it, or begin anew with --resume.step 0")
             for warning in warnings:
                 self.say(f"Warning: {warning}.")
             self.lost_checkpoint = bool(warnings)
@@ -241,8 +241,8 @@ class Opening:
             )
 
     def _last_step(self) -> int | None:
-        """Return the last version if the run is finished and its weights are saved, even if its checkpoint is older.
-        None: continue, also if a newer checkpoint is damaged, or the user chose an older one.
+        """Return the last version if the run is finished and the version's weights are saved, even if the checkpoint is
+        older. Else return None: also if a newer checkpoint is damaged, or the user chose an older one.
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
@@ -287,8 +287,8 @@ class Opening:
     def _checked_changes(self, info: Mapping[str, Any]) -> list[Change]:
         """Return the changes since the run was at `start_step`; none without a restored checkpoint.
 
-        Raises UserError if they break exactness without `allow_drift`. A run that was resumed with other settings may
-        keep them, or return to its settings at `start_step`.
+        Raises UserError if a change breaks exactness, unless `allow_drift` is true. A run that was resumed with other
+        settings may keep these, or return to its settings at `start_step`.
         """
         if self.restored is None:
             return []
@@ -324,7 +324,7 @@ class Opening:
         ]
 
     def _edited_history(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the logs that no longer begin as the checkpoint recorded them, and the missing files."""
+        """Return missing files, and logs that begin differently than the checkpoint recorded."""
         edited = []
         for name, was in state.get("logs", {}).items():
             lines = b"".join(whole_lines(self.source / name))[: was["bytes"]]
@@ -350,7 +350,7 @@ def target_in_words(info: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, before, now) of differing facts in two run.json that can make equal runs differ."""
+    """Return (name, before, now) of facts that differ between two run.json and can make equal runs differ."""
     pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
     pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]
     pairs += [

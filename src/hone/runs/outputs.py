@@ -31,7 +31,7 @@ _FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
-    """Return the run that contains `path`, and the top name in it on the way to `path`, or ""."""
+    """Return the run that contains `path`, and the run's file or folder with `path` in it ("": the run itself)."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]
@@ -47,7 +47,7 @@ def refuse_inside_run(path: Path, flag: str) -> None:
 
 
 def check_target(path: Path, flag: str) -> None:
-    """Raise UserError if `path`, given by `flag`, can't be written: called before long work."""
+    """Raise UserError if `path`, given by `flag`, can't be written. Call it before long work."""
     refuse_inside_run(path, flag)
     refuse_inside_run(path.parent, flag)
     if path.is_dir():
@@ -98,9 +98,7 @@ def check_output(folder: Path, protect: list[Path]) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a directory: choose another --output-dir")
     if (around := _run_around(folder)) and (name := around[1]):
-        raise UserError(
-            f"{folder} lies in {name} of the run in {around[0]}, which is that run's own: choose another --output-dir"
-        )
+        raise UserError(f"{folder} lies in {name} of the run in {around[0]}: choose another --output-dir")
     if not folder.exists():
         return
     foreign = []
@@ -203,7 +201,7 @@ _held: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
 
 
 class Lock:
-    """Lock of the process that writes a run (LAUNCHER: of its launcher), held until that process ends in any way.
+    """Lock of the process that writes a run (file LAUNCHER: of the run's launcher), held until the process ends.
 
     A record lock (`lockf`) is not inherited: a worker that outlives its parent doesn't hold it.
     """
@@ -236,7 +234,8 @@ ELSEWHERE = 0
 def holder(folder: Path) -> int | None:
     """Return the id of the process that writes the run in `folder`; `ELSEWHERE` if it has no id here; None if idle.
 
-    A launcher's id goes first: it handles signals. The holder must not call this: closing the file releases its lock.
+    Returns a launcher's id if there is one: it handles signals. The holder must not call this: closing the file
+    releases its lock.
     """
     launcher = _holder(folder / view.LAUNCHER)
     return _holder(folder / view.LOCK) if launcher is None else launcher

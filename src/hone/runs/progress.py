@@ -63,7 +63,7 @@ class Progress:
         self.doing = self.phase
 
     def update(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """Read the lines of one step. If it made no update, the training numbers stay."""
+        """Read the lines of one step. If the step made no update, training numbers stay."""
         evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}
         if evals:
             self.first_evals, self.evals, self.eval_step = self.first_evals or evals, evals, step
@@ -141,7 +141,7 @@ def reward_interval(metrics: Mapping[str, float | None], env: str) -> tuple[floa
 
 
 def percent(share: float) -> str:
-    """Return "12 %" for 0.123; shares below 10 % have a decimal, so that few don't look like 0."""
+    """Return "12 %" for 0.123; shares below 10 % have a decimal, so that a small share doesn't look like 0."""
     return f"{share:.1%}".replace("%", " %") if 0 < share < 0.0995 else f"{share:.0%}".replace("%", " %")
 
 

@@ -60,18 +60,18 @@ def git() -> dict[str, Any] | None:
 
 
 def numerics(info: Mapping[str, Any]) -> Any:
-    """Return the numerics of the run with this run.json; older runs that do not record them have 1."""
+    """Return the value of NUMERICS in a run.json; 1 if it is missing (older runs)."""
     return info.get("numerics", 1)
 
 
 def other_numerics(info: Mapping[str, Any]) -> str | None:
-    """Return why the run's steps can't be repeated, if it has other numerics than this hone; else None."""
+    """Return why the run's steps can't be repeated if its NUMERICS differ from this hone's; else None."""
     made = numerics(info)
     return None if made == NUMERICS else f"made under numerics {made}, this is {NUMERICS}"
 
 
 def refuse_other_numerics(info: Mapping[str, Any], folder: Path) -> None:
-    """Raise UserError, with the hone to use, if the run in `folder` has other numerics than this hone."""
+    """Raise UserError, naming the hone to use, if NUMERICS of the run in `folder` differ from this hone's."""
     if (problem := other_numerics(info)) is None:
         return
     version = (info.get("versions") or {}).get("hone-rl") or "that began it"

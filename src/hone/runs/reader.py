@@ -80,7 +80,7 @@ class Run(RunView):
         return read_rollouts(path, columns)
 
     def samples(self, step: int | None = None) -> Samples:
-        """Return a readable table (Arrow) of the completions of a step (default: the last step) to show in a notebook.
+        """Return a readable table (Arrow) of the completions of a step (default: the last step) for a notebook.
 
         Columns: sample_id, prompt (contents of its messages), text, answer, reward (null if grading failed), outcome,
         detail (the reason), advantage, stop_reason, and each component of the reward, unweighted.
@@ -167,7 +167,7 @@ def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
-    """Return records of numbers as an Arrow table, columns in order of appearance: all integers, or floats."""
+    """Return records of numbers as an Arrow table. Columns are in order of appearance; int64 if all values are ints."""
     import pyarrow as pa
 
     columns = {}

@@ -19,9 +19,9 @@ from hone.runs.files import MARKER, dumps, new_dir, read_file, read_json, sweep,
 from hone.runs.outputs import sweep_run
 
 _RECORDED = frozenset(record.event for record in gathered("RECORDS", {}).values())
-"""Kinds of events for extensions' tables in run.json."""
+"""Kinds of events that extensions' tables in run.json use."""
 _HISTORY = _RECORDED | {"start", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
-"""Events about the process or about the state before step N: events at step N stay."""
+"""Kinds of events about the process or the state before step N; those at step N are not moved."""
 _PLAN = "rollback.json"
 
 
@@ -43,8 +43,8 @@ def interrupted(folder: Path) -> bool:
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
-    """Move what the run in `folder` wrote from step `step` on. Return the new place; None if there was nothing, or only
-    the fingerprint of version `step`, a stopped run's last line.
+    """Move what the run in `folder` wrote from step `step` on. Return the new folder; None if there was nothing to
+    move, or only a stopped run's last line: version `step`'s fingerprint.
     """
     late = [line for name in view.LOGS for line in view.read_lines(folder / name) if _goes(name, line, step)]
     files = _later(folder, step)

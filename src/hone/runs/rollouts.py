@@ -102,7 +102,7 @@ def schema(
 
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
-    """Return the rows of a group, number `index` in its step, with `state`; samples without a grade are `failed`."""
+    """Return the rows of group `index` of a step. Their state is `state`, or `failed` for samples without a grade."""
     import numpy as np
 
     shared = {
@@ -217,7 +217,7 @@ def _write_table(path: Path, table: pyarrow.Table, options: dict[str, Any]) -> s
 
 
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """Return the rollouts of a step, or some columns; an older run's `completion` is null. UserError if damaged."""
+    """Return a step's rollouts, or some columns; older runs have null as `completion`. UserError if damaged."""
     import pyarrow as pa
 
     columns = (
@@ -272,7 +272,7 @@ def to_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def as_read(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows as they are after writing and reading."""
+    """Return the rows as they would be after writing and reading them."""
     return [json.loads(line) for line in to_lines(rows)]
 
 

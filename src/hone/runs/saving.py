@@ -43,7 +43,7 @@ class Saver:
 
     `export(folder, step, parameters)` writes weights; `snapshot` gets True for a checkpoint. Unless `ckpt.background`
     is off, the loop waits only while the tensors are copied. An alarm may request a checkpoint, and a pause after it.
-    If `planned`, versions become checkpoints only if `wants_checkpoint` returned True for them.
+    If `planned` is true, a version becomes a checkpoint only if `wants_checkpoint` returned True for it.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Saver:
     def save(self, step: int, last: bool = False) -> None:
         """Save version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
 
-        Without `--ckpt` the end saves only weights, unless the run is stopped early. With `last`, all files are written
-        on return. Raises OSError for files that could not be written, also of an earlier version.
+        Without `--ckpt` the end saves only weights, unless the run is stopped early. If `last` is true, all files are
+        written on return. Raises OSError if files, also of an earlier version, could not be written.
         """
         if self._writing is not None and self._writing.done():
             self._wait()
@@ -136,7 +136,7 @@ class Saver:
         return True
 
     def _is_resumed(self, step: int) -> bool:
-        """Return True if the run resumed from this version, which has a checkpoint; its weights may be damaged."""
+        """Return True if the run resumed from this version: it has a checkpoint, but its weights may be damaged."""
         return step == self.run.start_step and self.run.restored is not None
 
     def _start(self, step: int, with_checkpoint: bool, in_background: bool) -> None:

@@ -27,7 +27,7 @@ _SOURCES = {"environment": "task file", "model": "initial model"}
 
 @dataclass(frozen=True)
 class Change:
-    """A changed setting of a run (None: unset), or a changed source (as digests).
+    """A changed setting of a run (None: unset), or a source's changed digest.
 
     `harmless`: the numbers don't depend on it.
     """
@@ -50,7 +50,7 @@ class Change:
 
 
 def run_toml(config: RunConfig, kind: str) -> str:
-    """Return the whole config, without keys about a process's start; the first line names the command."""
+    """Return the whole config, without keys of how a process starts; the first line names the command."""
     fields = type(config).model_fields.items()
     usual = {name: field.default for name, field in fields if meta_of(field).decides == "start"}
     return f"{CONFIG_OF}{kind}\n" + to_toml(changed(config, usual))
@@ -97,7 +97,7 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool = False) -> list[str]:
-    """Return settings that differ in two `flat` configs and change the numbers; `names_matter`: a model's name too."""
+    """Return settings that change the numbers and differ in two `flat` configs. `names_matter`: model names, too."""
     before, now = _with_own_paths(old), _with_own_paths(new)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     names = [name for name in names if before.get(name) != now.get(name)]
@@ -127,7 +127,7 @@ def about(name: str) -> Meta:
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat settings with paths of the run's files made independent of the run's directory."""
+    """Return flat settings; paths of the run's own files no longer depend on the run's directory."""
     return moved(settings, settings.get("output_dir", ""), "RUN")
 
 

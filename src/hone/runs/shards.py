@@ -1,6 +1,6 @@
-"""Tensors written by several ranks, each its own rows: `FOLDER/trainer/`, by `torch.distributed.checkpoint`.
+"""Tensors in `FOLDER/trainer/`; each rank writes its own rows, with `torch.distributed.checkpoint`.
 
-The index file is a pickle, which could run code of the checkpoint's author. Here it can only make an index.
+The index file is a pickle, which could run code of the checkpoint's author. This module lets it make only an index.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def load(
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Return the tensors by group and name (`only`: one group's). By default whole, on the CPU, in one process.
 
-    They are loaded into the tensors that `make("group/name", meta tensor)` returns. If these are sharded, all ranks of
-    `process_group` load together, each its rows.
+    They are loaded into the tensors that `make("group/name", meta tensor)` returns. If those are sharded, all ranks of
+    `process_group` load together, each rank its rows.
     """
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -111,7 +111,7 @@ def load(
 
 
 def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group: Any) -> None:
-    """Write the tensors: each rank of `process_group` writes its rows. An error of one rank is raised on all ranks."""
+    """Write the tensors: each rank of `process_group` writes its rows. A rank's error is raised on all ranks."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_together

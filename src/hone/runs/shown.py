@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 ROWS, WIDTH = 10, 40
-"""Most rows to show, and most characters of a cell."""
+"""Maximum rows to show, maximum characters of a cell."""
 COLUMNS = ("prompt", "text", "reward", "outcome", "detail")
 """Columns of samples to show, if the table has them."""
 

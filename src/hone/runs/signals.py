@@ -2,7 +2,7 @@
 
 After the first signal the step is finished and saved; a second Ctrl-C stops at once. Schedulers and spot machines send
 SIGTERM a moment before they kill the process: a step that would exceed the grace period is abandoned, and the state
-before this step is saved.
+before it is saved.
 """
 
 from __future__ import annotations

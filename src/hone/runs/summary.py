@@ -32,7 +32,7 @@ from hone.runs.settings import about, config_class, flat, read_config
 from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, OVER, WEIGHTS, RunView
 
 KILLED = "killed"
-"""Status of a run that ended without recording its end: the process in run.json is gone."""
+"""Status of a run that ended without recording it: its process is gone."""
 _NEEDED = ("command", "hardware", "seed", "status", "threads", "versions")
 _NEEDED_OF_TRAINING = ("exact", "inexact", "resumes", "started")
 """Keys of run.json that a summary needs, and further keys of a training run."""
@@ -135,7 +135,7 @@ def status_of(info: dict[str, Any], pid: int | None) -> str:
 
 
 def status_text(run: Summary) -> str:
-    """Return `outputs/rl: killed after 4 of 6 steps`; a path of dots only is resolved."""
+    """Return `outputs/rl: killed after 4 of 6 steps`; paths like `.` and `..` are resolved."""
     path = run.path.resolve() if run.path.name in ("", "..") else run.path
     steps = f"{run.progress.done} of {run.progress.max_steps or '?'} steps"
     if run.status in ("running", "paused"):
@@ -197,7 +197,7 @@ def _resuming(run: Summary) -> str:
 
 
 def typed(command: list[str], ranks: int = 1) -> str:
-    """Return a recorded command as typed, without the program's folder; for SFT on several ranks with torchrun."""
+    """Return a recorded command as typed, without the program's folder; SFT on several ranks starts with torchrun."""
     if not command:
         return ""
     program = Path(command[0]).name
@@ -208,7 +208,7 @@ def typed(command: list[str], ranks: int = 1) -> str:
 
 
 def evaluating(run: Summary, weights: Path) -> str:
-    """Return the command that evaluates weights on the run's task; for SFT, on the task of any `data.run`."""
+    """Return the command that evaluates weights on the run's task; for SFT on a run's samples, on `data.run`'s task."""
     of = run
     if run.kind == "sft" and (sampled := run.config.get("data", {}).get("run")):
         with suppress(UserError):  # it may be gone
@@ -386,7 +386,7 @@ def regraded_in_words(info: Mapping[str, Any]) -> list[str]:
 
 
 def certificate_path(run: Path) -> Path:
-    """Return the path of the certificate of the run in this directory: beside the directory, not in it."""
+    """Return the path of the certificate of the run in this directory; it lies beside the directory."""
     folder = run.resolve()
     return folder.with_name(folder.name + CERTIFICATE)
 

@@ -45,7 +45,7 @@ RESULTS, METADATA = "results.jsonl", "metadata.json"
 AUDIT, JUDGEMENTS, PAUSED = "audit.json", "judgements.jsonl", "paused.json"
 """Findings of the audit before step 0; replies of reward services; a file that exists while an alarm pauses the run."""
 OVER = "alarm_over"
-"""Kind of the event at an alarm's end."""
+"""Kind of the event that an alarm is over."""
 CARD = ("report.html", "report.json", "card.md")
 """The run card: page and facts; and a file of hone 0.1."""
 PROCESS_LOGS, SPOOL, SUPERSEDED = "logs", "spool", "superseded"
@@ -138,7 +138,7 @@ class RunView:
         return {step: path for step, path in steps_in(self.path / kind).items() if path.is_dir()}
 
     def stamp(self) -> tuple[Any, ...]:
-        """Return a value that changes with any file that a summary reads."""
+        """Return a value that changes if any file of a summary changes."""
         return tuple(stamp(self.path / name) for name in (INFO, CONFIG, METRICS, TIMINGS, EVENTS, METADATA))
 
 
@@ -223,7 +223,7 @@ def evals_file(version: int) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a JSON-lines file, `[]` if there is none. A torn last line is ignored."""
+    """Return the records of a JSON-lines file, `[]` if there is none. Ignores a torn last line."""
     return [read_record(path, number, line) for number, line in enumerate(whole_lines(path), 1)]
 
 
@@ -251,7 +251,7 @@ def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def current_name(metric: str) -> str:
-    """Return the current name of a metric of hone 0.1: its `eval/ENV/exact` is now `eval/ENV/correct`."""
+    """Return the current name of a metric: `eval/ENV/exact` of hone 0.1 is now `eval/ENV/correct`."""
     return re.sub(r"^(eval/[^/]+)/exact(?=$|/ci95/)", r"\1/correct", metric)
 
 
@@ -267,7 +267,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _record(optional: dict[str, Any], **needed: Any) -> Any:
-    """Return a pydantic model of a table with keys of these types; other keys are ignored."""
+    """Return a pydantic model of a table: keys have these types, other keys are ignored."""
     fields: dict[str, Any] = {name: (kind, ...) for name, kind in needed.items()}
     fields |= {name: (kind, None) for name, kind in optional.items()}
     return create_model("Record", __config__=ConfigDict(strict=True, extra="ignore"), **fields)
@@ -308,7 +308,7 @@ _FACTS = _record(
     id=str,
     kind=Literal["rl", "sft", "eval"],
 )
-"""The types of the keys of run.json that readers use: older runs lack some."""
+"""Types of the keys of run.json that readers use. Older runs lack some keys."""
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:

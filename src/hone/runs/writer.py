@@ -68,7 +68,7 @@ class RunWriter:
         self._stop, self._best = config.stop, config.ckpt and config.ckpt.best
         self.alarms = Alarms()
         self._started: list[Observer] = []
-        """Observers with `before_start` called: `at_end` must follow."""
+        """Observers to call `at_end` of, because `before_start` was called."""
         self._lock = lock
         (folder / PROCESS_LOGS).mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
@@ -92,7 +92,7 @@ class RunWriter:
         keep: Mapping[str, str] = MappingProxyType({}),
         **brought: Any,
     ) -> RunWriter:
-        """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
+        """Open `config.output_dir` for a run of `kind` (sft, rl); resume it if the config says so.
 
         A new run moves an earlier one to `.previous/<its id>`. `observers` default to a display. `keep` has the texts
         of files that belong to the run, by name. `brought` are further arguments of `Opening`. Raises UserError, with
@@ -166,7 +166,7 @@ class RunWriter:
         self, step: int, metrics: dict[str, Any], timings: dict[str, Any] | None = None, weights: str | None = None
     ) -> None:
         """Write the step's lines. `metrics` must have no times: these go into `timings`, with the seconds of each
-        `phase`, the step and the run. Without metrics, neither metrics nor timings are written.
+        `phase`, the step and the run. If `metrics` is empty, neither metrics nor timings are written.
 
         A metric that isn't finite becomes null, with an event. hashes.jsonl gets a line with `weights`, the fingerprint
         of version `step`, and the SHA-256 of metrics, rollouts and this version's evaluation. Raises AlarmStop if an
@@ -205,7 +205,7 @@ class RunWriter:
             raise AlarmStop(step, cause, self.alarms.remedy if cause in self.alarms.actions else "")
 
     def look_for_target(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Set `target`, here and in run.json, if these metrics of version `step` are the first to reach it."""
+        """Set `target`, here and in run.json, if version `step` is the first to reach it."""
         value = metrics.get(self._stop.metric) if self._stop and not self.target else None
         if self._stop is None or value is None or not self._stop.reached(value):
             return
@@ -258,7 +258,7 @@ class RunWriter:
         return self.folder / WEIGHTS / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Flush the logs, save version `step` with the files of folder `part`, and prune; any thread may call it."""
+        """Flush the logs, save version `step` with folder `part`'s files, delete old ones; any thread may call it."""
         for log in self._logs:
             log.sync()
         path = self.checkpoints.save(step, tensors, state, part)
@@ -291,7 +291,7 @@ class RunWriter:
         self.display.message(f"Another run of this config may differ from step {step} on: {cause}.")
 
     def finish(self, status: str, alarm: str = "") -> None:
-        """Close the run with its last status. `alarm`: the alarm that stopped it."""
+        """Close the run with its final status. `alarm`: the alarm that stopped it."""
         assert status in ("done", "stopped", "budget", "failed", "interrupted"), status
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
@@ -359,7 +359,7 @@ class RunWriter:
 
 
 def find_display(observers: Sequence[Observer]) -> Display:
-    """Return the display among the observers, or one that shows nothing."""
+    """Return the display among the observers, or a display that shows nothing."""
     return next((observer for observer in observers if isinstance(observer, Display)), Display())
 
 

@@ -144,12 +144,12 @@ TAMPERINGS = {
     ),
     "checkpoint without marker": (
         lambda run: (run / STEP_4 / "COMPLETE").unlink(),
-        ["checkpoints/step_4: has no readable completion marker"],
+        ["checkpoints/step_4: has no readable file COMPLETE"],
     ),
     "checkpoint with an empty marker": (
         lambda run: (run / STEP_4 / "COMPLETE").write_text('{"files": {}}'),
         [
-            "checkpoints/step_4: has a completion marker that lists no file",
+            "checkpoints/step_4: has a file COMPLETE that lists no file",
             *(f"checkpoints/step_4/{name}: was added" for name in ("model.safetensors", "optimizer.safetensors")),
             "checkpoints/step_4/state.json: was added",
         ],

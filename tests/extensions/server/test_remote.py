@@ -131,7 +131,7 @@ def test_a_server_that_was_started_anew_is_noticed(tmp_path: Path, monkeypatch: 
     with pytest.raises(ServerUnavailable, match="is gone, or fails"):
         policy.sample(requests(), SamplingParams())
     with serving(weights_root=tmp_path, port=port):
-        with pytest.raises(Halt, match=r"at http://.*/v1 was started anew, and has not been given the weights$"):
+        with pytest.raises(Halt, match=r"at http://.*/v1 was restarted and lacks this run's weights$"):
             policy.sample(requests(), SamplingParams())
         policy.load(3, folder / "step_3")
         same(policy.sample(requests(), SamplingParams()), expected)
@@ -189,13 +189,13 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
     other.tokenizer.add_tokens(["cafe", "One"])
     with serving() as served:
         url = served.url
-        assert "has room for 2048 tokens, seq_len is 4096" in error(url, 4096)
+        assert "has room for 2048 tokens, but seq_len is 4096" in error(url, 4096)
         parameters += 1
-        assert f"serves a model of {parameters - 1:,} parameters, the run's has {parameters:,}: start" in error(url)
+        assert f"serves a model of {parameters - 1:,} parameters, not the run's {parameters:,}: start" in error(url)
         parameters -= 1
         assert "with another tokenizer than m: serve the model that is trained" in error(url, model="m", renderer=other)
         words = (
-            f"takes no weights: start it with --weights-root FOLDER; here it has to be --weights-root {spool.parent}"
+            f"takes no weights: start it with --weights-root FOLDER; here it must be --weights-root {spool.parent}"
         )
         assert words in error(url)
     assert f"start one with `inference --model.name hone/tiny --weights-root {spool.parent}`" in error(url)
@@ -209,7 +209,7 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
     (tmp_path / "elsewhere").mkdir()
     with serving(weights_root=tmp_path / "elsewhere", api_key="sesame") as served:
         assert "wrong: send it" in error(served.url) and "--orchestrator.client.api-key-var" in error(served.url)
-        assert f"here it has to be --weights-root {spool.parent}" in error(served.url, api_key="sesame")
+        assert f"here it must be --weights-root {spool.parent}" in error(served.url, api_key="sesame")
     with FakeOpenAI(models=("a", "b"), owner="acme") as fake:
         assert "serves a, b, not c: start one that does" in error(fake.url.removesuffix("/v1"), model="c")
         assert "is a server of acme: rollouts need token ids" in error(fake.url.removesuffix("/v1"), model="a")
