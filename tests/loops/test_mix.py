@@ -42,7 +42,7 @@ def test_shares_follow_from_seed_and_step():
             {"orchestrator.eval.envs": [{"id": "a", "name": "b"}, {"id": "b"}]},
             'orchestrator.eval.envs have the name "b"',
         ),
-        ({"orchestrator.env.id": "countdown", "orchestrator.envs": [{"id": "gsm8k"}]}, "put all of them there"),
+        ({"orchestrator.env.id": "countdown", "orchestrator.envs": [{"id": "gsm8k"}]}, "list all tasks in envs"),
         (
             {"orchestrator.envs": [{"id": "a"}, {"id": "b", "sampling": {"temperature": 0.7}}]},
             "need the same temperature",

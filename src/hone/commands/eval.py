@@ -26,7 +26,7 @@ def run(config: EvalConfig) -> int:
             return run(served)
     evaluation = Evaluation(config)
     config = evaluation.config
-    # 120 columns if it is not a terminal, so that no table is cut
+    # not a terminal: 120 columns, so that no table is cut
     console = make_console(highlight=False, width=None if sys.stdout.isatty() else 120)
     if evaluation.shortage:
         console.print(Text(evaluation.shortage))
@@ -67,7 +67,7 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 
 
 def saved(evaluation: Evaluation) -> EvalResult:
-    """Sample, grade and save, also after Ctrl-C; show progress."""
+    """Sample and grade, with a progress line, and save the results, even after Ctrl-C."""
     config, env = evaluation.config, evaluation.env
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
     try:
