@@ -110,7 +110,7 @@ def hand_over(folder: Path, kind: str) -> None:
 
 
 def end_with_launcher() -> None:
-    """End this process when its launcher ends; does nothing without a launcher."""
+    """End this process when its launcher, if any, ends."""
     launcher = os.environ.pop(LAUNCHER, None)
     if launcher is not None and sys.platform != "linux":  # on Linux the kernel kills it
         threading.Thread(target=end_with, args=(int(launcher),), daemon=True).start()

@@ -67,7 +67,7 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 
 
 def saved(evaluation: Evaluation) -> EvalResult:
-    """Sample and grade, with a progress line, and save the results, even after Ctrl-C."""
+    """Sample, grade and save, also after Ctrl-C; show progress."""
     config, env = evaluation.config, evaluation.env
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
     try:

@@ -46,7 +46,7 @@ RECIPES = {
 }
 """By `--model`: a preset of `hone init-model`, or a pretrained model in `hone.model.files.KNOWN`."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
-"""Rows that `--controls` adds: name, folder, and noise of the demonstrations."""
+"""Rows of `--controls`: name, folder, and noise of the demonstrations."""
 SAMPLES = 3
 """Samples of each model to print below the table."""
 SUMMARY = "summary.json"
@@ -114,7 +114,7 @@ def run(config: QuickstartConfig) -> int:
 
 
 def train(words: list[str], folder: Path, goes_on: bool) -> float:
-    """Run or resume the training command `words`, which writes `folder`; return the run's total seconds."""
+    """Run or resume the training command `words` in `folder`; return the run's total seconds."""
     begun = run_info(folder) if goes_on else None
     if begun is None or [word for word in begun.get("command", [])[1:] if word != "--resume"] != words:
         return run_command(words)

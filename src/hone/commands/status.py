@@ -40,7 +40,7 @@ class Status:
 
 
 class Ticking:
-    """Context manager that shows a text and the elapsed seconds, updated each second."""
+    """Context manager that shows words and the elapsed seconds."""
 
     def __init__(self, status: Status, words: str) -> None:
         self._status, self._words, self._began, self._over = status, words, time.monotonic(), threading.Event()

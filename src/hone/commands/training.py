@@ -93,7 +93,7 @@ class Introduction(Observer):
 
 
 class HandOver(Observer):
-    """With --detach: frees the terminal as soon as the run directory is open."""
+    """With --detach: frees the terminal once the run is open."""
 
     def before_start(self, run: RunWriter) -> None:
         hand_over(run.folder, run.info["kind"])

@@ -130,8 +130,9 @@ class AdvantageConfig(BaseConfig):
     std_eps: float = Field(default=1e-4, ge=0)
     """Added to the standard deviation."""
     components: Literal["sum", "normalize"] = "sum"
-    """Several reward components. `sum`: add them. `normalize` (GDPO): normalise each in its group, add them, and
-    normalise over the step; ignores `baseline` and `scale`."""
+    """`sum`: add reward components. `normalize` (GDPO): normalise each in its group, add them, and normalise the sum
+    over the step, instead of `baseline` and `scale`.
+    """
 
     @property
     def divides_by_mean(self) -> bool:

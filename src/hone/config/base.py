@@ -57,7 +57,7 @@ class Meta:
     from_machine: bool = False
     """If the value is None, the machine decides."""
     shared: int = 0
-    """Place among the top-level keys that every role's section takes, too; 0: sections don't take this key."""
+    """Place among the top-level keys that every role's section also takes; 0: sections don't take it."""
     agreed: Literal["", "always", "tiny"] = ""
     """Orchestrator and trainer need the same value: `always`, or if the model is `hone/tiny` (made from the seed)."""
     listed: bool = True
@@ -162,7 +162,7 @@ class BaseConfig(pydantic_config.BaseConfig):
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """Meaning of each value of a key, for `--help KEY`."""
     partial: ClassVar[bool] = False
-    """True if only keys that were set are written to files; another section has the defaults."""
+    """True if files get only keys that were set; another section has the defaults."""
 
     @classmethod
     def kinds(cls) -> dict[str, set[str]]:
@@ -356,7 +356,7 @@ def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterato
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
-    """Return the key most similar to `unknown` by name, then by section; None if all similarities are below CLOSE."""
+    """Return the key most similar to `unknown` by name, then by section; None if no similarity reaches CLOSE."""
     from hone.config.trl import TRL
 
     of_trl = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key}

@@ -14,7 +14,7 @@ from hone.errors import UserError
 
 
 def to_toml(config: BaseModel) -> str:
-    """Return all fields of `config` as TOML. Null is written as `"None"`, but left out if it is the field's default."""
+    """Return all fields of `config` as TOML. Null is left out if it is the default, else written as `"None"`."""
     return tomli_w.dumps(plain(config))
 
 

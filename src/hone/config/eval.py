@@ -18,7 +18,7 @@ MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
 NEEDS_SERVER = {"api_key_var", "concurrency", "timeout", "max_retries"}
 NEEDS_PROCESS = {"precision", "threads", "kv_gib", "chat_template", "special_tokens"}
-"""Fields that need a server (`base_url`), and fields that need a model in this process."""
+"""Fields for a server (`base_url`), and fields for a model in this process."""
 SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
 """Sampling arguments with separate flags."""
 

@@ -52,7 +52,7 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
 def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, Any]:
     """Return the task in the config.toml of a run of `hone KIND`, or the whole table if it has no task.
 
-    `template`: the name that the template gets in the result. Raises UserError if there are several tasks.
+    `template`: the template's name in the result. Raises UserError if there are several tasks.
     """
     section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
     if len(section.get("envs", [])) > 1:
@@ -125,7 +125,7 @@ def name_algorithm(settings: Settings) -> None:
 def name_task(settings: Settings) -> None:
     """Replace the task's id by the task that `reward` and `data` describe, unless a flag sets another id.
 
-    `eval_data` turns evaluation on. Raises UserError if flags set the task both ways, or if a value is not a text.
+    `eval_data` turns evaluation on. Raises UserError if flags set both, or if a value is not a text.
     """
     given = {name: setting for name in TASK_KEYS if (setting := settings.pop((name,), None))}
     for name, kind, objects in (

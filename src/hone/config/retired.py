@@ -1,4 +1,4 @@
-"""Keys of older versions or missing extensions, which occur in config.toml: it has all keys of the run's version."""
+"""Keys of older versions or missing extensions, as a run's config.toml has all keys of its version."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RETIRED: dict[str, Retired] = {
     "serve.prefill_tokens": Retired((2048,), _PREFIXES),
     "serve.prefix_gib": Retired((0.5,), _PREFIXES),
 }
-"""Retired keys by dotted name, some after the command's name. A section stands for all its keys."""
+"""By dotted key, or COMMAND.KEY for one command. A section stands for all its keys."""
 _GONE = "it comes with the extension {} of hone, which is not installed: leave it out"
 _ALARMS = "02395552f2895dca9470ffb4793d49665fd319fa7e75e8854df25e22db1e4a2c"
 OF_EXTENSIONS: dict[str, Retired] = {

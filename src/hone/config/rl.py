@@ -62,7 +62,7 @@ class TrainerConfig(MemoryConfig):
 
 
 class PoolConfig(BaseConfig):
-    """Leaves out prompts for which almost all completions are correct, or none are."""
+    """Leaves out prompts with almost all completions correct, or no correct completion."""
 
     retire_at: float = Field(default=0.9, ge=0, le=1)
     """Stop drawing (retire) prompts with this pass rate or more; 0 is off."""
@@ -76,9 +76,9 @@ class CurriculumConfig(BaseConfig):
     """Order of the prompts. Each prompt of the pool comes once per epoch."""
 
     order: Literal["shuffled", "sequential", "difficulty"] = "shuffled"
-    """`shuffled`: anew in each epoch; `sequential`: as in the data; `difficulty`: pass rates nearest to 50 % first."""
+    """`shuffled` in each epoch; `sequential`: as in the data; `difficulty`: pass rates nearest to 50 % first."""
     window: int = Field(default=1, ge=1)
-    """Number of a prompt's last draws that its pass rate is computed from."""
+    """Number of last draws in a prompt's pass rate."""
     pool: PoolConfig | None = None
     """Leaves out prompts that are too easy or too hard."""
 
@@ -143,7 +143,7 @@ class OrchestratorConfig(BaseConfig):
     refill: RefillConfig | None = None
     """Draws more prompts until the batch is full of groups with unequal rewards; off unless given."""
     truncated: Annotated[Literal["keep", "mask", "penalize"], Meta("rollouts", 1)] = "keep"
-    """Treatment of a completion that reached its length limit: `keep` it, leave it out of the loss (`mask`), or lower
+    """A completion that reached its length limit: `keep` it, leave it out of the loss (`mask`), or lower
     its reward by up to `overlong_penalty` (`penalize`)."""
     overlong_buffer: int = Field(default=0, ge=0)
     """With `penalize`: the penalty grows linearly over this many tokens before the limit (DAPO)."""
@@ -265,11 +265,11 @@ class GapConfig(BaseConfig):
     action: Annotated[Literal["stop", "warn"], Meta(decides="nothing")] = "stop"
     """If the mean gap is above `gap.stop`: save and `stop`, or `warn`."""
     mean: float | None = Field(default=None, gt=0)
-    """Warn if the mean gap of a step is above this."""
+    """Warn if the mean gap is above this."""
     max: float | None = Field(default=None, gt=0)
     """Warn if the gap of a single token is above this."""
     stop: float | None = Field(default=None, gt=0)
-    """Take `action` if the mean gap of a step is above this."""
+    """Take `action` if the mean gap is above this."""
 
 
 @with_keys("rl")

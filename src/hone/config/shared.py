@@ -21,7 +21,7 @@ DEFAULT_PRECISION: Precision = "fp32" if takes_products_in_fp32("cpu") and not h
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
 MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
-"""Number of moments per weight: (in the layers' matrices, in other weights)."""
+"""Moments per weight: (in the layers' matrices, in other weights)."""
 TRANSPORT = ".transport"
 """Default folder of the transport, in the run directory."""
 
@@ -372,7 +372,7 @@ class EngineConfig(BaseConfig):
 
     @property
     def in_bf16(self) -> bool:
-        """True if the backend always computes in bf16 (never for hone's)."""
+        """True if this backend, not hone's, always uses bf16."""
         return False
 
     def server_settings(self, run: Any, on_gpu: bool, shares: bool = True) -> dict[str, Any]:

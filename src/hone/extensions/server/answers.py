@@ -1,4 +1,4 @@
-"""Write the choices of an answer, whole or streamed, for each kind of request, with tool calls and prompt logprobs."""
+"""Choices of whole or streamed answers to each kind of request, with tool calls and prompt logprobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hone.model.tool_calls import Tool
 LOWEST = -9999.0
 """Written instead of minus infinity, which JSON lacks, as by OpenAI."""
 OPENING = "<tool_call>"
-"""Start of a tool call. Text that may become this start is withheld."""
+"""Start of a tool call. Text that may become it is withheld."""
 
 
 class Answer:
@@ -50,7 +50,7 @@ class Answer:
         return []
 
     def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
-        """Return the choice for a whole sample, or for its new part."""
+        """Return the choice for a whole or partial sample."""
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
@@ -198,8 +198,9 @@ class TokensAnswer(Answer):
 
 
 class CallReader:
-    """Reads the tool calls of one sample. Text before calls is shown while sampling, all calls at the end. A sample
-    that was cut, or has an unreadable call, is shown as unchanged text.
+    """Reads the tool calls of one sample.
+
+    Shows text before calls while sampling, all calls at the end; cut samples or unreadable calls as unchanged text.
     """
 
     def __init__(self, renderer: ChatRenderer, tools: list[Tool]) -> None:

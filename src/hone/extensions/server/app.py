@@ -51,7 +51,7 @@ def create_app(
 ) -> Starlette:
     """Return the application that serves `service` as the model `name`. It starts and ends the service's thread.
 
-    Weights are loaded only from folders under `weights_root` or `memory`; if `weights_root` is None, from nowhere.
+    Weights are loaded only from folders under `weights_root` or `memory`; without `weights_root`, never.
     """
     api = Api(service, renderer, name, WeightsFolder(weights_root, memory) if weights_root else None, seed)
 
@@ -98,7 +98,7 @@ class Api:
         self.updating = asyncio.Lock()
         self.context = service.engine.model.config.max_position_embeddings
         self.longest = self.context * max(map(len, renderer.tokenizer.get_vocab()))
-        """Most characters that fit the context, if each token is the longest of the vocabulary."""
+        """Most characters that fit the context, if all tokens were the longest one."""
         # One thread: every thread keeps the memory of its longest text.
         self.worker = ThreadPoolExecutor(1, "tokenizer")
         self._seeds = 0
@@ -132,7 +132,7 @@ class Api:
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def update_weights(self, request: Request) -> Response:
-        """Load new weights while the engine runs; swap weights between two steps."""
+        """Load weights while the engine runs; swap them between two steps."""
         if self.weights is None:
             raise ApiError(403, "this server takes no weights: start it with --weights-root FOLDER")
         body, _ = await self._read(UpdateRequest, request)
@@ -177,7 +177,7 @@ class Api:
         top: int | None,
         stops: tuple[int, ...] = (),
     ) -> Response:
-        """Answer with samples for the prompts; `top`: number of likeliest tokens to add at every position."""
+        """Answer with samples of the prompts; `top`: likeliest tokens to add per position."""
         self._check_ids(params.stop_token_ids, f"{'' if params is body else 'sampling_params.'}stop_token_ids")
         self._seeds += 1
         seed = rng.key(self.seed, "request", self._seeds - 1)

@@ -32,7 +32,7 @@ class ServeConfig(EngineConfig):
     api_key_var: KeyVariable = None
     """Environment variable that holds the key."""
     weights_root: Path | None = None
-    """`POST /update_weights` loads weights only from this folder; by default, from no folder."""
+    """Only folder from which `POST /update_weights` may load; by default none."""
     transport: TransportConfig = TransportConfig()
     """Transport of the run to serve: the folder of its weights, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)

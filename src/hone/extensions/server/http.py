@@ -28,7 +28,7 @@ SHORT = 4096
 MAX_BODY = 32 * 2**20
 """Most bytes of a request."""
 BODY_SECONDS = 60.0
-"""Time limit, in seconds, for a client to send a request's body."""
+"""Seconds for a client to send a body."""
 LEFT = 499
 """Status of an answer to a client that has disconnected."""
 

@@ -52,7 +52,7 @@ OFF = (
     "kv_transfer_params",
     "priority",
 )
-"""Fields that are accepted only if their value has no effect."""
+"""Fields accepted only if their value has no effect."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
