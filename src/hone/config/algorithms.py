@@ -93,8 +93,8 @@ class CorrectionConfig(BaseConfig):
     bare = "type"
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
-    """Weight, from ρ = trainer's / sampler's probability. `token`, `sequence`: min(ρ, `cap`) (truncated IS); `band`: ρ
-    if from `low` to `high`, else 0 (IcePop); `geometric`: 1 if a completion's geometric mean of ρ is so, else 0."""
+    """Weight; ρ = trainer's / sampler's probability. `token`, `sequence`: min(ρ, `cap`) (truncated IS); `band`: ρ if
+    from `low` to `high`, else 0 (IcePop); `geometric`: 1 if a completion's geometric mean is in range, else 0."""
     cap: float = Field(default=2.0, gt=0)
     """Largest weight (`token`, `sequence`)."""
     low: float | None = Field(default=None, ge=0)
@@ -131,8 +131,7 @@ class AdvantageConfig(BaseConfig):
     """Added to the standard deviation."""
     components: Literal["sum", "normalize"] = "sum"
     """`sum`: add reward components. `normalize` (GDPO): normalise each in its group, add them, and normalise the sum
-    over the step, instead of `baseline` and `scale`.
-    """
+    over the step, instead of `baseline` and `scale`."""
 
     @property
     def divides_by_mean(self) -> bool:

@@ -61,7 +61,7 @@ class EvalConfig(BaseConfig):
     """Sample among the likeliest tokens with this total probability (nucleus sampling); 1 is off."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
     """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them unchanged; null omits one. In this
-    process `seq_len` limits prompt plus completion, if at least `max_tokens`."""
+    process `seq_len` (at least `max_tokens`) limits prompt plus completion."""
     profile: Path | None = None
     """Measure training examples instead of held-out ones, and write the pass rate of each to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))

@@ -56,14 +56,14 @@ def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, An
     """
     section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
     if len(section.get("envs", [])) > 1:
-        raise UserError("the run has several tasks: name one of them; -a gives the task's arguments")
+        raise UserError("the run has several tasks: name one; -a gives its arguments")
     env = section.get("env", {})
     found = {"env": env.get("id"), "env_args": env.get("args"), template: env.get("template")}
     return {name: value for name, value in found.items() if value} if found["env"] else table
 
 
 def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
-    """Merge settings into one tree. Section files set split mode. If no file is for inference, a server must run."""
+    """Merge settings into one tree. Section files set split mode; if they lack inference, a server must run."""
     tree, files = hoist(settings, cls).tree(), settings.section_files
     if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
         client = tree.setdefault("orchestrator", {}).setdefault("client", {})

@@ -191,7 +191,7 @@ class _Reader:
     def _unknown_key(self, path: Path, file: str) -> str:
         unlike = ", and no key is similar; --help all lists all keys"
         if other := config_of(pathlib.Path(file)):
-            unlike = ": it may belong to a missing extension or another version of hone"
+            unlike = ": it may belong to an extension that is not installed, or to another version of hone"
         hint = _meant(self.cls, path, unlike)
         if other and self.cls.__name__.lower() != f"{other}config":
             hint = f": the file is the config of a run of `hone {other}`"

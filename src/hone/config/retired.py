@@ -61,7 +61,7 @@ def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
 
 
 def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bool:
-    """Return True if a file's key is retired and harmless. Raises UserError if it is retired, but not harmless."""
+    """Return True if a file's key is retired and harmless. Raises UserError if retired, but not harmless."""
     old = retired(command, path)
     if old is not None and value not in old.harmless and digest(value) not in old.harmless:
         raise UserError(f"{'.'.join(path)} is {value!r} in {file}: {old.instead}")
@@ -73,7 +73,7 @@ def digest(section: Any) -> str:
 
 
 def lacks(command: str, path: tuple[str, ...]) -> str:
-    """Return "", or the reason if this key's extension needs an extension that is missing."""
+    """Return "", or the reason if this key's extension needs a missing extension."""
     return next(filter(None, (lacking("KEYS", f"{at}.{path[0].replace('-', '_')}") for at in ("run", command))), "")
 
 

@@ -137,7 +137,7 @@ class OrchestratorConfig(BaseConfig):
     """Completions per prompt (the group): at least 2, since the baseline is the group's mean; 1 needs
     `advantage.baseline = "batch"`."""
     max_examples: Annotated[int | None, Meta("rollouts")] = Field(default=None, ge=1)
-    """Use only the first training examples, this many."""
+    """Use only the first N training examples; by default all."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Order of the prompts."""
     refill: RefillConfig | None = None
@@ -256,7 +256,7 @@ class InferenceConfig(EngineConfig):
 SAMPLED_BY = "completions are sampled by "
 SCORED_BY = "tokens are scored by "
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
-"""Begins a reason for an inexact run that hone can still retrain from its recorded rollouts."""
+"""Begins a reason for an inexact run that hone can still retrain from its rollouts."""
 
 
 class GapConfig(BaseConfig):

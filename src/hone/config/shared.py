@@ -372,7 +372,7 @@ class EngineConfig(BaseConfig):
 
     @property
     def in_bf16(self) -> bool:
-        """True if this backend, not hone's, always uses bf16."""
+        """True if the backend always uses bf16 (hone's: False)."""
         return False
 
     def server_settings(self, run: Any, on_gpu: bool, shares: bool = True) -> dict[str, Any]:

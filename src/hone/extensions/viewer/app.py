@@ -67,7 +67,7 @@ async def _secure(request: Request, call_next: Callable[[Request], Any]) -> Resp
 
 
 def _error(site: Site, request: Request, error: Exception) -> Response:
-    """Return an error page with status 404 (NotFound) or 400."""
+    """Return an error page: status 404 if a thing is missing, else 400."""
     if isinstance(error, HTTPException):
         status = error.status_code
         sentence = "there is no such page" if status == 404 else html.unescape(str(error.detail))

@@ -56,7 +56,7 @@ _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")
 
 @dataclass(frozen=True)
 class Query:
-    """A search; "" or None: no filter. Lengths are in characters; `first` and `last` are steps."""
+    """A search's words and filters ("" or None: off). Lengths are in characters; `first` and `last` are steps."""
 
     q: str = ""
     example: str = ""

@@ -16,7 +16,7 @@ from hone.extensions.viewer.series import extremes
 MOST = 600
 """Most points of a line. Longer lines show each part's extremes, so no spike is lost."""
 WIDTHS = {"wide": 720, "narrow": 360}
-"""Pixels for pages and for phones, for readable letters; hone.css shows one of the two."""
+"""Widths in pixels for pages and for phones; hone.css shows one of the two."""
 _LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 46, 14, 12, 30, 270
 Lines = Sequence[Mapping[str, Any]]
 
