@@ -130,7 +130,7 @@ def test_what_needs_another_extension_says_which_one_is_missing(tmp_path: Path) 
     for words, why in (
         (["view"], "it comes with the extension viewer, which needs the missing extension audit"),
         (["rl", "--no-report"], "it comes with the extension viewer, which needs the missing extension audit"),
-        (["rl", "--no-audit"], "--no-audit: it comes with the extension audit of hone, which is not there"),
+        (["rl", "--no-audit"], "--no-audit: it comes with the extension audit of hone, which is not installed"),
     ):
         said = subprocess.run([sys.executable, "-m", "hone.cli", *words], env=env, capture_output=True, text=True)
         assert (said.returncode, why in said.stderr) == (2, True), said.stderr

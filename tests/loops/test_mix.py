@@ -37,12 +37,9 @@ def test_shares_follow_from_seed_and_step():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"orchestrator.envs": [{"id": "gsm8k"}, {"id": "gsm8k"}]},
-            'two tasks in orchestrator.envs have the name "gsm8k"',
-        ),
+        ({"orchestrator.envs": [{"id": "gsm8k"}, {"id": "gsm8k"}]}, 'orchestrator.envs have the name "gsm8k"'),
         ({"orchestrator.eval.envs": [{"id": "a", "name": "b"}, {"id": "b"}]}, 'eval.envs have the name "b"'),
-        ({"orchestrator.env.id": "countdown", "orchestrator.envs": [{"id": "gsm8k"}]}, "put all of them there"),
+        ({"orchestrator.env.id": "countdown", "orchestrator.envs": [{"id": "gsm8k"}]}, "list all tasks in envs"),
         ({"orchestrator.envs": [{"id": "a"}, {"id": "b", "sampling": {"temperature": 0.7}}]}, "the same temperature"),
         ({"orchestrator.envs": [{"id": "a", "name": "x/y"}]}, "name is 'x/y'"),
         ({"orchestrator.envs": [{"id": "a", "weight": 0}]}, "weight"),

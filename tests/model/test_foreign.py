@@ -229,7 +229,7 @@ def test_a_window_is_the_longest_context_and_muon_is_refused(tmp_path: Path) -> 
     write(tmp_path / "long", "phi3", rope_parameters=factors, original_max_position_embeddings=32)
     assert load_model(tmp_path / "long").config.max_position_embeddings == 32
     muon = RLConfig.model_validate({"trainer": {"optim": {"type": "muon"}}})
-    with pytest.raises(UserError, match="and gemma3_text is computed by transformers' layers: set it to adamw"):
+    with pytest.raises(UserError, match="but gemma3_text is computed by transformers' layers: set it to adamw"):
         resolve(muon, Machine(model.config, "cpu"))
 
 

@@ -1,10 +1,8 @@
 """Processes that outlive the process that started them, or must end with it. Imports nothing heavy.
 
-`--detach`: the command starts itself again in a session that survives closing the terminal, and shows the output of the
-second process until the run directory is open; then output goes to `logs/<kind>.out` there. If the second process fails
-before, the first ends with its exit code.
-
-The roles of a run in mode split end with their launcher, and know the typed command.
+`--detach`: the command starts a second process in a session that survives closing the terminal, and shows its output
+until the run directory is open; then output goes to `logs/<kind>.out` there. If the second process fails before, the
+first ends with the same exit code. In mode split, roles end with their launcher, which passes them the typed command.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from hone.errors import UserError
 from hone.processes import Process, end_with
 
 DETACHED = "HONE_DETACHED"
-"""Environment variable of the background process: the typed command, and the pipe for its report."""
+"""Environment variable of the background process: the typed command, and the pipe to report to."""
 COMMAND, LAUNCHER = "HONE_LAUNCHED", "HONE_LAUNCHER"
 """Environment variables of a role: the typed command as JSON, and the launcher's process id."""
 
@@ -36,7 +34,7 @@ def in_background() -> bool:
 
 
 def start(name: str, argv: list[str]) -> int:
-    """Start command `name` with `argv` in the background; return 0 once its run is open, else its exit code."""
+    """Start command `name` with `argv` in the background; return 0 if its run opens, else its exit code."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--detach does not work with several ranks: start torchrun in the background (nohup, tmux, …)")
     received: list[int] = []  # Ctrl-C and SIGTERM are only noted here, so that no child is left behind
@@ -92,7 +90,7 @@ def enter() -> None:
 
 
 def hand_over(folder: Path, kind: str) -> None:
-    """Move this process's output, with earlier lines, to a file in the run directory; the foreground then ends."""
+    """Move all output of this process to a file in the run directory; then the foreground process ends."""
     if not in_background():
         return
     from hone.runs.view import PROCESS_LOGS  # `hone doctor` runs without packages
@@ -112,7 +110,7 @@ def hand_over(folder: Path, kind: str) -> None:
 
 
 def end_with_launcher() -> None:
-    """Make this process end with its launcher, if it has a launcher."""
+    """End this process when its launcher, if any, ends."""
     launcher = os.environ.pop(LAUNCHER, None)
     if launcher is not None and sys.platform != "linux":  # on Linux the kernel kills it
         threading.Thread(target=end_with, args=(int(launcher),), daemon=True).start()

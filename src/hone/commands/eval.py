@@ -26,7 +26,7 @@ def run(config: EvalConfig) -> int:
             return run(served)
     evaluation = Evaluation(config)
     config = evaluation.config
-    # 120 columns if it is not a terminal, so that no table is cut
+    # not a terminal: 120 columns, so that no table is cut
     console = make_console(highlight=False, width=None if sys.stdout.isatty() else 120)
     if evaluation.shortage:
         console.print(Text(evaluation.shortage))

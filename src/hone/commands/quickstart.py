@@ -1,7 +1,7 @@
 """`hone quickstart`: a new model, SFT, RL and an evaluation, on a CPU in minutes; and `hone examples [NAME]`.
 
 quickstart prints and runs hone commands. After Ctrl-C, the same command continues where it stopped. `--controls` adds
-two rows: SFT alone with the same compute, on the same and on perfect demonstrations.
+two SFT-only rows with the same compute: one on the same, one on perfect demonstrations.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ RECIPES = {
 }
 """By `--model`: a preset of `hone init-model`, or a pretrained model in `hone.model.files.KNOWN`."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
-"""Name, folder, and noise of the demonstrations."""
+"""Rows of `--controls`: name, folder, and noise of the demonstrations."""
 SAMPLES = 3
 """Samples of each model to print below the table."""
 SUMMARY = "summary.json"
-"""Written at the end; without it, a quickstart continues."""
+"""Written at the end. If it is missing, the quickstart continues."""
 
 
 def run(config: QuickstartConfig) -> int:
@@ -74,13 +74,13 @@ def run(config: QuickstartConfig) -> int:
             run_command(["hone", "init-model", base, "--preset", config.model, *seed])
         sft_seconds = train([*sft_command, "--output-dir", str(out / "sft"), *seed], out / "sft", goes_on)
         rl_seconds = train([*rl_command, *seed], out / "rl", goes_on)
-        # All at the end: a model in this process would take memory during training.
+        # Evaluate only at the end: a model in this process would take memory during training.
         say("\nEvaluating on held-out phrases ...")
         if pretrained:
             measured.add("pretrained", base, 0.0)
         measured.add("after SFT", str(sft_weights), sft_seconds)
         measured.add("after SFT + RL", str(rl_weights), sft_seconds + rl_seconds)
-        # 6 FLOP a parameter and trained token, 2 a sampled one, and sequences of one length
+        # 6 FLOP per parameter and trained token, 2 per sampled token; all sequences have one length
         steps = sft_steps + round(rl_steps * (6 + 2) / 6 * rl["orchestrator"]["batch_size"] / sft["data"]["batch_size"])
         for name, folder, noise in CONTROLS if config.controls else ():
             args = sft["data"]["env"]["args"] | {"demo_noise": noise}
@@ -114,7 +114,7 @@ def run(config: QuickstartConfig) -> int:
 
 
 def train(words: list[str], folder: Path, goes_on: bool) -> float:
-    """Run or resume a command that trains in `folder`; return the run's total seconds."""
+    """Run or resume the training command `words` in `folder`; return the run's total seconds."""
     begun = run_info(folder) if goes_on else None
     if begun is None or [word for word in begun.get("command", [])[1:] if word != "--resume"] != words:
         return run_command(words)
@@ -151,7 +151,7 @@ def run_command(words: list[str]) -> float:
 
 
 class Measured:
-    """Rows of the table: every model on the same held-out examples, at T=1 and greedy."""
+    """Rows of the table: each model's results on the same held-out examples, at T=1 and greedy."""
 
     def __init__(self, env: dict[str, Any], num_examples: int, seed: int) -> None:
         self.env, self.num_examples, self.seed = env, num_examples, seed

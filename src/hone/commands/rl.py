@@ -15,7 +15,7 @@ from hone.runs.outputs import with_own_folder
 from hone.runs.view import SPOOL
 
 SECONDS = 10.0
-"""Seconds to wait for a server before anything is loaded; a slower server is checked later."""
+"""Seconds to wait for a server's answer before loading the model; a slower server is checked later."""
 
 
 def run(config: RLConfig) -> int:
@@ -31,9 +31,9 @@ def run(config: RLConfig) -> int:
         say(f"One of {count} GPUs is used: {others}")
     runner = gathered("MODES", {}).get(config.mode or "")
     if runner is None and config.mode != "colocated":
-        why = lacking("MODES", str(config.mode)) or "it comes with an extension that is not there"
+        why = lacking("MODES", str(config.mode)) or "it comes with an extension that is not installed"
         raise UserError(
-            f"mode {config.mode} can't run ({why}): install that, or train in one process, with one rank and one server"
+            f"mode {config.mode} can't run ({why}): install it, or train in one process, with one rank and one server"
         )
     if config.orchestrator.client.base_url is not None:
         check_server(config)
@@ -47,7 +47,7 @@ def run(config: RLConfig) -> int:
 def with_mode(config: RLConfig, here: bool = True) -> RLConfig:
     """Set the mode: one process, unless the config has a mode, several ranks or several servers.
 
-    `here`: count this machine's GPUs; in mode split, a GPU without a server gets a rank by default, if several can run.
+    `here`: count this machine's GPUs. In mode split, by default one rank per GPU without a server, if ranks can run.
     """
     several, ranks = config.trainer.ranks > 1 or len(config.server_urls) > 1, config.trainer.ranks
     mode = config.mode or ("split" if several else "colocated")
@@ -64,7 +64,7 @@ def _can_have_ranks(config: RLConfig) -> bool:
         config.trainer.optim.check_ranks(2)
         model = config.model
         return shape_of(model.name, model.init, model.implementation).implementation == "hone"
-    except UserError:  # the optimiser needs one rank, or the model is missing (loading it says so)
+    except UserError:  # the optimiser needs one rank, or the model is missing (reported when it is loaded)
         return False
 
 
@@ -75,7 +75,7 @@ def _gpus(config: RLConfig) -> int:
 
 
 def check_server(config: RLConfig) -> None:
-    """Raise UserError, before anything is loaded, if no server is at a URL, or it refuses this run's weights."""
+    """Before anything is loaded, raise UserError if a URL has no server, or the server refuses this run's weights."""
     from hone.client import Endpoint, api_key
     from hone.loops.reach import connect_to_server
 

@@ -30,7 +30,7 @@ from hone.runs.reader import Run
 from hone.runs.view import OVER
 
 HINTS = 5
-"""Most runs with resume commands below the list."""
+"""Below the list: most runs with a resume command."""
 INDENT = 13
 """Width of labels of `hone runs show`."""
 POLL = 0.1
@@ -104,7 +104,7 @@ def show(config: configs.RunsShowConfig) -> int:
 
 
 def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield label and texts of each part of the page; a part without texts is not printed."""
+    """Yield (label, texts) for each part of the page; a part without texts is not printed."""
     info, run = one.info, one.files
     yield "id", [f"{info['id']} ({one.kind}{f' on {one.task}' if one.task else ''}, seed {info['seed']})"]
     yield "command", [summary.typed(info["command"], info.get("ranks", 1))]

@@ -40,7 +40,7 @@ class Status:
 
 
 class Ticking:
-    """Context manager that shows words and elapsed seconds, each second."""
+    """Context manager that shows words and the elapsed seconds."""
 
     def __init__(self, status: Status, words: str) -> None:
         self._status, self._words, self._began, self._over = status, words, time.monotonic(), threading.Event()
@@ -79,7 +79,7 @@ def print_json(text: str) -> None:
 
 
 def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
-    """Print a label, up to `most` texts, one per line, and the number of texts left out."""
+    """Print a label, then up to `most` texts, one per line, then how many texts were left out."""
     if most is not None and len(texts) > most:
         texts = (*texts[:most], f"and {len(texts) - most} more")
     for number, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""`hone sft`, `hone orchestrator`, and `hone rl` in one process: a run's observers, first and last lines."""
+"""`hone sft`, `hone orchestrator`, and `hone rl` in one process: observers, and lines printed at start and end."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hone.loops.sft import SFT
 
 PACE = "as fast as hone's own from 100M parameters on, in up to twice the time below"
-"""Time relative to hone's decoder on one Zen 3 core, Qwen3's shape. Training: 1.1 to 1.2 with 0.4M parameters, 1.0 with
-100M. Sampling: 1.5 to 1.9 with 0.4M, 1.0 to 1.1 with 100M."""
+"""Time of transformers' layers over hone's, on one Zen 3 core, Qwen3's shape. Training: 1.1
+to 1.2 with 0.4M parameters, 1.0 with 100M. Sampling: 1.5 to 1.9 with 0.4M, 1.0 to 1.1 with 100M."""
 
 
 def sft(config: SFTConfig) -> int:
@@ -100,7 +100,7 @@ class HandOver(Observer):
 
 
 def introduction(training: Any) -> Iterator[str]:
-    """Yield the run's plan. In mode split, model facts come from the trainer's `hello`."""
+    """Yield the run's plan. In mode split, the trainer's `hello` describes the model."""
     config, sft, others = training.config, training.kind == "sft", getattr(training, "processes", training)
     hello = getattr(others, "hello", None)
     ranks = hello.ranks if hello else training.ranks.world if sft else 1

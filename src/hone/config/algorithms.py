@@ -28,18 +28,18 @@ class LossConfig(BaseConfig):
     function: str | None = None
     """A custom loss, `MODULE:FUNCTION`, instead of `type`."""
     old_policy: Literal["sampler", "trainer"] = "sampler"
-    """Old policy of the importance ratio. `sampler`: corrects for older weights and other kernels; `trainer`: weights
-    before the step's first update (always with a `correction`)."""
+    """Denominator of the importance ratio. `sampler`: the sampler (corrects for older weights and other kernels);
+    `trainer`: the weights before the step's first update (implied by a `correction`)."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
-    """Clip the ratio below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: largest fall in probability."""
+    """Lower clip of the ratio: 1 - eps_low (default 0.2; gspo: 3e-4). dppo: largest fall in probability (0.2)."""
     eps_high: float | None = Field(default=None, ge=0)
-    """Clip the ratio above at 1 + eps_high (0.28; gspo: 4e-4); cispo: at eps_high (5); dppo: largest rise (0.2)."""
+    """Upper clip of the ratio: 1 + eps_high (0.28; gspo: 4e-4). cispo: eps_high (5). dppo: largest rise (0.2)."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """With a negative advantage, clip the ratio above at this; by default 3 if `max_async_level` > 0, else off."""
+    """Upper clip of the ratio if the advantage is negative; by default 3 if `max_async_level` > 0, else off."""
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of the squared log ratio in dppo."""
     aggregation: Annotated[Literal["token", "sequence", "prompt", "constant"], Meta("training")] = "token"
-    """Equal weight in the step's loss for each token, completion (`sequence`) or prompt; `constant` divides by the
+    """Units of equal weight in the step's loss: `token`, `sequence` (completion) or `prompt`. `constant`: divide by the
     longest possible completion."""
     count_filtered: bool = False
     """Count groups of equal rewards in the divisor of the loss."""
@@ -48,10 +48,10 @@ class LossConfig(BaseConfig):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of a token's KL: log ratio (`k1`), half of its square (`k2`), or Schulman's `k3`."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Add the KL to the `loss`; or subtract its sum over a completion from the `reward`, before baseline and scale
-    (with the scale `token_std`: for each token, the sum from this token on)."""
+    """`loss`: add the KL to the loss. `reward`: subtract a completion's summed KL from its reward, before baseline and
+    scale (scale `token_std`: from each token's reward, the sum from this token on)."""
     kl_bias_correction: bool = False
-    """Multiply the KL in the loss by the ratio: the gradient of `k1` and `k3` is then the gradient of
+    """Multiply the KL in the loss by the ratio. `k1` and `k3` then have the gradient of
     KL(policy || reference), as with `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""
     reference_interval: int | None = Field(default=None, ge=1)
     """Steps between copies of the policy to the reference; if unset, the reference stays the initial policy."""
@@ -88,14 +88,13 @@ class LossConfig(BaseConfig):
 
 
 class CorrectionConfig(BaseConfig):
-    """Off-policy correction by ρ: a token's probability in the trainer before the update, over the sampler's."""
+    """Off-policy correction by ρ = probability of a token in the trainer before the update / in the sampler."""
 
     bare = "type"
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
-    """ρ: a token's probability in the trainer over the sampler's. `token`, `sequence`: weight min(ρ, `cap`) (truncated
-    IS); `band`: ρ from `low` to `high`, else 0 (IcePop); `geometric`: 0 for completions with a geometric mean of ρ
-    outside."""
+    """Weight; ρ = trainer's / sampler's probability. `token`, `sequence`: min(ρ, `cap`) (truncated IS); `band`: ρ if
+    from `low` to `high`, else 0 (IcePop); `geometric`: 1 if a completion's geometric mean is in range, else 0."""
     cap: float = Field(default=2.0, gt=0)
     """Largest weight (`token`, `sequence`)."""
     low: float | None = Field(default=None, ge=0)
@@ -122,17 +121,17 @@ class AdvantageConfig(BaseConfig):
     function: str | None = None
     """Custom advantages, `MODULE:FUNCTION`, instead of the keys below."""
     baseline: Annotated[Literal["group", "leave_one_out", "batch"], Meta("training")] = "group"
-    """Mean reward of the `group`, of its other completions (`leave_one_out`, RLOO), or of the step (`batch`)."""
+    """Mean reward of the `group`, the group's other completions (`leave_one_out`, RLOO), or the step (`batch`)."""
     scale: Annotated[Literal["none", "group_std", "batch_std", "token_std", "group_mean"], Meta("training")] = "none"
-    """Divisor: 1 (Dr. GRPO), standard deviation of the group (GRPO) or of the step, group's mean (MaxRL); `token_std`:
-    minus the mean over the step's tokens, then divided by their standard deviation (REINFORCE++)."""
+    """Divisor: 1 (`none`, Dr. GRPO), standard deviation (GRPO: `group_std`) or group's mean (MaxRL). `token_std`:
+    subtract the mean over the step's tokens, then divide by their standard deviation (REINFORCE++)."""
     std_ddof: int = Field(default=1, ge=0, le=1)
-    """Divisor of the variance of n rewards: 0 is n; 1 is n - 1, as in TRL and most papers' code."""
+    """The variance of n rewards divides by n - std_ddof; 1 is usual (TRL, most papers' code)."""
     std_eps: float = Field(default=1e-4, ge=0)
     """Added to the standard deviation."""
     components: Literal["sum", "normalize"] = "sum"
-    """Several reward components: `sum` them; or `normalize` each in its group, sum, and normalise over the step
-    (GDPO), instead of `baseline` and `scale`."""
+    """`sum`: add reward components. `normalize` (GDPO): normalise each in its group, add them, and normalise the sum
+    over the step, instead of `baseline` and `scale`."""
 
     @property
     def divides_by_mean(self) -> bool:
@@ -148,8 +147,8 @@ class AdvantageConfig(BaseConfig):
     def _check_scale(self) -> AdvantageConfig:
         if self.baseline == "batch" and self.scale in ("group_std", "group_mean"):
             raise UserError(
-                f"advantage.baseline = \"batch\" is scaled by the step's deviation, not by the group's: set scale to "
-                f'"batch_std", "token_std" or "none", not "{self.scale}"'
+                f'advantage.baseline = "batch" does not work with advantage.scale = "{self.scale}": set scale to '
+                '"batch_std", "token_std" or "none"'
             )
         return self
 
@@ -198,14 +197,14 @@ _DEFAULTS: dict[str, Any] = {
     "trainer.loss.kl_bias_correction": False,
     "trainer.loss.ratio_penalty": 1e-3,
 }
-"""Defaults of keys that some algorithms change. Every algorithm sets them, so a second one undoes the first."""
+"""Defaults of the keys in ALGORITHMS. Every algorithm sets all these keys, so a second one undoes the first."""
 ALGORITHMS = {name: _DEFAULTS | keys for name, keys in _OWN.items()}
 SUMMARIES = {name: ", ".join(f"{key} = {value}" for key, value in keys.items()) for name, keys in _OWN.items()}
 assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for keys in ALGORITHMS.values()}) == 1
 
 
 def by_algorithm(config: Any) -> str:
-    """Return "by NAME", and keys set to other values than the algorithm's; "" without an algorithm."""
+    """Return "by NAME" and the keys that differ from the algorithm's values; "" without an algorithm."""
     if config.algorithm is None:
         return ""
     values = {key: value_of(config, key) for key in ALGORITHMS[config.algorithm]}

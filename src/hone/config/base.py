@@ -34,7 +34,7 @@ SYNONYMS = {
 }
 """hone's keys, by other trainers' names."""
 CLOSE = 0.8
-"""Least similarity of a name and the key that is suggested for it."""
+"""Least similarity of an unknown name to a suggested key."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Meta:
     """
 
     common: str | None = ""
-    """Kinds of common keys (`BaseConfig.headings`) of this key. None: no key of this section is common."""
+    """Kinds of this key (see `BaseConfig.headings`); "": not common. None: no key of this section is common."""
     place: int = 0
-    """Place under the heading: -1 is first, 1 is last. A section's place is its keys' default."""
+    """Place under the heading: -1 is first, 1 is last. A section's place is the default for its keys."""
     decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
-    """Part of a run that the key decides; a section's holds for its keys. A resume may change all but the first two.
+    """Part of a run that the key or its section decides. A resume may change all but the first two.
 
     `bytes`: the results. `digest`: the results, compared by the digest of the named file. `rounding`: only the rounding
     of numbers. `nothing`: no number. `start`: the start of a process; config.toml omits it.
@@ -59,7 +59,7 @@ class Meta:
     shared: int = 0
     """Place among the top-level keys that every role's section also takes; 0: sections don't take it."""
     agreed: Literal["", "always", "tiny"] = ""
-    """Orchestrator and trainer need the same value: `always`, or only for `hone/tiny`, which is made from the seed."""
+    """Orchestrator and trainer need the same value: `always`, or if the model is `hone/tiny` (made from the seed)."""
     listed: bool = True
     """True if lists of a run's changed settings name this key."""
 
@@ -69,7 +69,7 @@ class Meta:
         return self.decides not in ("bytes", "digest")
 
     def within(self, section: Meta) -> Meta:
-        """Return this field's properties in a section with the Meta `section`."""
+        """Return this field's Meta, completed by its section's Meta."""
         common = None if section.common is None else self.common
         decides = section.decides if section.decides != "bytes" else self.decides
         return replace(self, common=common, place=self.place or section.place, decides=decides)
@@ -84,7 +84,7 @@ ADDED: dict[str, Any] = {}
 
 
 def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
-    """Decorate a config's class: add the keys and choices of values that extensions have for this place."""
+    """Decorate a config's class: add the extensions' keys and choices for this place."""
 
     def extended(cls: type[Model]) -> type[Model]:
         fields: dict[str, Any] = {}
@@ -162,7 +162,7 @@ class BaseConfig(pydantic_config.BaseConfig):
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """Meaning of each value of a key, for `--help KEY`."""
     partial: ClassVar[bool] = False
-    """True if files get only the keys that were set; another section has the defaults."""
+    """True if files get only keys that were set; another section has the defaults."""
 
     @classmethod
     def kinds(cls) -> dict[str, set[str]]:
@@ -176,7 +176,7 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the part of a config.toml of `hone KIND` that this command uses, by default all."""
+        """Return the part of `hone KIND`'s config.toml that this command uses; by default, all of it."""
         return table
 
     @classmethod
@@ -200,7 +200,7 @@ def _with_nulls(value: Any) -> Any:
 
 
 class Setting(NamedTuple):
-    """A value given by `source`: a file, a flag, or "" for a program."""
+    """A value and its `source`: a file, a flag, or "" if a program gave it."""
 
     value: Any
     source: str = ""
@@ -218,7 +218,7 @@ class Settings(dict[Path, Setting]):
     """Sections that were given as `--SECTION @ FILE`."""
 
     def put(self, path: Path, setting: Setting) -> None:
-        """Set a leaf, and drop leaves below or above it. An empty section only turns on a section that is off."""
+        """Set a leaf; drop leaves above or below this path. {} as the value only turns on a section that is off."""
         below = [known for known in self if known[: len(path)] == path]
         if setting.value == {} and any(not self[known].is_off for known in below):
             return
@@ -227,7 +227,7 @@ class Settings(dict[Path, Setting]):
         self[path] = setting
 
     def put_tree(self, tree: Any, path: Path = (), source: str = "", is_flag: bool = False) -> Settings:
-        """Set all leaves of a tree; of a config object in it, the keys that were set."""
+        """Set all leaves of a tree. A config object gives only explicitly set keys."""
         tree = tree.model_dump(exclude_unset=True) if isinstance(tree, BaseModel) else tree
         if isinstance(tree, dict) and (tree or not path):
             for name, value in tree.items():
@@ -356,7 +356,7 @@ def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterato
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
-    """Return the key of `cls` most similar to `unknown` by name, then by section; None if no key is CLOSE."""
+    """Return the key most similar to `unknown` by name, then by section; None if no similarity reaches CLOSE."""
     from hone.config.trl import TRL
 
     of_trl = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key}

@@ -34,7 +34,7 @@ def plain(value: Any) -> Any:
 def non_defaults(
     cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None = None, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return by name the leaves of `table` (from `to_toml`) that differ from `default`, or from the defaults of `cls`.
+    """Return by dotted name the values of `table` (from `to_toml`) that differ from `default` (or `cls`'s defaults).
 
     An optional section is compared with its defaults; if it equals them, its value is "on". Unknown keys are included.
     """
@@ -55,7 +55,7 @@ def non_defaults(
 
 
 def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:
-    """Remove values of a wrong type from `table` and return their dotted names; other invalid values stay."""
+    """Remove values of a wrong type from `table`, but no other invalid values; return the removed dotted names."""
     try:
         cls.model_validate_json(json.dumps(table, default=str), strict=True)
         return []

@@ -31,7 +31,7 @@ class EvalConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return a training run's task and arguments; for an RL run also the sampling of its evaluations."""
+        """Return a training run's task and task arguments; for an RL run also the sampling of its evaluations."""
         sampling = sampling_of_run(table) if kind == "rl" else {}
         return task_of_run(kind, table, "template") | sampling
 
@@ -54,14 +54,14 @@ class EvalConfig(BaseConfig):
     concurrency: int = Field(default=32, ge=1, validation_alias=AliasChoices("concurrency", "c", "max_concurrent"))
     """Most requests to the server at one time."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
-    """Most new tokens per completion; by default 1024, or what a local model's context leaves if that is less."""
+    """Most new tokens per completion; by default 1024, or less if a local model's context has less room."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Sampling temperature; 0 is greedy (in this process also below 1e-5)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample among the likeliest tokens with this total probability (nucleus sampling); 1 is off."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
-    """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them as given; null omits one. In
-    this process `seq_len` limits prompt plus completion, unless `max_tokens` is more."""
+    """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them unchanged; null omits one. In this
+    process `seq_len` (at least `max_tokens`) limits prompt plus completion."""
     profile: Path | None = None
     """Measure training examples instead of held-out ones, and write the pass rate of each to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
@@ -115,7 +115,7 @@ class EvalConfig(BaseConfig):
         """Return all sampling arguments: the flags, overridden by `sampling_args`."""
         flags = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
         flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
-        # Servers refuse two names of one limit, and know what `seq_len` leaves.
+        # Servers refuse two names of one limit, and apply a limit equal to `seq_len` themselves.
         named, limit = "max_completion_tokens" in self.sampling_args, self.sampling_args.get("seq_len", 0)
         if (named and self.max_tokens is None) or (self.base_url and self.max_tokens == limit):
             del flags["max_tokens"]
@@ -129,7 +129,7 @@ class EvalConfig(BaseConfig):
 
 
 def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling of evaluations from an RL run's config.toml. max_tokens and stop default to training's."""
+    """Return an RL config.toml's sampling settings of evaluations; max_tokens and stop default to training's."""
     orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
     training, evaluated = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
     if len(tasks := orch.get("envs", [])) == 1:

@@ -30,7 +30,7 @@ INDENT = 34
 
 
 class Row(NamedTuple):
-    """A key, with its flag and type, and its text; or a section with its heading."""
+    """One line of help: a key with its flag, type and text, or a section with its heading."""
 
     path: Path
     left: str
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
-    """Return the help page of a command, wrapped to the terminal. If the config has headings: only common keys.
+    """Return the help page of a command, wrapped to the terminal; if the config has headings, only its common keys.
 
     `topic` is a section, a key, `all`, or "".
     """
@@ -96,9 +96,9 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
 
 
 def _rows(cls: type[BaseModel], above: Row, default: Any = None, off: str = "") -> Iterator[Row]:
-    """Yield the keys of section `above`, sections before their keys. `off`: " with SECTION" if a section is off."""
+    """Yield the keys of section `above`, a section before its keys. `off`: " with SECTION" if it is off by default."""
     for number, (name, field) in enumerate(cls.model_fields.items()):
-        # Users write `json` for the field `as_json`: Python or pydantic already uses the name `json`.
+        # Users write `json` for the field `as_json`: pydantic already uses the name `json`.
         names = names_of(name, field)
         written = next((other for other in names if name in (f"as_{other}", f"{other}_")), name)
         key = Key.of((*above.path, written), field, above.meta)

@@ -29,7 +29,7 @@ TASK_KEYS = {
     "system_prompt": "system_prompt",
     "reference": "reference",
 }
-"""Top-level keys that describe a task without a file, and the task's argument for each key."""
+"""Top-level keys of a task without a file, and the task's argument that each key sets."""
 NEEDED = ("reward", "agent", "agent_command", "data")
 """A task without a file needs one of these keys."""
 FUNCTIONS = "functions"
@@ -52,18 +52,18 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
 def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, Any]:
     """Return the task in the config.toml of a run of `hone KIND`, or the whole table if it has no task.
 
-    `template`: the result's name for the template. Raises UserError if there are several tasks.
+    `template`: the template's name in the result. Raises UserError if there are several tasks.
     """
     section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
     if len(section.get("envs", [])) > 1:
-        raise UserError("the run has several tasks: name one, with its arguments by -a")
+        raise UserError("the run has several tasks: name one; -a gives its arguments")
     env = section.get("env", {})
     found = {"env": env.get("id"), "env_args": env.get("args"), template: env.get("template")}
     return {name: value for name, value in found.items() if value} if found["env"] else table
 
 
 def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
-    """Merge settings into one tree. Section files set split mode; if none is for inference, a server must be up."""
+    """Merge settings into one tree. Section files set split mode; if they lack inference, a server must run."""
     tree, files = hoist(settings, cls).tree(), settings.section_files
     if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
         client = tree.setdefault("orchestrator", {}).setdefault("client", {})
@@ -78,7 +78,7 @@ def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
-    """Move the sections' shared keys to the top level (null: unset). UserError if two places disagree."""
+    """Move sections' shared keys to the top level; null is unset. Raises UserError if two places disagree."""
     name_task(settings)
     name_algorithm(settings)
     shared = shared_keys(cls)
@@ -106,7 +106,7 @@ def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
 
 
 def name_algorithm(settings: Settings) -> None:
-    """Set the unset keys of `algorithm`; if a flag sets `algorithm`, also override keys in files."""
+    """Set the algorithm's keys that are unset; if a flag names the algorithm, also override keys of files."""
     named = settings.get(("algorithm",))
     if named is None or named.is_off:
         return
@@ -125,7 +125,7 @@ def name_algorithm(settings: Settings) -> None:
 def name_task(settings: Settings) -> None:
     """Replace the task's id by the task that `reward` and `data` describe, unless a flag sets another id.
 
-    `eval_data` turns evaluation on. Raises UserError if flags do both, or if a value is not a text.
+    `eval_data` turns evaluation on. Raises UserError if flags set both, or if a value is not a text.
     """
     given = {name: setting for name in TASK_KEYS if (setting := settings.pop((name,), None))}
     for name, kind, objects in (
@@ -145,7 +145,7 @@ def name_task(settings: Settings) -> None:
         )
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):
-            raise UserError("give --orchestrator.env.id, or else --reward, --agent and --data: each way sets the task")
+            raise UserError("the task is set twice: leave out --orchestrator.env.id, or --reward, --agent and --data")
         return
     given = {(*ENV, "args", TASK_KEYS[name]): setting for name, setting in given.items() if not setting.is_off}
     if not given:

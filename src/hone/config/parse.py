@@ -85,7 +85,7 @@ def _command(cls: type[BaseConfig]) -> str:
 
 
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
-    """Return a hint: the most similar key, or the note in `TRL`; if no key is similar, `other`."""
+    """Return a hint: the most similar key, or the note in `TRL`; without a similar key, `other`."""
     from hone.config.trl import KEYS, TRL
 
     if why := lacks(_command(cls), unknown):
@@ -170,7 +170,7 @@ class _Reader:
             self.section_files.append(dotted(self.section))
 
     def leaves(self, tree: dict[str, Any], prefix: Path, file: str) -> Iterator[tuple[Path, Any]]:
-        """Yield the leaves of `tree`. UserError for an unknown key, or for true or false instead of a number."""
+        """Yield the leaves of `tree`. Raises UserError for an unknown key, or a boolean instead of a number."""
         for name, value in tree.items():
             key = lookup(self.cls, (*prefix, name))
             if key is None and is_dropped(_command(self.cls), (*prefix, name), value, file):
@@ -222,7 +222,7 @@ class _Reader:
         value = self._section(key, word, text) if key.section else self._value(key, word, text if equals else None)
         if get_origin(key.type) is list and key.path in self.given[FLAG]:
             value = [*self.given[FLAG][key.path].value, *(value or [])]
-        # Free-form keys are Python keyword names, so a dash in a flag means an underscore in these keys, too.
+        # Keys of dicts are Python arguments, so here, too, a dash in a flag means an underscore.
         path = tuple(part.replace("-", "_") for part in key.path)
         self.given[FLAG].put_tree(value, path, word, is_flag=True)
 

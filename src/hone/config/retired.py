@@ -1,4 +1,4 @@
-"""Keys of older versions or missing extensions: a run's config.toml has all keys of its version."""
+"""Keys of older versions or missing extensions, as a run's config.toml has all keys of its version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hone.extension import lacking
 
 
 class Retired(NamedTuple):
-    """A retired key. `harmless` values in files are dropped; other values, flags and keywords raise `instead`."""
+    """A retired key. `harmless` values in files are dropped; others, flags and keywords raise UserError(`instead`)."""
 
     harmless: tuple[Any, ...]
     instead: str
@@ -37,8 +37,8 @@ RETIRED: dict[str, Retired] = {
     "serve.prefill_tokens": Retired((2048,), _PREFIXES),
     "serve.prefix_gib": Retired((0.5,), _PREFIXES),
 }
-"""By dotted key, or COMMAND and dotted key. A section stands for all its keys."""
-_GONE = "it comes with the extension {} of hone, which is not there: leave it out"
+"""By dotted key, or COMMAND.KEY for one command. A section stands for all its keys."""
+_GONE = "it comes with the extension {} of hone, which is not installed: leave it out"
 _ALARMS = "02395552f2895dca9470ffb4793d49665fd319fa7e75e8854df25e22db1e4a2c"
 OF_EXTENSIONS: dict[str, Retired] = {
     "report": Retired((True,), _GONE.format("viewer")),
@@ -61,7 +61,7 @@ def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
 
 
 def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bool:
-    """Return True if a key of a file is retired and its value harmless; UserError if the value is not."""
+    """Return True if a file's key is retired and harmless. Raises UserError if retired, but not harmless."""
     old = retired(command, path)
     if old is not None and value not in old.harmless and digest(value) not in old.harmless:
         raise UserError(f"{'.'.join(path)} is {value!r} in {file}: {old.instead}")
@@ -73,7 +73,7 @@ def digest(section: Any) -> str:
 
 
 def lacks(command: str, path: tuple[str, ...]) -> str:
-    """Return the reason if the extension that adds this key lacks another extension; else ""."""
+    """Return "", or the reason if this key's extension needs a missing extension."""
     return next(filter(None, (lacking("KEYS", f"{at}.{path[0].replace('-', '_')}") for at in ("run", command))), "")
 
 

@@ -62,12 +62,12 @@ class TrainerConfig(MemoryConfig):
 
 
 class PoolConfig(BaseConfig):
-    """Leaves out prompts with nearly all completions correct, or none."""
+    """Leaves out prompts with almost all completions correct, or no correct completion."""
 
     retire_at: float = Field(default=0.9, ge=0, le=1)
-    """Stop drawing (retire) prompts with this pass rate or more; 0 retires none."""
+    """Stop drawing (retire) prompts with this pass rate or more; 0 is off."""
     park_after: int = Field(default=2, ge=0)
-    """Set a prompt aside (park it) after this many draws in a row without a correct completion; 0 parks none."""
+    """Set a prompt aside (park it) after this many draws in a row without a correct completion; 0 is off."""
     retry_parked: int = Field(default=4, ge=0)
     """Draw a parked prompt again this many epochs after its last draw; 0: never."""
 
@@ -78,7 +78,7 @@ class CurriculumConfig(BaseConfig):
     order: Literal["shuffled", "sequential", "difficulty"] = "shuffled"
     """`shuffled` in each epoch; `sequential`: as in the data; `difficulty`: pass rates nearest to 50 % first."""
     window: int = Field(default=1, ge=1)
-    """Number of last draws that count in a prompt's pass rate."""
+    """Number of last draws in a prompt's pass rate."""
     pool: PoolConfig | None = None
     """Leaves out prompts that are too easy or too hard."""
 
@@ -96,7 +96,7 @@ class RefillConfig(BaseConfig):
     """
 
     max_rounds: int = Field(default=10, ge=1)
-    """Most rounds of sampling in a step; after them it trains on fewer groups."""
+    """Most rounds of sampling in a step; then the step trains on fewer groups."""
     oversample: float = Field(default=1.0, ge=1, le=100)
     """Groups drawn in a round per missing group; groups beyond a full batch are `surplus`."""
 
@@ -108,7 +108,7 @@ class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
     interval: Annotated[int, Meta("evaluation")] = Field(default=50, ge=1)
-    """Steps between evaluations; the start and the end are evaluated as well. Any key here turns evaluation on."""
+    """Steps between evaluations; there is also one before and one after training. Any eval key turns evaluation on."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=128, ge=1)
     """Number of held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
@@ -135,18 +135,16 @@ class OrchestratorConfig(BaseConfig):
     """Completions per step; a multiple of `rollouts_per_example`."""
     rollouts_per_example: Annotated[int, Meta("rollouts")] = Field(default=16, ge=1)
     """Completions per prompt (the group): at least 2, since the baseline is the group's mean; 1 needs
-    `advantage.baseline = "batch"`.
-    """
+    `advantage.baseline = "batch"`."""
     max_examples: Annotated[int | None, Meta("rollouts")] = Field(default=None, ge=1)
-    """Use only this many training examples, from the first."""
+    """Use only the first N training examples; by default all."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Order of the prompts."""
     refill: RefillConfig | None = None
     """Draws more prompts until the batch is full of groups with unequal rewards; off unless given."""
     truncated: Annotated[Literal["keep", "mask", "penalize"], Meta("rollouts", 1)] = "keep"
-    """A completion that reached its length limit: `keep` it, leave it out of the loss (`mask`), or lower its reward
-    by up to `overlong_penalty`.
-    """
+    """A completion that reached its length limit: `keep` it, leave it out of the loss (`mask`), or lower
+    its reward by up to `overlong_penalty` (`penalize`)."""
     overlong_buffer: int = Field(default=0, ge=0)
     """With `penalize`: the penalty grows linearly over this many tokens before the limit (DAPO)."""
     overlong_penalty: float = Field(default=1.0, gt=0)
@@ -186,9 +184,9 @@ class OrchestratorConfig(BaseConfig):
         first = TaskConfig(**{name: getattr(self.envs[0], name) for name in TaskConfig.model_fields})
         if "env" in self.model_fields_set and self.env != first:
             raise UserError(
-                f"orchestrator.env is {self.env.id}, but orchestrator.envs has other tasks: put all of them there"
+                f"orchestrator.env is {self.env.id}, but orchestrator.envs has other tasks: list all tasks in envs"
             )
-        self.env = first  # what plans and titles go by
+        self.env = first  # the names in plans and titles
         common = self.sampling
         if other := next((e for e in self.envs if e.sampled(common).temperature != common.temperature), None):
             raise UserError(
@@ -223,7 +221,7 @@ class OrchestratorConfig(BaseConfig):
             key = "baseline" if self.advantage.baseline == "batch" else "scale"
             raise UserError(
                 f'with orchestrator.advantage.{key} = "{getattr(self.advantage, key)}" groups of equal rewards train '
-                f"as well, so orchestrator.refill replaces no group: leave out refill, or set another {key}"
+                f"as well, so orchestrator.refill has nothing to replace: leave out refill, or set another {key}"
             )
         size, group, sampling = self.batch_size, self.rollouts_per_example, self.sampling
         if size % group:
@@ -258,20 +256,20 @@ class InferenceConfig(EngineConfig):
 SAMPLED_BY = "completions are sampled by "
 SCORED_BY = "tokens are scored by "
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
-"""First words of causes that make a run inexact, but let hone retrain it from its records."""
+"""Begins a reason for an inexact run that hone can still retrain from its rollouts."""
 
 
 class GapConfig(BaseConfig):
-    """Limits of the gap between sampler and trainer, in nats per token; by default they suit backend and precision."""
+    """Limits of the gap |sampler's - trainer's logprob| in nats per token; defaults depend on backend and precision."""
 
     action: Annotated[Literal["stop", "warn"], Meta(decides="nothing")] = "stop"
-    """If the mean is above `gap.stop`: save and `stop`, or `warn`."""
+    """If the mean gap is above `gap.stop`: save and `stop`, or `warn`."""
     mean: float | None = Field(default=None, gt=0)
-    """Warn if the mean of |sampler's logprob - trainer's| is above this."""
+    """Warn if the mean gap is above this."""
     max: float | None = Field(default=None, gt=0)
     """Warn if the gap of a single token is above this."""
     stop: float | None = Field(default=None, gt=0)
-    """Take `action` if the mean is above this."""
+    """Take `action` if the mean gap is above this."""
 
 
 @with_keys("rl")
@@ -288,7 +286,7 @@ class RLConfig(RunConfig):
     agent_command: str | None = None
     """An agent as a command line, such as "python my_agent.py" (docs/agents.md)."""
     algorithm: Annotated[Algorithm | None, Meta("training", -1)] = None
-    """Sets the keys of a published algorithm; `--help algorithm` lists them. Any of them can be set as well."""
+    """Sets the keys of a published algorithm, listed by `--help algorithm`; each key can still be set separately."""
     data: Annotated[str | None, Meta("task", 1)] = None
     """Examples of a task without a file: a JSONL or Parquet file, a folder of them, or a hub id."""
     eval_data: str | None = None
@@ -317,7 +315,7 @@ class RLConfig(RunConfig):
     """In mode split: most restarts of dead processes in a run."""
 
     def tasks(self) -> dict[str, RLConfig]:
-        """Return for each task, by name, the config with this task alone; a single task has the name ""."""
+        """Return {task's name: config with this task alone}; a single task has the name ""."""
         orch = self.orchestrator
         if not orch.envs and not (orch.eval and orch.eval.envs):
             return {"": self}
@@ -330,7 +328,7 @@ class RLConfig(RunConfig):
         return found
 
     def eval_tasks(self) -> dict[str, RLConfig]:
-        """Return for each evaluated task, by name, the config with this task alone; empty without evaluation."""
+        """Return {evaluated task's name: config with this task alone}; {} without evaluation."""
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
@@ -340,11 +338,11 @@ class RLConfig(RunConfig):
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
     def refuse_cuts(self, name: str) -> None:
-        """Raise UserError for top_k, top_p or min_p: only hone's server returns the candidates of each token."""
+        """Raise UserError if top_k, top_p or min_p is set: only hone's server returns each token's candidates."""
         if any(one.orchestrator.sampling.cuts for one in self.tasks().values()):
             raise UserError(
-                f"orchestrator.sampling has top_k, top_p or min_p, but {name} does not say which tokens remain, "
-                "which training needs to renormalise: sample with hone's own engine or server, or leave them out"
+                f"orchestrator.sampling has top_k, top_p or min_p, but {name} does not return the tokens that "
+                "remain, which training needs: sample with hone's engine or server, or leave top_k, top_p and min_p out"
             )
 
     def check_kl_in_reward(self) -> None:
@@ -370,7 +368,7 @@ class RLConfig(RunConfig):
 
     @property
     def most_tokens(self) -> int | None:
-        """Largest `max_tokens` of the tasks; None if a task has only the limit `seq_len`."""
+        """Largest `max_tokens` of the tasks; None if a task sets no `max_tokens`."""
         most = [one.orchestrator.sampling.max_tokens for one in self.tasks().values()]
         return None if None in most else max(tokens for tokens in most if tokens is not None)
 
@@ -381,7 +379,7 @@ class RLConfig(RunConfig):
 
     @property
     def sampled_by(self) -> str | None:
-        """The sampler in words; None if it samples the same tokens as one process would."""
+        """Description of the sampler; None if it samples the same tokens as a run in one process."""
         if urls := self.orchestrator.client.urls:
             return f"the server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
         if self.inference.backend != "hone":

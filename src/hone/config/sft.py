@@ -22,7 +22,7 @@ class SFTDataConfig(BaseConfig):
     split: Annotated[str, Meta("data")] = "train"
     """Split of the data set."""
     template: Annotated[dict[str, Any] | None, Meta("data")] = None
-    """SFT's columns (and `tools`), made from others: `prompt = "{question}"`, `completion = "{answer}"`."""
+    """Make SFT's columns (and `tools`) from other columns: `prompt = "{question}"`, `completion = "{answer}"`."""
     env: EnvConfig | None = None
     """Task with a `demonstrate` function to imitate; new demonstrations each step."""
     run: Annotated[str | None, Meta("data")] = None
@@ -30,15 +30,15 @@ class SFTDataConfig(BaseConfig):
     min_reward: Annotated[float, Meta("data")] = 1.0
     """With `run`: leave out an example if its best reward is lower."""
     seq_len: Annotated[int, Meta("data")] = Field(default=4096, ge=2)
-    """Tokens of a row; without packing, most tokens of an example."""
+    """Tokens per packed row; without packing, most tokens per example."""
     batch_size: Annotated[int, Meta("data")] = Field(default=16, ge=1)
-    """Per step: rows of `seq_len` tokens if packed, examples with `pack = false`."""
+    """Number of packed rows per step; with `pack = false`, number of examples."""
     pack: Annotated[bool, Meta("data")] = True
-    """Lay examples end to end in rows; attention never crosses to another example."""
+    """Join examples into rows of `seq_len` tokens; attention stays within each example."""
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); gradients are accumulated."""
     too_long: Annotated[Literal["error", "drop", "truncate"], Meta("data")] = "error"
-    """An example longer than `seq_len`: `error`, `drop` or `truncate`."""
+    """Examples longer than `seq_len`: stop with an `error`, `drop` or `truncate`."""
 
 
 class ValConfig(BaseConfig):

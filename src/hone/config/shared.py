@@ -21,7 +21,7 @@ DEFAULT_PRECISION: Precision = "fp32" if takes_products_in_fp32("cpu") and not h
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
 MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
-"""Moments per weight: in the layers' matrices, in other weights."""
+"""Moments per weight: (in the layers' matrices, in other weights)."""
 TRANSPORT = ".transport"
 """Default folder of the transport, in the run directory."""
 
@@ -62,8 +62,8 @@ class ExecutedRun(OneRun):
     trust_local_task: bool = False
     """Execute code that the run names: functions, an agent, a verifiers taskset, a changed task file. Read it first."""
     reward: list[str] = []
-    """Execute this function of the run, and its whole file: `rewards:exact`, or a notebook's `RUN/rewards.py:exact`,
-    executed only if named here. Read it first."""
+    """Allow this function of the run, with its whole file: `rewards:exact`, or a notebook's `RUN/rewards.py:exact`
+    (allowed only if named here). Read it first."""
 
 
 class InitConfig(BaseConfig):
@@ -167,9 +167,9 @@ class OptimConfig(BaseConfig):
     """Clip the gradient's global L2 norm to this."""
     state: Literal["fp32", "8bit"] = "fp32"
     """AdamW's two moments: fp32, or blockwise 8 bits (pip install 'torchao>=0.18'), a quarter of the memory. Full
-    training that doesn't fit a GPU otherwise gets 8 bits or `offload`, whichever you leave unset."""
+    training that doesn't fit a GPU gets 8 bits or `offload`, unless you set the key."""
     offload: bool = False
-    """Keep moments and master weights in host memory, and update there; a GPU then holds 8 to 12 bytes a weight."""
+    """Keep moments and master weights in host memory and update them there; a GPU holds 8 to 12 bytes per weight."""
 
     @model_validator(mode="after")
     def _check_state(self) -> OptimConfig:
@@ -196,7 +196,7 @@ class MemoryConfig(BaseConfig):
 
     checkpointing: Annotated[Checkpointing | None, Meta(decides="rounding", from_machine=True)] = None
     """Saved activations: all (`none`), each layer's input (`layer`), or outputs of products and attention
-    (`selective`); the rest is computed again. By default the fastest that fits the device's memory at the start."""
+    (`selective`); others are recomputed. By default the fastest choice that fits the device's memory at the start."""
     head_cache_bytes: Annotated[int | None, Meta(from_machine=True, listed=False)] = Field(default=None, ge=0)
     """Keep the softmax over the vocabulary for the backward pass if it takes at most this many bytes, else recompute.
     Default: 512 MiB; on a GPU, enough for a micro-batch if there is room at the start."""
@@ -210,8 +210,8 @@ class SchedulerConfig(BaseConfig):
     warmup_steps: Annotated[int, Meta("training")] = Field(default=0, ge=0)
     """Steps of linear warm-up from 0. A warm-up of `max_steps` - 1 or more leaves no decay."""
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Learning rate of the last step as a share of the peak (linear, cosine and wsd). With 0, the rate would reach 0
-    one step after the last, so the last step still trains."""
+    """Learning rate of the last step as a share of the peak (linear, cosine, wsd). With 0, the last step still trains,
+    as the rate reaches 0 one step later."""
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
     """Share of `max_steps` for the decay of `wsd`."""
 
@@ -300,7 +300,7 @@ class SamplingConfig(BaseConfig):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """After `top_k`: sample among the likeliest tokens with this total probability (nucleus sampling); 1 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Sample among tokens at least this many times as likely as the likeliest; 0 is off."""
+    """Sample among tokens with at least this fraction of the likeliest token's probability; 0 is off."""
     stop: list[str] = []
     """Texts that end a completion (repeatable). Graders don't see them; their tokens are trained on."""
 
@@ -323,7 +323,7 @@ class EnvConfig(BaseConfig):
     bare = "id"
 
     id: Annotated[str, Meta("task data")] = "reverse-text"
-    """Module of the task, with dashes: in `environments/`, the current directory or an installed package."""
+    """Module of the task, `_` written as `-`: in `environments/`, the current directory or an installed package."""
     args: Annotated[dict[str, Any], Meta("task data")] = {}
     """Keyword arguments of the task's `load_environment`, as JSON, or by key (`--….env.args.max_len 16`)."""
     template: dict[str, Any] | None = None
@@ -340,13 +340,12 @@ class GradingConfig(BaseConfig):
     workers: int | None = Field(default=None, ge=0)
     """Processes; by default one per core. 0: run functions in hone's process, without limits, to debug them."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds per completion; in deterministic runs CPU seconds, limited to 6 times as many wall-clock seconds. For a
-    function of `completions`: per completion of the group.
-    """
+    """Seconds per completion (functions of `completions`: times the group's size); in deterministic runs CPU seconds,
+    with a limit of 6 times as many wall-clock seconds."""
     memory_gib: float = Field(default=4.0, gt=0)
     """GiB of memory that a process may use beyond its size after loading the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
-    """If more than this share of the last 1,000 completions can't be graded, a run ends; `eval` returns 1."""
+    """If more than this share of the last 1,000 completions can't be graded, training stops; `eval` returns 1."""
 
 
 @with_keys("engine")
@@ -362,7 +361,7 @@ class EngineConfig(BaseConfig):
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
     """Memory of the KV cache, in GiB; by default 4, on a GPU chosen by free memory. Completions wait if it is full."""
     batch_invariant: bool = False
-    """hone's engine: a sample's bits don't depend on the rest of the batch; slower."""
+    """hone's engine: a sample's numbers don't depend on the rest of the batch; slower."""
     cuda_graphs: Annotated[bool | None, Meta(from_machine=True)] = None
     """hone's engine on a GPU: decode with CUDA graphs; by default true, but not with `batch_invariant`."""
 
@@ -373,11 +372,11 @@ class EngineConfig(BaseConfig):
 
     @property
     def in_bf16(self) -> bool:
-        """True if a server that is not hone's always uses bf16."""
+        """True if the backend always uses bf16 (hone's: False)."""
         return False
 
     def server_settings(self, run: Any, on_gpu: bool, shares: bool = True) -> dict[str, Any]:
-        """Return further settings for a run's `hone inference`. `shares`: the server shares its GPU with a trainer."""
+        """Return extra settings for a run's `hone inference`. `shares`: True if a trainer uses the same GPU."""
         return {}
 
     def decodes_with_graphs(self, device: str) -> bool:
@@ -391,7 +390,7 @@ class TransportConfig(BaseConfig):
     path: Annotated[Path | None, Meta("role")] = None
     """Transport folder; by default `.transport` in `output_dir`. May be on NFS."""
     max_tokens: int = Field(default=16_777_216, ge=1)
-    """If batches that wait for the trainer hold this many tokens, sampling waits (a single batch may hold more)."""
+    """Sampling pauses while batches for the trainer hold this many tokens (a single batch may hold more)."""
 
 
 @with_keys("run")

@@ -31,7 +31,7 @@ class TaskConfig(EnvConfig):
     @model_validator(mode="after")
     def _check_profile(self) -> TaskConfig:
         if (self.profile is None) != (self.pass_rate is None):
-            raise UserError("orchestrator.env.profile and pass_rate need each other: set both")
+            raise UserError("orchestrator.env.profile and orchestrator.env.pass_rate only work together: set both")
         if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
             raise UserError(
                 f"pass_rate = {[*self.pass_rate]} is not two rates from 0 to 1, the lower one first: set, for "
@@ -52,7 +52,7 @@ class MixedEnvConfig(EnvConfig):
     name: str = Field(default="", pattern=r"^[^/\s]*$")
     """The task's name in metrics and ledger; by default its id."""
     sampling: OwnSamplingConfig = OwnSamplingConfig()
-    """Keys that differ from `orchestrator.sampling`; all trained tasks need its `temperature`."""
+    """Keys that differ from `orchestrator.sampling`; trained tasks can't change `temperature`."""
 
     @model_validator(mode="after")
     def _settle_name(self) -> Self:

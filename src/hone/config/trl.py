@@ -85,7 +85,7 @@ TRL = {
     "bf16_full_eval": ("precision", ""),
     "seed": ("seed", ""),
 }
-"""By TRL's name: hone's key or keyword ("" if hone has no such key), and a note."""
+"""TRL's name → (hone's key or keyword, "" if hone has no such key; a note)."""
 
 KEYS = {keyword: key for key, keyword in KEYWORDS.items()}
 

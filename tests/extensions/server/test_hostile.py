@@ -78,7 +78,7 @@ COMPLETIONS: list[tuple[Any, str]] = [
     ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias is not supported here"),
     ({"prompt": "a", "stop": ""}, "at least 1 character"),
     ({"prompt": "a", "key": 1, "n": 2}, "1 were sent for 2 samples"),
-    ({"prompt": "a", "key": [1, 2], "seed": 3, "n": 2}, "excludes seed"),
+    ({"prompt": "a", "key": [1, 2], "seed": 3, "n": 2}, "and no seed"),
     ({"prompt": 5}, "prompt must be a text"),
     ({"prompt": [1, "a"]}, "prompt must be a text"),
     ({"prompt": [[]]}, "a prompt has no tokens"),
@@ -89,7 +89,7 @@ COMPLETIONS: list[tuple[Any, str]] = [
 ]
 CHATS: list[tuple[Any, str]] = [
     ({"messages": [{"content": "a"}]}, "messages.0.role is missing"),
-    ({"messages": [{"role": "user"}]}, "messages.0: it has no content"),
+    ({"messages": [{"role": "user"}]}, "messages.0: the message has no content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text is supported"),
     ({"messages": [USER | {"role": "wizard"}]}, "messages.0.role: Input should be 'system'"),
     ({"messages": [USER | {"role": ["user"]}]}, "messages.0.role: Input should be 'system'"),

@@ -194,9 +194,7 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
         assert f"serves a model of {parameters - 1:,} parameters, not the run's {parameters:,}: start" in error(url)
         parameters -= 1
         assert "with another tokenizer than m: serve the model that is trained" in error(url, model="m", renderer=other)
-        words = (
-            f"takes no weights: start it with --weights-root FOLDER; here it must be --weights-root {spool.parent}"
-        )
+        words = f"takes no weights: start it with --weights-root FOLDER; here it must be --weights-root {spool.parent}"
         assert words in error(url)
     assert f"start one with `inference --model.name hone/tiny --weights-root {spool.parent}`" in error(url)
     with pytest.raises(UserError) as caught:

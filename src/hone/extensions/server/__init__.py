@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server: HTTP on asyncio in one thread, the engine in another; `create_app` joins them."""
+"""The OpenAI-compatible server: HTTP on asyncio in one thread, the engine in another; `create_app` connects the two."""

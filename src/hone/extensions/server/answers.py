@@ -1,4 +1,4 @@
-"""Choices of an answer, whole or streamed, by kind of request, with tool calls and logprobs of prompts."""
+"""Choices of whole or streamed answers to each kind of request, with tool calls and prompt logprobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hone.model.chat import ChatRenderer
 from hone.model.tool_calls import Tool
 
 LOWEST = -9999.0
-"""Written for minus infinity, which JSON lacks; as OpenAI does."""
+"""Written instead of minus infinity, which JSON lacks, as by OpenAI."""
 OPENING = "<tool_call>"
 """Start of a tool call. Text that may become it is withheld."""
 
@@ -50,11 +50,11 @@ class Answer:
         return []
 
     def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
-        """Return a whole sample, or its new part."""
+        """Return the choice for a whole or partial sample."""
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
-        """Return the requested ids: of tokens, with versions; of the prompt, once; of the candidates of each token."""
+        """Return the requested ids: tokens (with versions), prompt (once), and each token's candidates."""
         ids: dict[str, Any] = {}
         if self._kept_ids:
             sets = (token.candidates for token in delta.tokens)
@@ -83,7 +83,7 @@ class Answer:
 
 
 class CompletionAnswer(Answer):
-    """On request, also repeats prompts (`echo`) and scores prompt tokens (vLLM's `prompt_logprobs`)."""
+    """Text completions; on request, repeats prompts (`echo`) and scores prompt tokens (vLLM's `prompt_logprobs`)."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
@@ -94,7 +94,7 @@ class CompletionAnswer(Answer):
         self._scores: list[list[ScoredToken]] = []
 
     async def score_prompts(self, service: Service) -> None:
-        """If requested, compute the logprobs of the prompts, one prompt between two decode steps."""
+        """Compute prompt logprobs, if requested: at most one prompt between two decode steps."""
         body = self._body
         if body.prompt_logprobs is None and (not body.echo or body.logprobs is None):
             return
@@ -139,7 +139,7 @@ class CompletionAnswer(Answer):
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, token: Token | ScoredToken) -> dict[str, float]:
-        """Return logprobs by text, the likeliest first, and the sampled token's in any case."""
+        """Return logprobs by token text: the likeliest first, always including the sampled token's."""
         top: dict[str, float] = {}
         for ident, logprob in (*token.top[: self._body.logprobs], (token.id, token.logprob)):
             top.setdefault(self._text(ident), finite(logprob))
@@ -173,7 +173,7 @@ class ChatAnswer(Answer):
 
 
 class TokensAnswer(Answer):
-    """In vLLM's form: ids and logprobs, no text. hone adds the policy version that sampled each id."""
+    """Answers in vLLM's form: ids and logprobs, no text. hone adds the policy version that sampled each id."""
 
     prefix, whole, part = "generate-tokens", "generate", "generate.chunk"
 
@@ -198,9 +198,9 @@ class TokensAnswer(Answer):
 
 
 class CallReader:
-    """Reads the tool calls of one sample. Calls are shown together at its end, the text before calls while sampling.
+    """Reads the tool calls of one sample.
 
-    Text that was cut, or has a call that cannot be read, is shown unchanged.
+    Shows text before calls while sampling, all calls at the end; cut samples or unreadable calls as unchanged text.
     """
 
     def __init__(self, renderer: ChatRenderer, tools: list[Tool]) -> None:

@@ -1,4 +1,4 @@
-"""The routes. If the server has an API key, all but `/health` need it.
+"""The routes. If the server has an API key, all routes but `/health` need it.
 
 A request is cancelled if its client disconnects.
 """
@@ -98,7 +98,7 @@ class Api:
         self.updating = asyncio.Lock()
         self.context = service.engine.model.config.max_position_embeddings
         self.longest = self.context * max(map(len, renderer.tokenizer.get_vocab()))
-        """Most characters that fit into the context, if all tokens are the longest."""
+        """Most characters that fit the context, if all tokens were the longest one."""
         # One thread: every thread keeps the memory of its longest text.
         self.worker = ThreadPoolExecutor(1, "tokenizer")
         self._seeds = 0
@@ -177,7 +177,7 @@ class Api:
         top: int | None,
         stops: tuple[int, ...] = (),
     ) -> Response:
-        """Answer with samples of the prompts, and the `top` likeliest tokens at every position."""
+        """Answer with samples of the prompts; `top`: likeliest tokens to add per position."""
         self._check_ids(params.stop_token_ids, f"{'' if params is body else 'sampling_params.'}stop_token_ids")
         self._seeds += 1
         seed = rng.key(self.seed, "request", self._seeds - 1)

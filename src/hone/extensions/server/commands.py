@@ -33,7 +33,7 @@ def run(config: ServeConfig) -> int:
     key = config.api_key or api_key(config.api_key_var, "--api-key-var")
     root = config.weights_folder
     if root is not None and config.weights_root is None:
-        root.mkdir(parents=True, exist_ok=True)  # the first process of a run makes it
+        root.mkdir(parents=True, exist_ok=True)  # the run's first process makes the folder
     config = changed(config, {"api_key": key, "weights_root": root})
     with listen(config.host, config.port) as listener:
         if key is None and not is_local(listener):
@@ -70,7 +70,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     engine = Engine(
         model,
         kv_bytes=int(kv_gib * GIB),
-        prefill_tokens=2048,  # longer prompts are split; between parts, other requests decode
+        prefill_tokens=2048,  # longer prompts are split; other requests decode between the parts
         prefix_bytes=GIB // 2,
         batch_invariant=config.batch_invariant,
         cuda_graphs=config.decodes_with_graphs(model.device.type),

@@ -32,11 +32,11 @@ class ServeConfig(EngineConfig):
     api_key_var: KeyVariable = None
     """Environment variable that holds the key."""
     weights_root: Path | None = None
-    """Folder of weights that `POST /update_weights` may load; by default it loads none."""
+    """Only folder from which `POST /update_weights` may load; by default none."""
     transport: TransportConfig = TransportConfig()
-    """Transport of the run to serve; its weights are loaded, unless `weights_root` is set."""
+    """Transport of the run to serve: the folder of its weights, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)
-    """Seed of requests that give none, and of `hone/tiny`'s weights."""
+    """Seed for requests without a seed, and for `hone/tiny`'s weights."""
     precision: Precision = DEFAULT_PRECISION
     """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`; for vLLM see `dtype`."""
     threads: int | None = Field(default=None, ge=1)

@@ -28,7 +28,7 @@ SHORT = 4096
 MAX_BODY = 32 * 2**20
 """Most bytes of a request."""
 BODY_SECONDS = 60.0
-"""Most seconds for a client to send a body."""
+"""Seconds for a client to send a body."""
 LEFT = 499
 """Status of an answer to a client that has disconnected."""
 
@@ -81,7 +81,7 @@ async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[
 
 
 async def apart(threads: Executor | None, size: int, work: Callable[[], T]) -> T:
-    """Return the result of `work`; if `size` characters are many, call it in another thread."""
+    """Return the result of `work()`; if `size` is over SHORT characters, call it in another thread."""
     return work() if size <= SHORT else await asyncio.get_running_loop().run_in_executor(threads, work)
 
 

@@ -4,8 +4,8 @@ OpenAI fields without effect here are accepted if they mean "off", because some 
 `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `return_kept_ids`, `prompt_logprobs`, `key`.
 
 A key decides a sample's randomness. In a request with `seed` s, sample i of prompt p has the key `rng.key(s,
-"generate", p, i)`, as in `Engine.generate`, so both give the same tokens. RL's rollouts have `rng.key(seed, "rollout",
-step, draw, sample)`; RL sends them in `key`, one for each sample of the request.
+"generate", p, i)`; `Engine.generate` uses the same keys, so the tokens are the same. RL's rollouts have `rng.key(seed,
+"rollout", step, draw, sample)`; RL sends them in `key`, one for each sample of the request.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OFF = (
     "kv_transfer_params",
     "priority",
 )
-"""Fields accepted only with values without effect."""
+"""Fields accepted only if their value has no effect."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -117,13 +117,13 @@ class Sampling(Strict):
     def jobs(
         self, prompts: list[list[int]], max_tokens: int, seed: int, top: int, stop_ids: tuple[int, ...] = ()
     ) -> list[Job]:
-        """Return the request's jobs: `n` for the first prompt, then `n` for the next, … `seed`: the default."""
+        """Return the request's jobs: `n` for the first prompt, then `n` for the next, … `seed`: default seed."""
         samples, keys = len(prompts) * self.n, self.key
         if samples > MAX_SAMPLES:
             words = f"{len(prompts)} prompts with n = {self.n} are over {MAX_SAMPLES} samples: send fewer"
             raise ApiError(400, words, "n")
         if keys is not None and (self.seed is not None or samples != len(keys)):
-            words = "key needs one number for each sample, in the order of choices, and excludes seed"
+            words = "key needs one number for each sample, in the order of choices, and no seed"
             raise ApiError(400, f"{words}: {len(keys)} were sent for {samples} samples", "key")
         params = SamplingParams(
             max_tokens=max(1, max_tokens),  # unused: jobs have max_tokens; 0 is not run
@@ -180,7 +180,7 @@ class CompletionRequest(GenerationRequest):
             raise ApiError(400, f"{prompts} prompts are over {MAX_SAMPLES} samples: send fewer", "prompt")
         about_prompts = self.echo or self.prompt_logprobs is not None
         if about_prompts and self.stream:
-            raise ApiError(400, "answers about the prompt can't be streamed: leave out stream", "stream")
+            raise ApiError(400, "echo and prompt_logprobs can't be streamed: leave out stream", "stream")
         if self.max_tokens == 0 and not about_prompts:
             raise ApiError(400, "max_tokens = 0 asks for no token: send at least 1, or add echo or prompt_logprobs")
         return self
@@ -241,7 +241,7 @@ class ChatMessage(BaseModel):
             raise ValueError("only the assistant has tool_calls")
         # some clients drop the empty content of a reply
         if self.content is None and not self.tool_calls and self.role != "assistant":
-            raise ValueError("it has no content: give a text")
+            raise ValueError("the message has no content: give a text")
         return self
 
     def for_template(self) -> dict[str, Any]:

@@ -28,11 +28,11 @@ from hone.inference.types import Failure, Job, Token
 from hone.model.decoder import Decoder
 
 News = list[tuple[int, "list[Token] | Exception"]]
-"""For samples of a request: index, and new tokens or the error that ended the sample."""
+"""Per sample of a request: its index, and new tokens or the error that ended it."""
 Sink = Callable[[News], None]
-"""Called on the engine's thread with the news of a request after a step."""
+"""Called on the engine's thread after each step with news of a request."""
 FAILING_AFTER = 3
-"""Failed steps in a row, without a sampled token, that make the server report failure."""
+"""The server reports failure after this many failed steps in a row without a sampled token."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Service:
         self.seconds = 0.0
         """Seconds in decode steps."""
         self.failed_steps = 0
-        """Steps that failed since a token was sampled or weights were updated."""
+        """Failed steps since the last sampled token or update of weights."""
         self.last_failure = ""
         """The reason of the last failure."""
         self._logged: set[str] = set()
@@ -117,7 +117,7 @@ class Service:
         return future
 
     def submit(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> Future[list[int]]:
-        """Queue all jobs of a request, or none. The future has tickets, or a UserError. `whole`: no streaming."""
+        """Queue all jobs of a request, or no job. The future gives tickets or a UserError. `whole`: no streaming."""
 
         def add() -> list[int]:
             tickets: list[int] = []
@@ -177,12 +177,12 @@ class Service:
         try:
             events = self.engine.step()
         except Exception as error:
-            # The samples in flight are lost; the server goes on with the next request.
+            # Samples in flight are lost, but the server goes on.
             frames = traceback.extract_tb(error.__traceback__)[-6:]
             text = next(iter(str(error).strip().splitlines()), "")[:300]
             lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
             events = [Failure(ticket, f"{type(error).__name__}: {text}", lines) for ticket in (0, *self._routes)]
-            self.engine.clear()  # ticket 0: logged even if nobody waits
+            self.engine.clear()  # ticket 0: log the failure even if nobody waits for the result
         self.seconds += time.perf_counter() - start
         self.steps += 1
         failed = [event for event in events if isinstance(event, Failure)]
@@ -214,7 +214,7 @@ class Service:
             sink(gains)
 
     def _log(self, failed: Sequence[Failure]) -> None:
-        """Print one line per failing place in the code: messages may differ by numbers."""
+        """Print one line per failing place in the code, as messages may differ only in numbers."""
         for key, failure in {failure.lines or failure.reason: failure for failure in failed}.items():
             if key not in self._logged:
                 self._logged.add(key)
@@ -246,7 +246,7 @@ def _carry_out(function: Callable[[], Any], future: Future) -> None:
 
 
 class Delta(NamedTuple):
-    """New part of a sample: text without stop string and end of turn, tokens, and the reason if the sample ended."""
+    """New part of a sample: text (no stop string or end of turn), tokens, and the finish reason if it ended."""
 
     index: int
     text: str
@@ -310,7 +310,7 @@ class Generation:
                     yield delta
 
     async def _next(self) -> dict[int, list[Token]]:
-        """Return the samples' new tokens: of one step, or of several steps if the event loop was busy."""
+        """Return the samples' new tokens from one step, or from several steps if the event loop was busy."""
         arrived = await self._arrived.get()
         while not self._arrived.empty():
             arrived += self._arrived.get_nowait()

@@ -17,8 +17,8 @@ from hone.model.hf import WEIGHTS_INDEX, load_model, non_finite, read_config, we
 class WeightsFolder:
     """Loads weights only from the folder `root`, or from `memory`, a folder in shared memory.
 
-    After following links, config, index and all weight files must lie in one of these, too. Raises UserError if `root`
-    is no folder.
+    Config, index and all weight files must lie in one of these folders, also after following links. Raises UserError if
+    `root` is no folder.
     """
 
     def __init__(self, root: Path, memory: Path | None = None) -> None:
@@ -27,8 +27,7 @@ class WeightsFolder:
             raise UserError(f"weights_root = {root} is not a folder: give an existing one")
 
     def load(self, path: str, model: Decoder) -> Decoder:
-        """Load the model in `path` (if relative, from the root) on the host; map files that are in `memory` (see
-        `load_model`).
+        """Load the model in `path` (may be relative to the root) on the host; map files of `memory` (see `load_model`).
 
         Raises UserError unless the model has `model`'s shape and only finite weights.
         """
@@ -48,7 +47,7 @@ class WeightsFolder:
                 raise UserError(f"{path} is another model: its {field.name} is {theirs}, the served one's {ours}")
         mapped, by, precision = self._is_in_memory(folder), model.config.implementation, model.precision
         if model.device.type != "cpu" and precision == "bf16_linear":
-            precision = "fp32"  # only the parameters: the GPU has the casts
+            precision = "fp32"  # load only the parameters: their casts are on the GPU
         loaded = load_model(folder, precision=precision, mapped=mapped, implementation=by)
         if (bad := non_finite(loaded)) is not None:
             name, count = bad

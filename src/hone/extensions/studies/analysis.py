@@ -1,7 +1,7 @@
 """Differences between the cells of a study, and their significance.
 
-Seeds and examples are random effects, and differences are paired by seed and example. p and interval come from one
-standard error: an interval excludes 0 exactly if p is below 0.05. benchmarks/study_errors.py measures error rates.
+Seeds and examples are random effects, and differences are paired by seed and example. p and interval use one standard
+error, so the interval excludes 0 exactly if p is below 0.05. benchmarks/study_errors.py measures error rates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hone import rng
 from hone.evaluation.intervals import Interval
 
 ALPHA, POWER = 0.05, 0.8
-"""Chance of any false verdict in a study, and chance of finding a real effect."""
+"""Chances: of any false verdict in a study; of finding a real effect."""
 DRAWS = 4000
 """Number of simulated studies for the power."""
 
@@ -26,10 +26,10 @@ Verdict = Literal["helps", "hurts", "no difference seen", "one seed: no test", "
 
 @dataclass(frozen=True)
 class Effect:
-    """The difference of a cell from the baseline, over the seeds and examples that both have.
+    """A cell's difference from the baseline, over their common seeds and examples.
 
     `p` (two-sided) and `interval` (95 %) are for this comparison alone. `p_corrected`, corrected for all comparisons,
-    decides the verdict. `detectable`: the effect that a study with this scatter finds with `POWER`.
+    decides the verdict. `detectable`: the effect that a study with equal scatter finds with probability `POWER`.
     """
 
     mean: float
@@ -67,7 +67,7 @@ def effects(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Effect]:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Variances of the mean of d = effect + seed + example + noise, with S seeds x E examples, fully crossed.
+    """Variances of the mean of d = effect + seed + example + noise over S x E values: each seed with each example.
 
     `of_seeds` is the variance of the seeds' means divided by S; `of_examples` is the variance of the examples' means
     divided by E. Both contain `noise`, so their sum counts it twice. Arrays have one entry per study.
@@ -106,8 +106,8 @@ class Scatter:
     def reach(self, alpha: float) -> np.ndarray:
         """Return half the width of the confidence interval of level 1 - alpha.
 
-        Two t intervals are computed, over seeds alone and over seeds and examples; the wider one counts. The second has
-        too many degrees of freedom if the seeds agree by chance.
+        The wider of two t intervals counts: over seeds alone, or over seeds and examples. The latter has too many
+        degrees of freedom if the seeds agree by chance.
         """
         from scipy.special import stdtrit
 
@@ -125,9 +125,9 @@ class Scatter:
         return float(2 * max(both, of_seeds))
 
     def found_with(self, power: float, alpha: float) -> float:
-        """Return the effect that a study with this scatter finds with `power`, from simulations with a fixed seed.
+        """Return the effect that a study with this scatter finds with probability `power`, simulated with a fixed seed.
 
-        A study finds effect x if x + error exceeds its reach; its two variances are drawn from chi-square.
+        A study finds effect x if x + error exceeds its reach; both variances are drawn from chi-square.
         """
         stream = rng.stream(0, "study", "power")
         error = math.sqrt(self.variance) * stream.standard_normal(DRAWS)
@@ -138,7 +138,7 @@ class Scatter:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct p values for their number (Holm, 1979), so that the chance of any false verdict stays below alpha."""
+    """Correct p values for the number of tests (Holm, 1979), so that any false verdict has a chance below alpha."""
     order, worst = np.argsort(p), 0.0
     corrected = [0.0] * len(p)
     for rank, index in enumerate(order):
@@ -148,9 +148,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def at_equal_cost(costs: Sequence[float], values: Sequence[float], cost: float) -> float | None:
-    """Return a method's value at `cost`, interpolated between its points; None outside of their costs.
+    """Return a method's value at `cost`, interpolated linearly in log(cost); None outside the range of `costs`.
 
-    Linear in the logarithm of the cost. Points with equal cost are averaged.
+    Points with equal cost are averaged.
     """
     places = sorted({one for one in costs if one > 0})
     if not places or not places[0] <= cost <= places[-1]:

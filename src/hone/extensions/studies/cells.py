@@ -23,20 +23,20 @@ from hone.runs.provenance import NUMERICS
 
 CONFIGS: dict[str, type[SFTConfig] | type[RLConfig]] = {"sft": SFTConfig, "rl": RLConfig}
 OWN = ("seed", "threads", "output_dir", "display", "resume", "detach", "budget")
-"""Settings of stages that the study sets."""
+"""Settings of stages that only the study sets."""
 NEUTRAL: dict[str, Any] = {"output_dir": Path("outputs"), "display": "plain", "resume": None, "budget": None}
 NEUTRAL |= {"detach": False}
-"""Values of these settings, which override a stage's file. `output_dir` is set at each run's start."""
+"""Values that override settings of a stage's file. `output_dir` is set when a run starts."""
 MODEL = {"model", "model.name"}
-"""Keys for the initial model of a stage."""
+"""Keys that set a stage's initial model."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One run of SFT or RL with a seed. It starts from the last weights of the stage `after`.
 
-    Cells share equal stages: `id` is a digest of config, seed and the stage before, and the name of the run's folder.
-    The digest does not cover the content of files that the config names (a task's code, data, a model).
+    `id`, which names the run's folder, is a digest of config, seed and the stage before: cells share equal stages. The
+    digest does not cover the content of files that the config names (a task's code, data, a model).
     """
 
     kind: str
@@ -118,7 +118,7 @@ def one_line(text: str) -> str:
 
 
 def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
-    """Return the task for the evaluation of all cells. Raises UserError if `eval.env` must be set."""
+    """Return the task that evaluates all cells. Raises UserError if only `eval.env` can say which."""
     if study.eval.env is not None:
         return study.eval.env
     configs = [one.config for cell in cells for stage in cell.stages for one in runs_of(stage)]
@@ -131,7 +131,7 @@ def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
 
 
 def _held_out(env: EnvConfig) -> EnvConfig:
-    """Return a task without `demo_noise`, the argument of its demonstrations."""
+    """Return the task without `demo_noise`, an argument for demonstrations."""
     task = EnvConfig.model_validate({name: getattr(env, name) for name in EnvConfig.model_fields})
     return changed(task, {"args": {name: v for name, v in task.args.items() if name != "demo_noise"}})
 
@@ -166,7 +166,7 @@ def _combinations(study: StudyConfig) -> Iterator[tuple[str, dict[str, Any], dic
 
 
 def label(name: str, axes: list[tuple[str, str, Any]]) -> str:
-    """Return the shortest end of a dotted name that no other axis has: `lr` for `rl.trainer.optim.lr`."""
+    """Return the shortest last part of a dotted name that names no other axis: `lr` for `rl.trainer.optim.lr`."""
     names = [f"{kind}.{key}".split(".") for kind, key, _ in axes]
     parts = name.split(".")
     for count in range(1, len(parts)):

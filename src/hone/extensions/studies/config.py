@@ -20,7 +20,7 @@ class StageConfig(BaseConfig):
     file: Path
     """The stage's config file."""
     settings: dict[str, Any] = {}
-    """Settings that override the file, written as in it."""
+    """Settings that override the file, in the same notation."""
 
 
 class CellConfig(BaseConfig):
@@ -56,7 +56,7 @@ class StudyEvalConfig(BaseConfig):
     """The evaluation of all cells, on the same held-out examples; only their `eval_args` differ."""
 
     env: Annotated[EnvConfig | None, Meta("evaluation")] = None
-    """Task; by default RL's; without RL, the task of SFT's demonstrations."""
+    """Task; by default, RL's task, or without RL the task of SFT's demonstrations."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=256, ge=2)
     """Number of held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
@@ -66,9 +66,9 @@ class StudyEvalConfig(BaseConfig):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     metric: Annotated[Literal["reward", "correct"], Meta("evaluation")] = "reward"
-    """Measure to compare in cells."""
+    """Measure for comparing cells."""
     lenient: bool = False
-    """Also grade incorrect completions leniently, as `hone report` does: shows which part of a difference is format."""
+    """Also grade incorrect completions leniently, as `hone report` does, to show how much of a difference is format."""
     precision: Precision = DEFAULT_PRECISION
     """`fp32`, `bf16_linear` (matrix products in bf16) or `bf16`, for all cells."""
     grading: GradingConfig = GradingConfig()
@@ -85,7 +85,7 @@ class StudyBudgetConfig(BaseConfig):
 
 
 class StudyConfig(BaseConfig):
-    """Train a grid or list of variants over seeds, evaluate them alike, and test each difference from a baseline.
+    """Train variants over several seeds, evaluate all on the same examples, and test each difference from a baseline.
 
     The same command continues a stopped study; finished runs are not repeated.
     """

@@ -53,7 +53,7 @@ def write_report(results: Results) -> None:
 
 
 def sentences(results: Results) -> list[str]:
-    """Return sentences on each cell's difference from the baseline, and on missing runs."""
+    """Return one sentence per cell on its difference from the baseline, and one on missing runs."""
     metric, found = results.study.eval.metric, []
     for row in results.rows:
         if (effect := row.effect) is None:
@@ -77,7 +77,7 @@ def sentences(results: Results) -> list[str]:
 
 
 def tables_of(results: Results) -> Iterator[Table]:
-    """Yield the tables: cells; lenient reading, if on; RL and SFT alone at equal cost, if comparable; costs."""
+    """Yield the tables: cells; lenient reading (if on); RL against SFT alone at equal cost (if comparable); costs."""
     metric = results.study.eval.metric
     about = (
         f"Held-out {metric}, mean over n = seeds x examples; min and max of the seeds. Differences are from the "
@@ -134,13 +134,13 @@ def _cells(row: Row, baseline: str) -> list[str]:
 
 
 def _n(seeds: Sequence[SeedResult]) -> str:
-    """Return "SEEDS x EXAMPLES", with the examples that have a graded completion."""
+    """Return "SEEDS x EXAMPLES"; only examples with a graded completion count."""
     counts = sorted({len(one.values) for one in seeds})
     return f"{len(seeds)} x {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''}" if seeds else "0"
 
 
 def _format_rows(results: Results) -> Iterator[list[str]]:
-    """Yield a row per cell for strict and lenient reading: means over the seeds shared with the baseline."""
+    """Yield one row per cell: strict and lenient means over the seeds that cell and baseline share."""
     read = {row.cell.name: {s.seed: s for s in row.seeds if s.lenient is not None} for row in results.rows}
     base = read[results.baseline]
     for name, seeds in read.items():
@@ -183,7 +183,7 @@ def figures(results: Results) -> dict[str, tuple[bytes, bytes]]:
     from matplotlib.figure import Figure
 
     found: dict[str, Any] = {}
-    # Names with a `$` are text, and without a salt the SVG's bytes would change each time.
+    # A `$` in a name is text. Without a fixed salt, the SVG's bytes would change each time.
     with matplotlib.rc_context({"svg.hashsalt": "hone", "svg.fonttype": "none", "text.parse_math": False}):
         if rows := [row for row in results.rows if row.effect is not None]:
             found["effects"] = Figure(figsize=(7, 1 + 0.35 * len(rows)), layout="constrained")
@@ -213,7 +213,7 @@ def _draw_effects(axes: Any, rows: list[Row], results: Results) -> None:
 
 
 def _draw_curves(figure: Any, results: Results) -> None:
-    """Draw one panel for cells that end with SFT, one for RL: mean over seeds, and span from min to max."""
+    """Draw two panels, for cells that end with SFT and with RL: mean over seeds, and span from min to max."""
     kinds = sorted({one.last for row in results.rows for one in row.seeds})
     for axes, kind in zip(np.ravel(figure.subplots(1, len(kinds))), kinds, strict=True):
         lines, names = [], []

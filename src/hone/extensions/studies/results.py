@@ -1,4 +1,4 @@
-"""The results of a study so far: numbers of each cell and seed, from the files of its runs, and comparisons."""
+"""The results of a study so far: each cell's numbers per seed, read from the runs' files, and comparisons."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NOT_RUN = "not run yet"
 
 @dataclass(frozen=True)
 class SeedResult:
-    """A cell with one seed. `values`: by held-out example; `correct`, `lenient`: shares of right answers; `costs`: of
-    all stages; `curve`: training curve of the last stage, of kind `last`.
+    """Results of a cell with one seed. `values`: by held-out example; `correct`, `lenient`: shares of right answers;
+    `costs`: sums over all stages; `last`, `curve`: kind and training curve of the last stage.
     """
 
     seed: int
@@ -70,7 +70,7 @@ class EqualCost:
 
 @dataclass(frozen=True)
 class Results:
-    """The finished runs of a study, compared with the cell `baseline`. `missing`: the other runs, with reasons."""
+    """The finished runs of a study, compared with the cell `baseline`. `missing`: unfinished runs, with reasons."""
 
     study: StudyConfig
     rows: list[Row]
@@ -82,7 +82,7 @@ class Results:
 def results_of(
     study: StudyConfig, cells: list[Cell], tasks: Tasks, failed: Mapping[str, str], reads: bool = True
 ) -> Results:
-    """Read and compare the finished runs. `failed`: reasons by task id; for `reads` see `right_leniently`."""
+    """Read and compare the finished runs. `failed`: task id → reason; `reads`: see `right_leniently`."""
     seconds = {line["id"]: line["processor"] for line in read_lines(study.output_dir / SECONDS)}
     measured = {}
     for cell in cells:
@@ -95,7 +95,7 @@ def results_of(
 def compared(
     study: StudyConfig, cells: list[Cell], measured: Mapping[str, list[SeedResult]], missing: Mapping[str, str]
 ) -> Results:
-    """Compare each cell with the baseline, over the seeds and examples that both have."""
+    """Compare each cell with the baseline, over the seeds and examples that they share."""
     baseline = study.baseline or cells[0].name
     pairs = {cell.name: _paired(measured[baseline], measured[cell.name]) for cell in cells if cell.name != baseline}
     shared = [name for name, (_, other_SE) in pairs.items() if other_SE.size]
@@ -129,7 +129,7 @@ def _seed_result(
 
 
 def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) -> float | None:
-    """Return an evaluation's share of right completions in lenient reading; None if some were not read.
+    """Return an evaluation's share of right completions by lenient reading; None if not all could be read.
 
     The evaluation's card stores the result. If `reads` is false, only a stored result is used.
     """
@@ -197,7 +197,7 @@ def _imitated(row: Row) -> dict[str, Any]:
 
 
 def to_csv(results: Results) -> str:
-    """Return CSV with a row per cell and seed, without times: a repetition on an equal CPU gives equal text."""
+    """Return CSV with a row per cell and seed; it has no times, so a repetition on an equal CPU gives equal text."""
     keys = list(dict.fromkeys(key for row in results.rows for key in row.cell.settings))
     shares = ["right", "lenient"] if results.study.eval.lenient else ["right"]
     out = io.StringIO()

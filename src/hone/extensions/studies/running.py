@@ -42,7 +42,7 @@ _PORTS = 100
 
 @dataclass(frozen=True)
 class Task:
-    """A command of the study: `hone KIND @ CONFIG`, in `folder`, with the weights from the task `needs`."""
+    """A command of the study: `hone KIND @ CONFIG`, in `folder`, from the weights of the task `needs`."""
 
     id: str
     title: str
@@ -59,7 +59,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """Ids of tasks that are done, that failed (with the reason), and that are left to start."""
+    """Ids of tasks: `done`; `failed`, with the reason; `left` to start."""
 
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Outcome:
 
 
 class Tasks(dict[str, Task]):
-    """Tasks by id, a task after the one it needs. Equal stages of cells are one task."""
+    """Tasks by id, each after the task that it needs. Cells' equal stages are one task."""
 
     def __init__(self, study: StudyConfig, cells: list[Cell]) -> None:
         super().__init__()
@@ -118,11 +118,11 @@ class _Active:
     log: Log
     began: float
     place: int
-    """Slot of the task among running tasks."""
+    """Slot of this task among the running tasks."""
 
 
 class Runner:
-    """Runs tasks, up to `jobs` at a time. `say` gets a line for each ended task, `status` the running tasks."""
+    """Runs up to `jobs` tasks at a time. Prints a line per ended task by `say`, and the running tasks by `status`."""
 
     def __init__(self, study: StudyConfig, tasks: dict[str, Task], say: Say, status: Say) -> None:
         self.study, self.tasks, self.say, self.status = study, tasks, say, status
@@ -205,7 +205,7 @@ class Runner:
                 self.outcome.done.add(task.id)
                 self.say(f"{len(self.outcome.done)}/{len(self.tasks)} {task.title}: done{self._left()}")
                 continue
-            if task.kind == "eval":  # it writes its results even if too many completions could not be graded
+            if task.kind == "eval":  # an evaluation writes results even if too many completions could not be graded
                 (task.folder / INFO).unlink(missing_ok=True)
             self._failed(task, f"it {active.child.cause}, see {task.folder.parent / task.id}.log")
 
@@ -245,7 +245,7 @@ def weights(folder: Path) -> Path | None:
 
 
 def values_of(folder: Path, metric: str) -> dict[int, float]:
-    """Return by example the mean reward, or the share of right answers, of its graded completions."""
+    """Return {example: mean reward of its graded completions, or their share of right answers}."""
     values: dict[int, list[float]] = {}
     for row in Run(folder).eval_rows():
         if row["reward"] is not None:

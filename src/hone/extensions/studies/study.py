@@ -18,7 +18,7 @@ from hone.runs.outputs import Lock
 from hone.runs.view import LOCK
 
 CONFIG = "study.toml"
-"""The resolved config; marks a folder as a study's."""
+"""The resolved config; marks a folder as a study."""
 
 
 class Study:
@@ -32,7 +32,7 @@ class Study:
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file: choose another --output-dir")
         found = self.folder.iterdir() if self.folder.exists() else ()
-        # A study may have left these, if it could not write its config or was killed before.
+        # A study may leave these files if it could not write its config, or was killed earlier.
         foreign = [path for path in found if path.name != LOCK and not path.name.startswith(TMP_PREFIX)]
         if foreign and not (self.folder / CONFIG).exists():
             raise UserError(f"{self.folder} holds files but no study: choose another --output-dir")
@@ -64,7 +64,7 @@ class Study:
         return self
 
     def _shortages(self) -> list[str]:
-        """Return a sentence per task with too few held-out examples. UserError if a task can't load."""
+        """Return a sentence per task with too few held-out examples. Raises UserError if a task can't load."""
         from hone.environments.loading import configured
         from hone.evaluation.loop import shortage
 

@@ -1,4 +1,4 @@
-"""The routes of `hone view`: a route passes the parts of a URL to the page's function. No request changes a file."""
+"""The routes of `hone view`: a route calls the page's function with parts of the URL. No request changes a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-"""Only hone's scripts run, and nothing is loaded from other hosts."""
+"""Only hone's scripts run; pages load nothing from other hosts."""
 PAGES: dict[str, Callable[..., str]] = {
     "/": runs.runs,
     "/curves/": curves.curves,
@@ -67,7 +67,7 @@ async def _secure(request: Request, call_next: Callable[[Request], Any]) -> Resp
 
 
 def _error(site: Site, request: Request, error: Exception) -> Response:
-    """Return an error page: status 404 if something is missing, else 400."""
+    """Return an error page: status 404 if a thing is missing, else 400."""
     if isinstance(error, HTTPException):
         status = error.status_code
         sentence = "there is no such page" if status == 404 else html.unescape(str(error.detail))

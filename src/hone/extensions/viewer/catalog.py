@@ -21,9 +21,9 @@ class NotFound(UserError):
 
 @dataclass(frozen=True)
 class Entry:
-    """A run: `slug` is its name in URLs, `name` its path below the root. It has a `summary`, or a sentence in `damage`.
+    """A run: `slug` is its name in URLs, `name` its path below the root. It has a `summary` or `damage`.
 
-    `previous`: a later run in the same directory has moved this run aside.
+    `damage`: a sentence, if unreadable. `previous`: a later run in the same directory moved this run aside.
     """
 
     slug: str

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from hone.runs.metrics import unit
 
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
-"""Outcomes, and their colours' names in hone.css."""
+"""Outcomes; hone.css has colours of these names."""
 _PALETTE = ("s1", "s2", "s3", "s4", "s5", "s6")
 _PHASES = {
     "data": "s5",
@@ -36,8 +36,8 @@ _PHASES = {
 class Line:
     """A metric in a chart. `*` matches any part of a name; each match is a line, with this part as `{}` in its label.
 
-    `color` is a name in hone.css. `low` and `high` are the metrics of the interval's ends. `points`: markers, without
-    smoothing. `steady`: a line without scatter. `weighted`: multiplied by the component's weight in the reward.
+    `color` is a name in hone.css. `low`, `high`: metrics with the ends of the interval. `points`: draw markers, without
+    smoothing. `steady`: draw a line without scatter. `weighted`: multiply by the component's weight in the reward.
     """
 
     metric: str
@@ -55,8 +55,8 @@ class Line:
 class Chart:
     """A chart over steps, tokens or hours. `unit`: by default the first metric's.
 
-    `stack`: lines are stacked areas; the remainder of the metric `whole` is drawn as "other". `opens`: a click on a
-    point opens the step's samples. `kinds`: kinds of runs with this chart; `needs`: a metric that they must have.
+    `stack`: draw lines as stacked areas; the metric `whole` minus their sum is drawn as "other". `opens`: a click on
+    a point opens the step's samples. `kinds`: kinds of runs with this chart; `needs`: a metric that they must have.
     """
 
     id: str
@@ -126,7 +126,7 @@ CHARTS = (
 
 
 def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a run with the metrics `names` and the run.json `info`."""
+    """Return the charts for a run. `names`: its metrics; `info`: its run.json."""
     found = []
     for chart in CHARTS:
         lines = [made for line in chart.lines for made in _lines(line, names, info.get("reward_weights") or {})]
@@ -163,7 +163,7 @@ def _phases(lines: list[Line]) -> list[Line]:
 
 
 def sparkline(values: Sequence[float]) -> Markup:
-    """Draw values as a small line with the area below; long series are averaged over stretches."""
+    """Draw values as a small line with the area below. Neighbours in long series are averaged."""
     width, height = 128, 28
     count = min(len(values), width // 2)
     edges = [round(index * len(values) / count) for index in range(count + 1)]

@@ -24,7 +24,7 @@ class ViewConfig(BaseConfig):
 class ReportConfig(ExecutedRun):
     """Write the card of a run or an evaluation: settings, results and their uncertainty.
 
-    It is two files in the run's directory, report.html and report.json. The run may be running or killed.
+    It is two files in the run's directory: report.html and report.json. The run may be running or killed.
     """
 
     output: Path | None = None

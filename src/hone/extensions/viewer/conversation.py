@@ -12,7 +12,7 @@ from hone.types import Message
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call: arguments by name, as displayed, or the `raw` text of a malformed call."""
+    """A tool call: name and displayed arguments, or the `raw` text of a malformed call."""
 
     name: str
     arguments: list[tuple[str, str]]
@@ -31,7 +31,7 @@ class Turn:
 
 
 def turns(messages: list[Message], sampled: bool = True) -> list[Turn]:
-    """Return messages as turns. `sampled`: the policy wrote the assistant's messages."""
+    """Return messages as turns. `sampled`: if the policy wrote the assistant's."""
     made: list[Turn] = []
     for message in messages:
         role, calls = str(message.get("role") or "?"), message.get("tool_calls")

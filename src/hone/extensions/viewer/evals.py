@@ -25,11 +25,11 @@ CHANGES = {
     "worse": "less reward",
     "same": "as before",
 }
-"""Changes of an example between two evaluations, in the page's order."""
+"""Ways an example changes between two evaluations, in the page's order."""
 
 
 class Side(NamedTuple):
-    """One of two evaluations. `version`: of the run; None for a run of `hone eval`."""
+    """One of two evaluations. `version`: evaluated version; None for `hone eval`."""
 
     label: str
     slug: str
@@ -72,7 +72,7 @@ def read_eval(run: RunView, version: int | None) -> list[Row]:
 
 
 def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = None) -> str:
-    """Show the samples of a run's version, or of a `hone eval` run. `against`: another such run to compare with."""
+    """Show samples of a run's version, or of a `hone eval` run; its query `against` names another to compare with."""
     entry = site.catalog.entry(slug)
     run, number = entry.state.files, None if version is None else whole("version", version)
     if number is not None:
@@ -164,7 +164,7 @@ def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
 
 
 def _by_example(rows: list[Row]) -> dict[Any, Row]:
-    """Return completions by example, rollout and a number, since a task may repeat an example."""
+    """Return completions by (example, rollout, count), as a task may repeat an example."""
     seen: Counter[Any] = Counter()
     found = {}
     for row in rows:

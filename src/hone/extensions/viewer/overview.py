@@ -20,7 +20,7 @@ from hone.runs.summary import Summary, alarms_in, describe_event, environments, 
 from hone.runs.view import OVER
 
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "pushed", "not_finite", "predicted"}
-"""Events without a line on the curves: alarms are areas, other events may happen at every step."""
+"""Events not drawn as lines on the curves: alarms are areas, others may happen at every step."""
 _SOMEWHERE = 10**9
 """Placeholder step in links, which scripts replace by the clicked step."""
 INTERVAL = (
@@ -35,7 +35,7 @@ _CHANGES = {
     "completion/length/mean": "length, tokens",
     "entropy": "entropy, nats per token",
 }
-"""Training metrics that the overview shows before and now; the loss only for SFT."""
+"""Training metrics shown with first and current value; `loss` only for SFT."""
 
 
 def run(site: Site, query: QueryParams, slug: str) -> str:
@@ -132,7 +132,7 @@ def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, 
 
 
 def _number(name: str, value: float | None, digits: int | None = None) -> str:
-    """Format a metric: a share in percent, others with `digits` decimals or six digits."""
+    """Format a metric: a share in percent, others with `digits` decimals; None: with six digits."""
     if value is None:
         return "–"
     if unit(name) == SHARE:

@@ -47,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A run's row, with cells by column. The filter searches `words`; `share`: done part of a running run."""
+    """A run's row, with cells by column. The filter searches `words`. `share`: finished part of the run."""
 
     entry: Entry
     cells: dict[str, Cell]
@@ -110,7 +110,7 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
 
 
 def _columns(id: str, rows: list[Row], settings: list[str]) -> dict[str, str]:
-    """Return the headings of a table of runs, settings after names; `usd` and `alarms` only if a run has them."""
+    """Return the headings of a table of runs: settings follow names; `usd`, `alarms` only if a run has a value."""
     heads = EVALUATIONS if id == "evaluations" else COLUMNS
     unused = {key for key in ("usd", "alarms") if not any(row.cells[key].text for row in rows)}
     columns = {"name": heads["name"]} | dict(zip(settings, settings, strict=True))

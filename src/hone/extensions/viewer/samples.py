@@ -27,7 +27,7 @@ _MATES = ("group", "sample_id", "reward", "outcome", "advantage", "stop_reason",
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one draw: `rows` are shown, of `count`."""
+    """The completions of one draw: `rows` are shown, out of `count`."""
 
     index: int
     rows: list[Row]
@@ -108,7 +108,7 @@ def _moments(rows: list[Row]) -> tuple[float | None, float | None]:
 
 
 def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> str:
-    """Show one completion with coloured tokens and its facts, and links to neighbours in the step."""
+    """Show one completion: coloured tokens, facts, and links to neighbours in the step."""
     entry, store, number, _ = _open(site, slug, step)
     index = whole("row", row)
     one = store.sample(number, index)
@@ -171,7 +171,7 @@ def _further_trajectories(one: Row) -> list[dict[str, Any]]:
 
 
 def _row_of_trajectory(one: Row, branch: dict[str, Any], number: int) -> Row:
-    """Return a sample's row with another trajectory instead of the first."""
+    """Return a sample's row with trajectory `number` instead of the first."""
     given, mask = branch.get("messages"), branch.get("sampled_mask") or []
     messages: list[Message] = given if given is not None and conversation.is_messages(given) else []
     turns = sum(bool(is_sampled) and not before for before, is_sampled in itertools.pairwise([False, *mask]))

@@ -58,7 +58,7 @@ def _read(folder: Path, changed: Any) -> Series:
 
 
 def read_series(folder: Path) -> Series:
-    """Return the columns of a run; read again only if files have changed."""
+    """Return a run's columns; files are read again only if they have changed."""
     return _read(folder, RunView(folder).stamp())
 
 
@@ -75,8 +75,8 @@ def axes(series: Series) -> dict[str, np.ndarray]:
 
 
 def extremes(values: np.ndarray, points: int) -> np.ndarray:
-    """Return ascending indices of at most `points` values that look like all when drawn: extremes of each part,
-    the first and the last value. NaN are left out.
+    """Return ascending indices of at most `points` values that draw nearly the same line: each part's extremes, and the
+    first and last value. NaN are left out.
     """
     known = np.flatnonzero(~np.isnan(values))
     if len(known) <= points:
@@ -92,8 +92,8 @@ def extremes(values: np.ndarray, points: int) -> np.ndarray:
 def to_json(series: Series, names: Iterable[str], stacks: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
     """Return the data of a page's charts.
 
-    `x`: the axes, for the used rows. `series`: the values `y` of each metric, one per used row; a sparse or thinned
-    metric also has `rows`, the indices of its values' rows. Metrics in a stack are thinned to the same rows.
+    `x`: the axes, for the used rows. `series`: each metric's values `y`, one per used row; a sparse or thinned metric
+    also has `rows`: for each value, the index of its row in `x`. Metrics in a stack are thinned to the same rows.
     """
     count = len(series.steps)
     columns = {name: series.column(name) for name in names}

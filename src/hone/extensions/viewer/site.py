@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ASSETS = Path(str(resources.files("hone.extensions.viewer"))) / "assets"
 _TABS = {"": "overview", "step": "samples", "sample": "samples"}
 _TABS |= {"eval": "held-out samples", "change": "before and after", "card": "run card"}
-"""Tab of a run's page, by the first word of the page's path."""
+"""Tab that a run's page belongs to, by the first word of its path."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Links:
     here: str = ""
 
     def to(self, *path: object, **query: Any) -> str:
-        """Return the link to the page with these path parts, without None."""
+        """Return the link to the page with these path parts (None: left out)."""
         parts = "".join(f"{quote(str(part), safe='~')}/" for part in path if part is not None)
         given = {name: value for name, value in query.items() if value not in (None, "")}
         return (self._up + parts or "./") + (f"?{urlencode(given, errors='replace')}" if given else "")
@@ -70,7 +70,7 @@ class Site:
         return self.page(template, f"run/{entry.slug}/{path}", title, **frame, **values)
 
     def error(self, here: str, title: str, sentence: str) -> str:
-        """Render an error at the path `here`, with a link to the run if its page can be shown."""
+        """Render an error at the path `here`, with a link to the run if the run can be shown."""
         parts = unquote(here).split("/")
         found = [entry for entry in self.catalog.entries() if parts[0] == "run" and parts[1:2] == [entry.slug]]
         run = found[0] if found and not found[0].damage and "".join(parts[2:]) else None
@@ -99,14 +99,14 @@ def json_block(value: Any) -> Markup:
 
 
 def again(query: QueryParams, **changes: Any) -> str:
-    """Return the same page's address with changed parameters; empty ones are left out."""
+    """Return the page's query with changed parameters; None or "" removes one."""
     unchanged = [(name, value) for name, value in query.multi_items() if name not in changes]
     given = [(name, str(value)) for name, value in changes.items() if value not in (None, "")]
     return f"?{urlencode(unchanged + given, errors='replace')}"
 
 
 def names_in(query: QueryParams, key: str, known: Iterable[str] = ()) -> list[str]:
-    """Return the values of a key that is repeated, or has values with commas."""
+    """Return a key's values, from repeated keys or separated by commas."""
     there = set(known)
     names = (name for value in query.getlist(key) for name in ([value] if value in there else value.split(",")))
     return list(dict.fromkeys(filter(None, names)))

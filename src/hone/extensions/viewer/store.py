@@ -1,4 +1,4 @@
-"""The completions of a run, from `rollouts/step_*.parquet`: of a step, a single one, or the hits of a search.
+"""Reads a run's completions from `rollouts/step_*.parquet`: all of a step, a single one, or the hits of a search.
 
 The run may write files or be rolled back meanwhile: a search leaves out unreadable files, and names them.
 
@@ -99,7 +99,7 @@ class Store:
         self.run = Run(folder)
 
     def stamps(self, first: int | None = None, last: int | None = None) -> Stamps:
-        """Return the existing files for steps `first` to `last`."""
+        """Return the files' stamps for steps `first` to `last`."""
         found: Stamps = {}
         for step, path in steps_in(self.run.path / ROLLOUTS, ".parquet").items():
             if (first or 0) <= step <= (step if last is None else last) and (known := stamp(path)):
@@ -150,7 +150,7 @@ class Store:
         return Hits(len(steps), shown, found, [*skipped, *gone])
 
     def at(self, steps: np.ndarray, rows: np.ndarray) -> tuple[list[Row], list[str]]:
-        """Return the completions with these steps and rows, and sentences about missing files."""
+        """Return the completions at these (step, row) pairs, and sentences about missing files."""
         places = list(zip(steps.tolist(), rows.tolist(), strict=True))
         found: dict[tuple[int, int], Row] = {}
         gone = []
@@ -167,7 +167,7 @@ class Store:
 
 
 def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the columns of a statement on `read_parquet($files, …)`, and sentences about unreadable files."""
+    """Run a statement on `read_parquet($files, …)`; return its columns, and sentences about unreadable files."""
     import duckdb
 
     def read(steps: Sequence[int]) -> dict[str, np.ndarray]:

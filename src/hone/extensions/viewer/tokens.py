@@ -28,12 +28,12 @@ FOLD = 20_000
 _HEAD = 0.8
 """Share of FOLD for the beginning of a folded text; the rest is for its end."""
 _ELEMENTS = 8000
-"""Up to this many tokens, each token is an element; in longer texts, a stretch of one colour, without tooltip."""
+"""Up to this many tokens, each token is an element; in longer texts, each stretch of one colour is, without tooltip."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity for the colour of tokens: `edges` separate levels; a signed quantity has levels on both sides of 0."""
+    """A quantity that colours tokens: `edges` separate levels; a signed quantity has levels on both sides of 0."""
 
     title: str
     edges: tuple[float, ...]
@@ -66,11 +66,11 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a completion, from the first sampled one on: pieces of text, each with values or NaN.
+    """The tokens of a completion, from the first sampled token on: pieces of text with values (NaN: unknown).
 
-    `prompt` is the text before, with template and tools. If several tokens form one character, their logprobs and gaps
-    are added, and the largest entropy counts. `missing`: reasons for quantities without values. `sampled` marks pieces
-    sampled by the policy.
+    `prompt`: the text before, with template and tools. A character of several tokens has the sum of their logprobs and
+    gaps, and the largest entropy. `missing`: reasons for quantities without values. `sampled` marks pieces sampled by
+    the policy.
     """
 
     pieces: list[Piece]
@@ -154,7 +154,7 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
 def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
     """Return the train step's record of the sampled tokens, and ""; if it is missing, {} and the reason."""
     if row.get("branch"):
-        return {}, "records of the train step are shown for the first trajectory only"
+        return {}, "the train step's values are shown for the first trajectory only"
     try:
         table = run.token_stats(row["step"])
     except (UserError, OSError) as error:
@@ -163,7 +163,7 @@ def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
         return {}, "the train step's values were not recorded (`trainer.record_tokens`)"
     noted = next(iter(table.slice(row["row"], 1).to_pylist()), {})
     if noted.get("sample_id") != row["sample_id"]:
-        return {}, "this row in tokens/ is another completion's: the file is not of this run"
+        return {}, "this row in tokens/ belongs to another completion: the file is from another run"
     found = [values for name in ("entropies", "trainer_logprobs") if (values := noted.get(name)) is not None]
     if not found:
         state = row.get("state") or "its state is not known"

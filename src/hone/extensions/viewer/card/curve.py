@@ -14,9 +14,9 @@ from markupsafe import Markup
 from hone.extensions.viewer.series import extremes
 
 MOST = 600
-"""Most points of a line; a longer line shows the extremes of each part, so no spike is lost."""
+"""Most points of a line. Longer lines show each part's extremes, so no spike is lost."""
 WIDTHS = {"wide": 720, "narrow": 360}
-"""Widths for pages and for phones, with letters of readable size; hone.css shows one of the two."""
+"""Widths in pixels for pages and for phones; hone.css shows one of the two."""
 _LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 46, 14, 12, 30, 270
 Lines = Sequence[Mapping[str, Any]]
 

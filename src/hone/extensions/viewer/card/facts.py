@@ -34,7 +34,7 @@ from hone.runs.summary import Summary, environments, status_text, summarize
 Read = Callable[[Summary, Sequence[Evaluated]], Leniency]
 """Reads evaluations leniently, or returns an earlier reading."""
 SHOWN = 2
-"""Number of shown completions that are right only by lenient reading."""
+"""Most completions to show that are right only by lenient reading."""
 NOT_READ = Leniency("completions were not read leniently: hone report does it")
 
 
@@ -47,20 +47,20 @@ class Sample(NamedTuple):
 
 @dataclass
 class Card:
-    """The facts of a card. A single evaluation is compared with itself."""
+    """The facts of a card. A lone evaluation is compared with itself."""
 
     run: Summary
     lines: list[dict[str, Any]]
     """Lines of metrics.jsonl."""
     events: list[dict[str, Any]]
     evaluated: list[Evaluated] = field(default_factory=list)
-    """The first and the last evaluation, if they can be compared; else the last, if its samples are recorded."""
+    """The first and the last evaluation, if comparable; else only the last, if its samples are recorded."""
     comparison: Comparison | None = None
     leniency: Leniency = NOT_READ
     lenient: Mapping[str, Change] = field(default_factory=dict)
-    """The measures of strict and lenient reading."""
+    """Changes in strict and lenient measures."""
     samples: list[Sample] = field(default_factory=list)
-    """`SHOWN` samples that are right only by lenient reading, then the best, a median and the worst."""
+    """Up to `SHOWN` samples right only by lenient reading, then the best, a median and the worst one."""
     tables: Mapping[str, tables.Facts] = field(default_factory=dict)
     verdict: list[str] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Card:
 
     @property
     def good(self) -> bool | None:
-        """True if the reward rose, False if it fell, None if it is not sure."""
+        """True if the reward surely rose, False if it surely fell, else None."""
         reward = self.measures.get("reward")
         return reward.difference.mean > 0 if reward and reward.sure else None
 
@@ -97,7 +97,7 @@ class Card:
 
 
 def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
-    """Return the card of the run or evaluation in `path`, as it is now. UserError if it is neither, or damaged.
+    """Return the current card of the run or evaluation in `path`. Raises UserError if it is neither, or damaged.
 
     `ours`: this process holds the run's lock.
     """
@@ -141,7 +141,7 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
 
 
 def _last_step(run: Run) -> list[Row]:
-    """Return the completions of the last training step, with keys as in an evaluation."""
+    """Return the completions of the last training step, with an evaluation's keys."""
     rows = run.samples().to_pylist() if run.rollout_steps() else []
     for row in rows:
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
@@ -160,7 +160,7 @@ def chosen(rows: Sequence[Row]) -> list[Sample]:
 def _with_recorded_intervals(card: Card, found: Comparison) -> Comparison:
     """Use the recorded intervals of the mean rewards, which are cut at the reward's bounds.
 
-    If some examples are in one evaluation only, recorded intervals are not used.
+    They are not used if some examples are in only one evaluation.
     """
 
     def recorded(one: Evaluated, level: Level) -> Level:

@@ -1,6 +1,6 @@
 """The files of a run card: report.html, which needs no other file, and report.json with the numbers.
 
-Lenient reading takes long, so `stored` takes its result from report.json if the samples are the same.
+Lenient reading takes long, so `stored` reuses the result in report.json if the samples are the same.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def to_json(card: Card) -> str:
 
 
 def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
-    """Return the lenient reading stored in the run's folder; NOT_READ if samples differ."""
+    """Return the run's stored lenient reading; NOT_READ if samples differ."""
     try:
         facts = read_json(run.path / RECORD)["lenient"]
         if facts["evaluations"] == _digests(run.path, evaluated):

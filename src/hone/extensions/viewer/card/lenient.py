@@ -1,11 +1,11 @@
 r"""Strict and lenient reading: separates skill from format in a gain.
 
 Strict is the task's verdict on a completion. If it is not correct, lenient reading looks for an answer in the text, and
-the task grades it in the form of the example's reference. The lenient score's change is skill; the change of the gap
-between both scores is format. Tasks that don't tell right from wrong answers in this form are not read.
+the task grades it in the form of the example's reference. The lenient score's change is skill; the change of lenient
+minus strict is format. Tasks are not read if the grader can't tell right from wrong answers in this form.
 
 An answer is in a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`, `x = …`), or at the
-end (the last number, or line). Only the last place of each kind counts, and only if it has one answer, so that
+end (the last number, or line). Only the last place of each kind counts, and only if it has a single answer, so that
 guessing does not pay.
 
     candidates("So <answer>41</answer>. No, it is 42", Kind.NUMBER)  # {"tag": "41", "end": "42"}
@@ -33,9 +33,9 @@ from hone.runs.summary import Summary
 from hone.types import Example, Outcome, Score
 
 TRIED = 16
-"""Examples that test if a task can be read leniently."""
+"""Examples used to test if a task can be read leniently."""
 AT_ONCE = 8
-"""Examples to read, and texts to grade, before the clock is checked again."""
+"""Examples to read, or texts to grade, between checks of the clock."""
 LONGEST = 2_000
 """Most characters of an answer."""
 END = 4 * LONGEST
@@ -43,7 +43,7 @@ END = 4 * LONGEST
 
 
 class CannotSay(Exception):
-    """Has the reason why a task's completions can't be read leniently."""
+    """Raised with the reason if a task can't be read leniently."""
 
 
 def read_recorded(
@@ -130,7 +130,7 @@ class _Reader:
         if self.env.max_turns > 1 or self.env.keeps_state:
             raise CannotSay("a conversation of several turns is not read leniently: its state is not recorded")
         if self.env.rubric.needs_ids:
-            raise CannotSay("its reward needs the tokens of a completion, which an answer in other words lacks")
+            raise CannotSay("its reward needs the completion's tokens, which a rewritten answer lacks")
         subjects = [self.subject(self.evaluated[0].by_example[example][0]) for example in self.order[:TRIED]]
         right = [(one, answer_of(one)) for one in subjects]
         wrong = [(one, other) for one in subjects if (other := wrong_answer(one, subjects))]
@@ -151,20 +151,20 @@ class _Reader:
         return scores
 
     def candidates(self, row: Row) -> list[tuple[str, Subject, str]]:
-        """Return possible answers in a completion as (kind of place, example, answer)."""
+        """Return the possible answers in a completion as (kind of place, subject, answer)."""
         subject = self.subject(row)
         kind = kind_of(subject, self.env.answer_is_exact)
         found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
         return [(name, subject, answer) for name, answer in found.items()]
 
     def subject(self, row: Row) -> Subject:
-        """Return a row's example and reference. Raises CannotSay if the reference is missing, code or JSON."""
+        """Return a row's example and reference. Raises CannotSay if the reference is missing, or is code or JSON."""
         example = Example(list(row["prompt"]), str(row["answer"]), dict(row["info"] or {}), row["example_id"])
         subject = subject_of(self.env, example)
         if not isinstance(subject.reference, str):
             raise CannotSay("the task declares no reference text, which would show the form of its answers")
         if statement_of(subject).form is Form.CODE:
-            raise CannotSay("its answers are code, or JSON, which can't be found in other words")
+            raise CannotSay("its answers are code or JSON, which can't be found in a text")
         return subject
 
 
@@ -194,8 +194,8 @@ _MATH = re.compile(r"\$([^$\n]+)\$|\\\(((?:(?!\\[()]).)+)\\\)")
 def candidates(text: str, kind: Kind, like: str = "") -> dict[str, str]:
     """Return distinct answers by kind of place, the most reliable place first.
 
-    `kind`: kind of the task's answers. `like`: an example, to tell words, letters of a choice and dates apart. If few
-    answers are possible (a letter, yes or no), only the most reliable place counts.
+    `kind`: kind of the task's answers. `like`: the reference, to tell words, letters of a choice and dates apart. If
+    few answers are possible (a letter, yes or no), only the most reliable place counts.
     """
     text, pattern = visible_text(text)[-END:], _pattern(kind, like)
     few = kind is Kind.WORD and (pattern in (_LETTER, _CAPITAL) or any(like.lower() in pair for pair in OPPOSITES))
@@ -227,7 +227,7 @@ def _pattern(kind: Kind, like: str) -> re.Pattern[str]:
 
 
 def _tagged(text: str) -> str | None:
-    """Return the text after the last opening tag with text, else the text before the first tag if that closes."""
+    """Return the text after the last opening tag that has text; else, if the first tag closes, the text before it."""
     tags = [*_TAG.finditer(text)]
     ends = [tag.start() for tag in tags[1:]] + [len(text)]
     inside = [text[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=False) if not tag[1]]
@@ -247,7 +247,7 @@ def _answers(place: str, kind: Kind, pattern: re.Pattern[str]) -> list[str]:
 
 
 def _balanced(expression: str) -> str:
-    """Strip unbalanced outer brackets of arithmetic."""
+    """Strip unbalanced brackets from arithmetic's ends."""
     text = expression.strip()
     while text.count(")") > text.count("(") and text.endswith(")"):
         text = text[:-1].rstrip()

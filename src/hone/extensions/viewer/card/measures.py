@@ -1,8 +1,8 @@
 """Measures of evaluations, and their changes between two evaluations on the same examples.
 
 Rows are as in results.jsonl (`hone.evaluation.result.EvalSample.row`), one per completion. Both evaluations have the
-same examples, so that the examples' difficulty cancels. Examples are the independent draws: an example's completions
-are averaged first.
+same examples, so the examples' difficulty cancels. Only examples are independent, so an example's completions are
+averaged first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST = 6
 """Least changed examples for a verdict: if five change, all for the better, a sign test has p = 2 / 2**5 > 0.05."""
 Row = Mapping[str, Any]
 Values = Mapping[int, float]
-"""A measured value by example."""
+"""Values of one measure by example."""
 _NEEDED = {
     **{"example": int, "rollout": int, "example_id": str, "prompt": list, "completion": list, "answer": str},
     **{"reward": int | float | None, "components": dict, "outcome": str, "detail": str, "stop_reason": str | None},
@@ -63,8 +63,8 @@ class Evaluated:
 
     @property
     def measures(self) -> dict[str, Values]:
-        """By example: mean reward, share of correct completions, and for k = 2, 4, … the unbiased estimate of pass@k
-        if the example has k graded completions.
+        """By example: mean reward, share of correct completions, and for k = 2, 4, … pass@k (unbiased estimate) if the
+        example has k graded completions.
         """
         counts = {e: (len(rows), sum(map(is_correct, rows))) for e, rows in self.by_example.items()}
         rewards = {e: sum(row["reward"] for row in rows) / len(rows) for e, rows in self.by_example.items()}
@@ -79,7 +79,7 @@ MEASURES = ("strict reward", "lenient reward", "reward gap", "strict", "lenient"
 
 
 class Answer(NamedTuple):
-    """An answer found in a completion: kind of place, and reward and correctness, if graded in the task's form."""
+    """An answer found in a completion: kind of place, and reward and correctness when graded in the task's form."""
 
     example: int
     rollout: int
@@ -90,9 +90,9 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Leniency:
-    """A lenient reading of `examples`, out of `asked`. `found`: the answers in each evaluation, by `Evaluated.key`.
+    """A lenient reading of `examples`, out of `asked`.
 
-    `why_not`: the reason if nothing was measured.
+    `found`: the answers in each evaluation, by `Evaluated.key`. `why_not`: the reason if nothing was measured.
     """
 
     why_not: str = ""
@@ -102,12 +102,12 @@ class Leniency:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Leniency:
-        """Read a record. Raises TypeError if it is malformed."""
+        """Parse a record. Raises TypeError if it is malformed."""
         found = {key: [Answer(*row) for row in rows] for key, rows in record.get("found", {}).items()}
         return cls(record.get("why_not", ""), record.get("examples", ()), found, record.get("asked", 0))
 
     def measures(self, one: Evaluated) -> dict[str, Values]:
-        """Return the means of `MEASURES` by example; a gap is lenient minus strict."""
+        """Return each measure of `MEASURES` by example; a gap is lenient minus strict."""
         means: dict[int, list[float]] = {}
         found: dict[tuple[int, int], list[Answer]] = {}
         for answer in self.found[one.key]:
@@ -134,7 +134,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Change:
-    """A mean before and after, and the difference, over `examples` measured in both; `moved` examples changed."""
+    """A mean before and after, and the difference, over `examples` in both; `moved`: number of changed examples."""
 
     before: Level
     after: Level
@@ -156,8 +156,8 @@ class Change:
 class Comparison:
     """Changes from an evaluation to a later one, by measure: `reward`, `correct`, `pass@2`, ….
 
-    By first completions, `right` examples became correct, and `wrong` examples incorrect. `apart` examples are left
-    out: they differ between the evaluations, or are not graded in both.
+    `right`, `wrong`: number of examples with a first completion that became correct or incorrect; `apart`: number left
+    out, as they differ between the evaluations or are not graded in both.
     """
 
     measures: Mapping[str, Change]
@@ -186,7 +186,7 @@ def changes(
     counts_before: Mapping[int, int],
     counts_after: Mapping[int, int],
 ) -> dict[str, Change]:
-    """Return the change of each measure over common examples, if any. Counts are completions by example."""
+    """Return each measure's change over the common examples, if any. `counts_…`: completions by example."""
     found: dict[str, Change] = {}
     for name in before:
         if both := sorted(before[name].keys() & after.get(name, {}).keys()):
@@ -204,7 +204,7 @@ def changes(
 
 
 def _level(name: str, values_E: np.ndarray, counts_E: np.ndarray) -> Level:
-    """Return the mean and interval of a measure. pass@k of n completions counts as a share of n / k draws."""
+    """Return the mean and interval of a measure. For pass@k, n completions count as n / k draws."""
     if "reward" in name:
         return _mean_level(values_E)
     k = int(name.removeprefix("pass@")) if name.startswith("pass@") else 1
@@ -215,7 +215,7 @@ def _level(name: str, values_E: np.ndarray, counts_E: np.ndarray) -> Level:
 
 
 def _mean_level(values_E: np.ndarray) -> Level:
-    """Return mean and Student's t interval over examples; no interval for equal values or a single one."""
+    """Return mean and Student's t interval over examples; no interval for a single value or equal values."""
     interval, mean = mean_interval(list(values_E[:, None])), float(values_E.mean())
     if interval is None or interval.high - interval.low < 1e-9:
         return Level(mean)
@@ -239,7 +239,7 @@ def usable(rows: Sequence[Row]) -> list[Row]:
 
 
 def mcnemar(right: int, wrong: int) -> float:
-    """Return the two-sided p of McNemar's exact test (1947): binomial, `right` out of all changes, p = 1/2.
+    """Return the two-sided p of McNemar's exact test (1947): binomial, `right` of `right + wrong`, p = 1/2.
 
     Whole numbers keep small p values exact.
     """

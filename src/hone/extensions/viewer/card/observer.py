@@ -47,7 +47,7 @@ class Card(Observer):
         except KeyboardInterrupt:
             display.message(f"The card was left out: {self._again} writes it.")
         except Exception as error:
-            if not isinstance(error, OSError):  # a disk that takes no card may take no log either
+            if not isinstance(error, OSError):  # if the disk takes no card, it may take no log either
                 logging.getLogger(__name__).warning("the run card could not be written", exc_info=True)
             cause = f"{type(error).__name__}: {error}".splitlines()[0]
             display.message(f"The card could not be written ({cause}): {self._again} writes it.")

@@ -15,7 +15,7 @@ from hone.runs.progress import duration
 from hone.runs.summary import Summary
 
 Facts = Mapping[str, str | list[str]]
-"""Text, or lines of text, by label; empty texts are left out."""
+"""Label → text, or lines of text; empty texts are left out."""
 
 
 def tables(run: Summary, events: list[dict[str, Any]]) -> dict[str, Facts]:
@@ -120,12 +120,12 @@ def measure_rows(measures: Mapping[str, Change], compared: bool) -> list[list[st
 
 
 def level_words(one: Level, share: bool) -> str:
-    """Return `0.947 (0.935 to 0.959)`, for a share `52.3 % (46.1 to 58.4)`."""
+    """Return `0.947 (0.935 to 0.959)`, or, if `share` is true, `52.3 % (46.1 to 58.4)`."""
     return _words(one, 100, ".1f", " %") if share else _words(one, 1, ".3f")
 
 
 def difference_words(one: Level, share: bool = False, label: str = "", digits: int = 3) -> str:
-    """Return `+0.534 (+0.490 to +0.579)`, for a share `+48.0 points (+41.4 to +54.7)`, `label` before the interval."""
+    """Return `+0.534 (LABEL+0.490 to +0.579)`, or, if `share` is true, `+48.0 points (LABEL+41.4 to +54.7)`."""
     return _words(one, 100, "+z.1f", " points", label) if share else _words(one, 1, f"+z.{digits}f", "", label)
 
 
