@@ -26,7 +26,7 @@ class AuditConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return a training run's task with its settings."""
+        """Return a training run's task as keys of this config."""
         return task_of_run(kind, table, "env_template")
 
     env: str | None = None
@@ -50,7 +50,7 @@ class AuditConfig(BaseConfig):
     rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions of the model per example."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
-    """Most new tokens per completion in training, and in this audit (by default 1024)."""
+    """Limit of new tokens per completion, in training and in this audit (by default 1024)."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Sampling temperature of the model."""
     seed: int = Field(default=0, ge=0)

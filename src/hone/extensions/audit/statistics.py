@@ -19,7 +19,7 @@ COMMON_ANSWERS = 4
 HIGH_FLOOR = 0.3
 """Share of a right answer's reward above which guessing is a note; above 1/2 (two choices) it is a warning."""
 FEW = 8
-"""With fewer examples, one answer to all of them may be chance."""
+"""With fewer examples, a constant answer may be right by chance."""
 _CONSTANT = "always answering"
 
 

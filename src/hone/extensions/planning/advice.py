@@ -154,7 +154,7 @@ def _rounded(tokens: int) -> int:
 
 
 def disk_needed(config: RLConfig | SFTConfig, shape: DecoderConfig) -> int:
-    """Return the most bytes that checkpoints (with one being written) and weights take on the disk."""
+    """Return the maximum disk space, in bytes, of checkpoints (one more while it is written) and weights."""
     each = checkpoint_bytes(config, shape) if config.ckpt else 0
     return (retained_checkpoints(config) + 1) * (each + weight_bytes(shape, config.precision))
 
@@ -168,7 +168,7 @@ def free_disk(folder: Path) -> int:
 def resolved(
     config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, lengths: Lengths, here: bool
 ) -> tuple[RLConfig | SFTConfig, str, Memory]:
-    """Return the config as a run resolves it (data aside), the settings that save memory, and the memory."""
+    """Return the config as a run resolves it (without data), the settings that save memory, and the memory needed."""
     ranks = config.trainer.ranks if isinstance(config, RLConfig) else 1
     limits = *longest(config, lengths.turns), lengths.turns, ranks
     config, saving = fitted(config, shape, device.kind, device.available, *limits, here=here)

@@ -34,11 +34,11 @@ ROW_COLUMNS = {
 }
 """By quantity: columns of a completion, and their names in messages. Not `detail`: tracebacks name folders."""
 QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluation", "metrics", "weights")
-"""In the order of comparison."""
+"""The quantities of a step, in the order of comparison."""
 NOTHING = "nothing"
 """Shown for a value that one of two records lacks."""
 TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance != 0}
-"""By metric that several ranks round differently: allowed difference, in multiples of `limit`; None: not compared."""
+"""Metrics that several ranks round differently: allowed difference in multiples of `limit`, or None: not compared."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two records: `what` in words, and its two values."""
+    """A difference of two records: `what` differs, in words, and the two values."""
 
     step: int
     quantity: str
@@ -160,7 +160,7 @@ def _answer_to(completion: str | None, turn: int) -> Any:
 def _compare(
     step: int, quantity: str, what: str, first: Mapping, second: Mapping, limit: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield a difference per name with two values, beyond a tolerance if `limit` is not 0; `what` gets the name."""
+    """Yield a difference for each name with unequal values (`limit` above 0: beyond the tolerance) as `what`."""
     for name in dict.fromkeys([*first, *second]):
         value, other, times = first.get(name, NOTHING), second.get(name, NOTHING), 0.0
         if value == other or (_is_nan(value) and _is_nan(other)):
@@ -175,7 +175,7 @@ def _compare(
 
 
 def _relative(name: str, value: float, other: float) -> float:
-    """Compute the relative difference; for values that may cancel to 0, relative to at least 1."""
+    """Compute the relative difference. The divisor is at least 1 for values that may cancel to 0."""
     least = 1.0 if name in ("loss", "entropy", "kl") else 0.0
     return abs(value - other) / max(abs(value), abs(other), least)
 
