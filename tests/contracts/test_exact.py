@@ -401,7 +401,7 @@ def test_an_environment_that_answers_otherwise_is_named(cook, tmp_path):
     assert trials.run(["verify", str(run)], log) == 1, log.read_text()
     steps = states.read_json(tmp_path / "run.verify.json")["steps"]
     found = next(check["difference"] for check in steps if not check["equal"])
-    assert found["quantity"] == "environment" and "what it said after turn 1 of sample" in found["what"]
+    assert found["quantity"] == "environment" and "the answer to turn 1 of sample" in found["what"]
     assert found["second"] == f"{found['first']} {found['first']}", found
 
 
@@ -418,7 +418,7 @@ def test_a_changed_turn_is_found_where_it_is(cook, tmp_path):
     run, log = shutil.copytree(first, tmp_path / "run"), tmp_path / "log"
     tampering.edit_rollouts(run, 3, edit, fit_hashes=True)
     assert trials.run(["diff", str(first), str(run)], log) == 1, log.read_text()
-    assert "they first differ at step 3, environment: what it said after turn 1 of sample" in log.read_text()
+    assert "they first differ at step 3, environment: the answer to turn 1 of sample" in log.read_text()
     assert "hot, higher in B" in " ".join(log.read_text().split())
 
 

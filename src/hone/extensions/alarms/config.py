@@ -14,7 +14,7 @@ Action = Literal["off", "warn", "checkpoint", "pause", "stop"]
 
 ALARMS = {
     "falling_reward": (0.15, "The reward fell by this share of its best value while completions grew by a fifth."),
-    "zero_std": (0.8, "This share of the groups have equal rewards, and teach nothing."),
+    "zero_std": (0.8, "In this share of the groups all rewards are equal and teach nothing."),
     "unparsable": (0.1, "The share of unparsable completions rose by this above its lowest."),
     "wrong": (0.15, "The share of correct completions fell by this below its best; more are wrong, but well-formed."),
     "component": (0.1, "A component that isn't correctness rose by this (weighted), and correctness did not: a hack."),

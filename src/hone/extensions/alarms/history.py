@@ -69,7 +69,7 @@ class Series:
             self.highest = here
 
     def _standard_error(self, values: list[float]) -> float:
-        """Estimate the error from differences of neighbours: a trend or a jump isn't scatter."""
+        """Estimate the error from differences of consecutive steps: trends and jumps are no scatter."""
         here = [(after - before) ** 2 for before, after in pairwise(values)]
         return math.sqrt(max(fmean(here), fmean(self._squares)) / 2 / len(values)) if here else 0.0
 

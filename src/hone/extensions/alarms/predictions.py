@@ -44,7 +44,7 @@ _OPS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
 
 @dataclass(frozen=True)
 class Prediction:
-    """`metric` at `step` is `op` `number`, with probability `p`. `end`: the step was given as `end`."""
+    """The claim `metric`@`step` `op` `number`, with probability `p`. `end`: true if the step was given as `end`."""
 
     metric: str
     step: int
@@ -81,7 +81,7 @@ class Scored:
 
     @property
     def brier(self) -> float | None:
-        """(p - o)²"""
+        """(p - o)²; None if undecided."""
         return None if self.outcome is None else (self.prediction.p - self.outcome) ** 2
 
 
@@ -123,7 +123,7 @@ class Predictions(Observer):
 
 
 def checked(config: Any, env_id: str | None = None) -> list[str]:
-    """Return the predictions of a run of `config` without its parent's. `env_id`: the task's id, if known.
+    """Return the predictions of `config` that its parent run lacks. `env_id`: the task's id, if known.
 
     Raises UserError if predictions are impossible, changed in a resume, or too early for a branch.
     """
@@ -188,7 +188,7 @@ def _number(value: float) -> str:
 
 
 def record(config: Any, kind: str, run_id: str) -> dict[str, Any]:
-    """Return the predictions of a run that begins now, for run.json; {} if it has none. Raises as `read`."""
+    """Return a new run's predictions for run.json; {} without any. Raises as `read`."""
     found = read(config)
     if not found:
         return {}

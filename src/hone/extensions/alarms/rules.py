@@ -1,8 +1,8 @@
-"""The rules of the alarms: a table of symptoms, and of remedies.
+"""The rules of the alarms, and their remedies.
 
-A rule gets the history of the steps and its threshold, and returns what it measured at the last step, with the evidence
-in words, or None. Means are over windows of steps; a rise or a fall counts only if it also exceeds the scatter of the
-steps (`SIGMAS`).
+A rule gets the history of the steps and its threshold, and returns the value at the last step and the evidence in
+words, or None for no alarm. Means are over windows of steps; a rise or a fall counts only if it also exceeds the
+scatter of the steps (`SIGMAS`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Rule:
 
 
 def _level(metric: str, text: str) -> Callable[[History, float], Measured]:
-    """Return a rule for a mean above the threshold; `text` may contain {now}, {share}, {first}, {steps}."""
+    """Return a rule that finds means above the threshold; `text` may contain {now}, {share}, {first}, {steps}."""
 
     def measure(history: History, threshold: float) -> Measured:
         now, first = history.now(metric), history.first(metric)
@@ -247,7 +247,7 @@ def _solved_pool(history: History, threshold: float) -> Measured:
 
 
 def _dead_pool(history: History, threshold: float) -> Measured:
-    """Look for a pool without a solved prompt, while the reward does not rise either."""
+    """Look for a pool without solved prompts while the reward does not rise."""
     steps = math.ceil(threshold)
     _, parked, total = _pool(history)
     if total > 0 and parked / total >= PARKED:
@@ -277,7 +277,7 @@ def _no_signal(history: History, threshold: float) -> Measured:
 
 
 def _reward(history: History, steps: int) -> str:
-    """Format the mean of the rewards that are known in the last `steps` steps."""
+    """Format the mean of the known rewards of the last `steps` steps."""
     known = [value for value in history.values("reward/mean")[-steps:] if not math.isnan(value)]
     return f"{fmean(known):.3f}" if known else "not known"
 

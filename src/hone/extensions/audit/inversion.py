@@ -28,7 +28,7 @@ _ANSWERED = (Outcome.CORRECT, Outcome.WRONG)
 
 @dataclass(frozen=True)
 class Total:
-    """A reward by component, and the text that earned it; `probe` is None if declared ranges give the reward."""
+    """A reward by component, and the text that earned it; `probe` is None if the reward is from declared ranges."""
 
     parts: dict[str, float]
     probe: Probe | None = None

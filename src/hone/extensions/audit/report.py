@@ -1,4 +1,4 @@
-"""An audit's report: checks with their findings, figures and texts to look at; as JSON, on a terminal, as a page."""
+"""An audit's report: checks with findings, figures and texts to look at; as JSON, on a terminal, or as HTML."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LONG = 2 * 3600
 """Seconds beyond which a run should have checkpoints."""
 CUT = 0.02
-"""A note warns if this share of reference answers exceeds the limit."""
+"""A note warns if this share of reference answers exceeds max_tokens."""
 KEPT_GIB = 4
 """A note warns if a step may store more GiB of token ids than this."""
 CUSTOMARY = {
@@ -177,7 +177,7 @@ def resolved(
 
 
 def remedies(plan: Plan) -> Iterator[str]:
-    """Yield a line for each flag that saves memory, leanest first, then the smallest card that fits."""
+    """Yield a line for each flag that saves memory, the best first, then for the smallest card that fits."""
     config, shape = plan.config, plan.shape
     assert shape is not None
 

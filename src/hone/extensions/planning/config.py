@@ -1,4 +1,4 @@
-"""`hone plan` and `hone doctor`: the config of a run of `hone rl` or `hone sft`, and further keys."""
+"""`hone plan` and `hone doctor`: the keys of a run (`hone rl` or `hone sft`), and more keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PlanConfig(_AboutRun):
     headings = "The plan: plan"
 
     on: Annotated[str | None, Meta("plan")] = None
-    """Plan for this device: h100, rtx4090, l40s, … or a size of memory (24gb); by default this machine's."""
+    """Plan for this device: h100, rtx4090, l40s, … or a memory size (24gb); by default this machine's device."""
     calibrate: Annotated[bool, Meta("plan")] = False
     """Take two real steps in a scratch folder, and scale the plan to their memory and time."""
     usd_per_hour: Annotated[float | None, Meta("plan")] = Field(default=None, gt=0, allow_inf_nan=False)

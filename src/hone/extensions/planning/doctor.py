@@ -200,7 +200,7 @@ def check_device(subject: Subject) -> Iterator[Row]:
     if not has_gpu_driver():
         yield judge("GPU", f"none that hone can use: runs use the CPU ({platform.machine()})")
     elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
+        yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all GPUs: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
     else:
         problem = f"this torch (CUDA {build}) can't use it" if build else "this torch is a build for CPUs"
         fix = "nvidia-smi   # does the driver answer, and is it new enough? In a container: docker run --gpus all"

@@ -63,7 +63,7 @@ class MainPart:
 
     @classmethod
     def from_rubric(cls, rubric: Rubric) -> MainPart:
-        """If correctness has no weight, full marks are the most that declared ranges (else 0 to 1) allow."""
+        """If correctness has no weight, full marks are the maximum by declared ranges (default: 0 to 1)."""
         weights, ranges = rubric.weights, rubric.ranges
         if weights[rubric.correctness]:
             return cls((rubric.correctness,), weights[rubric.correctness])
@@ -190,7 +190,7 @@ def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
 
 
 def noise(before: Window, after: Window, z: float = Z) -> float:
-    """Return the largest difference of recorded means that is noise: a 95 % interval, at least 0.01."""
+    """Return the largest difference of recorded means that counts as noise: a 95 % interval, at least 0.01."""
     return max(0.01, z * float(np.hypot(before.error, after.error)))
 
 
@@ -250,7 +250,7 @@ def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tupl
     if total > 0:
         return "parser", "Answers took a form that the recorded grader reads; as many were right before."
     if before > -after:
-        return "parser", "The recorded grader had paid for answers that the other one rejects."
+        return "parser", "Before, the recorded grader paid for answers that the other one rejects."
     if before < -max(0.05, noise(windows[0], windows[1])):
         return "parser", "Your parser lost it, if the other grader is right, which was more lenient from the start."
     if skill > SMALL:

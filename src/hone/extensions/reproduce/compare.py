@@ -1,7 +1,7 @@
 """The first difference between two records of the same step.
 
-Quantities are compared in the order of a step (`QUANTITIES`), so the first difference causes the others. Metrics
-begin with gradient norm and loss.
+Quantities are compared in the order of a step (`QUANTITIES`), so the first difference causes the others. Among metrics,
+gradient norm and loss come first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 ROW_COLUMNS = {
     "tokens": {"token_ids": "token", "sampled_mask": "sampled_mask of token"},
-    "kept ids": {"kept_counts": "the number at token", "kept_ids": "kept id"},
+    "kept ids": {"kept_counts": "the number of ids at token", "kept_ids": "kept id"},
     "logprobs": {"logprobs": "the logprob of token", "teacher_logprobs": "the teacher's logprob of token"},
     "rewards": {"components": "component", "outcome": "the outcome", "reward": "the reward"},
     "rollouts": {
@@ -144,7 +144,7 @@ def _compare_environment(step: int, row: Row, other: Row) -> Iterator[Difference
         return
     turn = sum(sampled and not before for before, sampled in pairwise([False, *masks[0][:first]]))
     answers = (_answer_to(one.get("completion"), turn) for one in (row, other))
-    yield Difference(step, "environment", f"what it said after turn {turn} of sample {row['sample_id']}", *answers)
+    yield Difference(step, "environment", f"the answer to turn {turn} of sample {row['sample_id']}", *answers)
 
 
 def _answer_to(completion: str | None, turn: int) -> Any:
