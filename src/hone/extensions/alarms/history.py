@@ -44,7 +44,7 @@ class Series:
     values: list[float] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
     lowest: int = -1
-    """Index of the window with the lowest mean; -1 without a window. `highest`: of the highest mean."""
+    """Index of the window with the lowest mean; -1 if there is none. `highest`: likewise."""
     highest: int = -1
 
     def __post_init__(self) -> None:

@@ -230,7 +230,7 @@ def _value(node: ast.AST) -> Fraction:
 
 
 def answer_of(subject: Subject) -> str:
-    """Return the answer that the reference states or, without one, the example's."""
+    """Return the reference's answer, else the example's."""
     span = answer_span(subject)
     return subject.text[slice(*span)] if span else subject.example.answer.strip()
 

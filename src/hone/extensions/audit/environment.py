@@ -133,7 +133,7 @@ def _further_checks(
 def _report(
     prober: Prober, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
 ) -> Report:
-    """Return the report. Allowed findings become notes; findings that another finding explains are omitted."""
+    """Return the report: allowed findings become notes, and explained findings are omitted."""
     facts = {"examples": len(prober.subjects), "texts": len(prober.graded), **facts}
     facts |= {"reference": prober.form} if prober.form else {}
     report = Report(prober.env.label, tuple(checks), facts)

@@ -39,7 +39,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """An example, and a completion that deserves full marks (None if the task declares none).
+    """An example, and a reference completion (None if the task declares no reference).
 
     `text` is the last message of that completion, which is graded; `answer` is what the task's parser returns for
     `text`, None if `text` does not contain the answer word for word.

@@ -180,7 +180,7 @@ _FIRST = "{{thought}}{}{{spoken}}".format
 """Template: a text between the thought and the rest."""
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _LONG = r".*[^()].*[^()].*"
-"""Pattern of texts with two or more letters: for one letter (a variable, a choice) case may matter."""
+"""Texts of two or more letters: for one letter (a variable, a choice) case may matter."""
 
 RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("leading-newlines", "\n\n{text}"),

@@ -127,7 +127,7 @@ def run(config: ChatConfig) -> int:
 
 
 def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
-    """Load the named model; for a run, `before` (the initial model, unless it is gone) and `after` (the last
+    """Load the named model; for a run, `before` (the initial model, if it can be loaded) and `after` (the last
     weights).
     """
     name, path = config.model, Path(config.model)

@@ -91,7 +91,7 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a run on `device`; `here`: on this machine.
 
-    `facts`: about its data; `shape`: its model's, if known. If the device's speed is unknown, so are the times.
+    `facts`: about its data; `shape`: its model's, if known. With unknown speed there are no times.
     """
     config = with_precision(config, device.kind)
     notes, evaluated = list(facts.notes), config

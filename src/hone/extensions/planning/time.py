@@ -18,7 +18,7 @@ from hone.model.config import DecoderConfig
 from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trained
 
 SMALL_MODEL = 10_000_000
-"""Below this, a CPU run has one thread (see `hone.loops.machine`)."""
+"""Fewer parameters run on one CPU thread."""
 TRAIN = {"cuda": 0.11, "cpu": 0.25}
 """Shares of the peak FLOP/s that training reaches, by kind of device."""
 PREFILL, BANDWIDTH = 0.25, 0.5

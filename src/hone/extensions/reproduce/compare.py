@@ -34,7 +34,7 @@ ROW_COLUMNS = {
 }
 """By quantity: columns of a completion, and their names in messages. Not `detail`: tracebacks name folders."""
 QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluation", "metrics", "weights")
-"""The quantities of a step, in the order of comparison."""
+"""Quantities, in the order of comparison."""
 NOTHING = "nothing"
 """Shown for a value that one of two records lacks."""
 TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance != 0}
@@ -57,7 +57,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two records: `what` differs, in words, and the two values."""
+    """A difference of two records: `what` differs, and the two values."""
 
     step: int
     quantity: str

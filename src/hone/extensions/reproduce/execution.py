@@ -61,7 +61,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
 
 
 class Memory:
-    """Replaces recorder, log and saver of a loop: stores only the last step, in memory."""
+    """Replaces a loop's recorder, log and saver: holds only the last step."""
 
     seconds_so_far, stopping = 1.0, False
 

@@ -105,7 +105,7 @@ class Regraded:
     """A run's completions under another grader.
 
     `points` `[N]` (POINT) has all completions. `checked` counts completions that the run's own task graded again,
-    `same` how many got the recorded score; `first_other` has another score. `failed_old` and `failed_new` count failed
+    `same` how many got the recorded score; `first_other` did not. `failed_old` and `failed_new` count failed
     gradings, then and now; `failure` is the first reason now. `disagreements`: up to `SHOWN` of the `disagreeing`
     completions of each step, of typical length. `scores` are the new scores of each step as Arrow tables, if asked for.
     """
@@ -193,7 +193,7 @@ def regrade(
 def spread_out(
     recorded: Sequence[Recorded], count: int, whole_groups: bool, generator: np.random.Generator | None = None
 ) -> list[Recorded]:
-    """Return about `count` completions, evenly spread or drawn by `generator`; `whole_groups`: only whole groups."""
+    """Return about `count` completions, evenly spread or drawn by `generator`; `whole_groups`: in whole groups."""
     groups: dict[int, list[Recorded]] = {}
     for index, one in enumerate(recorded):
         groups.setdefault(one.draw if whole_groups else index, []).append(one)
