@@ -29,7 +29,7 @@ def test_equal_runs(bench, rl_run, diff):
     before = tampering.snapshot(rl_run), tampering.snapshot(again)
     code, printed = diff(rl_run, again)
     assert code == 0 and (tampering.snapshot(rl_run), tampering.snapshot(again)) == before
-    assert "config        the same" in printed and "equal         steps 0 to 5" in printed
+    assert "config        no setting differs" in printed and "equal         steps 0 to 5" in printed
     assert "verdict       equal in examples, tokens, logprobs, rewards, metrics and weights\n" in printed
 
 
@@ -70,7 +70,7 @@ def test_another_learning_rate_from_step_3_on(bench, diff):
 def test_a_task_whose_grader_changed(bench, rl_run, diff, tmp_path, tiny_model_dir):
     code, printed = diff(rl_run, Bench(tmp_path, tiny_model_dir, PARITY.replace("/ 1", "/ 2")).rl("rl"))
     assert code == 1
-    assert "config        the same" in printed and "equal         no step" in printed
+    assert "config        no setting differs" in printed and "equal         no step" in printed
     assert "they first differ at step 0, rewards: component parity of sample 0-" in printed
     assert " is 1.0 in A and 0.5 in B" in printed
     assert "it may be     the task's module " in printed
@@ -87,6 +87,6 @@ def test_a_planted_divergence_is_found_at_its_step_and_quantity(rl_run, copied, 
 
 def test_what_can_not_be_compared_says_why(bench, rl_run, sft_run, tmp_path, capsys):
     fails(capsys, main(["diff", str(rl_run), str(sft_run)]), "a run of `hone rl`", "one of `hone sft`")
-    fails(capsys, main(["diff", str(rl_run)]), "B is missing: say `hone diff A B`")
+    fails(capsys, main(["diff", str(rl_run)]), "B is missing: write `hone diff A B`")
     fails(capsys, main(["diff", str(rl_run), str(tmp_path)]), "is not a run of hone")
     fails(capsys, main(["diff", str(rl_run), str(rl_run), "more"]), "unexpected argument 'more'")
