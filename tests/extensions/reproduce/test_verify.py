@@ -292,7 +292,7 @@ def test_saved_weights_that_a_killed_run_had_not_hashed_are_named(saved, killed,
     assert (code, certificate["verdict"]) == (1, "damaged")
     (damage,) = certificate["damaged"]
     assert damage["file"] == f"{saved[0]}/step_6/model.safetensors"
-    assert damage["problem"].startswith("its weights are not those that step 5 makes: they were changed")
+    assert damage["problem"].startswith("its weights differ from the result of step 5: they and their")
     assert f"{saved[0]}/step_6/model.safetensors: its weights" in capsys.readouterr().out
 
 
