@@ -149,7 +149,7 @@ def test_a_copied_run_is_verified_replayed_and_regraded(kind, cook, tmp_path):
 @pytest.mark.needs("reproduce")
 def test_of_several_tasks_one_is_regraded(cook, tmp_path):
     assert trials.run(["regrade", str(cook("mix").unbroken)], log := tmp_path / "log") == 2
-    assert "has several tasks: say which one, by --env chances or --env parity or --env reverse-text" in log.read_text()
+    assert "has several tasks: name one with --env chances or --env parity or --env reverse-text" in log.read_text()
 
 
 AGREE = {("rl",): 1e-5, ("rl", BF16): 5e-2, ("talk",): 1e-5, ("cut",): 1e-5, ("lora",): 1e-5, ("lora", BF16): 5e-2}
@@ -401,7 +401,7 @@ def test_an_environment_that_answers_otherwise_is_named(cook, tmp_path):
     assert trials.run(["verify", str(run)], log) == 1, log.read_text()
     steps = states.read_json(tmp_path / "run.verify.json")["steps"]
     found = next(check["difference"] for check in steps if not check["equal"])
-    assert found["quantity"] == "environment" and "what it said after turn 1 of sample" in found["what"]
+    assert found["quantity"] == "environment" and "the answer to turn 1 of sample" in found["what"]
     assert found["second"] == f"{found['first']} {found['first']}", found
 
 
@@ -418,7 +418,7 @@ def test_a_changed_turn_is_found_where_it_is(cook, tmp_path):
     run, log = shutil.copytree(first, tmp_path / "run"), tmp_path / "log"
     tampering.edit_rollouts(run, 3, edit, fit_hashes=True)
     assert trials.run(["diff", str(first), str(run)], log) == 1, log.read_text()
-    assert "they part at step 3, environment: what it said after turn 1 of sample" in log.read_text()
+    assert "they first differ at step 3, environment: the answer to turn 1 of sample" in log.read_text()
     assert "hot, higher in B" in " ".join(log.read_text().split())
 
 

@@ -106,11 +106,11 @@ def talk(*contents: str, ids: list[int] | None = None) -> StepRecord:
     [
         (
             talk("a", "colder", "b", ids=[7, 8, 9, 1, 5, 3, 4]),
-            "environment: what it said after turn 1 of sample 5-10-0 is warmer in A and colder in B",
+            "environment: the answer to turn 1 of sample 5-10-0 is warmer in A and colder in B",
         ),
         (
             talk("a", ids=[7, 8, 9]),
-            "environment: what it said after turn 1 of sample 5-10-0 is warmer in A and nothing in B",
+            "environment: the answer to turn 1 of sample 5-10-0 is warmer in A and nothing in B",
         ),
         (talk("c", "colder", "b", ids=[7, 6, 9, 1, 5, 3, 4]), "tokens: token 1 of sample 5-10-0 is 8 in A and 6 in B"),
         (talk("a", "warmer", "c", ids=[7, 8, 9, 1, 2, 3, 5]), "tokens: token 6 of sample 5-10-0 is 4 in A and 5 in B"),

@@ -29,7 +29,7 @@ def test_equal_runs(bench, rl_run, diff):
     before = tampering.snapshot(rl_run), tampering.snapshot(again)
     code, printed = diff(rl_run, again)
     assert code == 0 and (tampering.snapshot(rl_run), tampering.snapshot(again)) == before
-    assert "config        the same" in printed and "equal         steps 0 to 5" in printed
+    assert "config        no setting differs" in printed and "equal         steps 0 to 5" in printed
     assert "verdict       equal in examples, tokens, logprobs, rewards, metrics and weights\n" in printed
 
 
@@ -38,7 +38,7 @@ def test_an_edited_line_of_metrics_is_seen_although_the_hashes_agree(rl_run, cop
     lines[2] = lines[2].replace('"reward/mean": 0', '"reward/mean": 1', 1)
     (copied / "metrics.jsonl").write_text("".join(lines))
     code, printed = diff(rl_run, copied)
-    assert code == 1 and "they part at step 2, metrics: reward/mean is 0." in printed
+    assert code == 1 and "they first differ at step 2, metrics: reward/mean is 0." in printed
 
 
 def test_an_evaluation_that_one_run_lost_is_missing(rl_run, copied, diff):
@@ -63,15 +63,15 @@ def test_another_learning_rate_from_step_3_on(bench, diff):
     assert code == 1
     assert "config        trainer.optim.lr: 0.001 in A, 0.002 in B" in printed
     assert "equal         steps 0 to 2" in printed
-    assert "verdict       they part at step 3, metrics: lr is 0.001 in A and 0.002 in B" in printed
+    assert "verdict       they first differ at step 3, metrics: lr is 0.001 in A and 0.002 in B" in printed
     assert "B is not reproducible: resumed with other" in printed
 
 
 def test_a_task_whose_grader_changed(bench, rl_run, diff, tmp_path, tiny_model_dir):
     code, printed = diff(rl_run, Bench(tmp_path, tiny_model_dir, PARITY.replace("/ 1", "/ 2")).rl("rl"))
     assert code == 1
-    assert "config        the same" in printed and "equal         no step" in printed
-    assert "they part at step 0, rewards: component parity of sample 0-" in printed
+    assert "config        no setting differs" in printed and "equal         no step" in printed
+    assert "they first differ at step 0, rewards: component parity of sample 0-" in printed
     assert " is 1.0 in A and 0.5 in B" in printed
     assert "it may be     the task's module " in printed
 
@@ -81,12 +81,12 @@ def test_a_planted_divergence_is_found_at_its_step_and_quantity(rl_run, copied, 
     tampering.edit_rollouts(copied, 4, lambda rows: rows[1].update(reward=0.25), fit_hashes=True)
     tampering.edit_metrics(copied, 4, "grad_norm", 0.5, fit_hashes=True)  # what follows from it
     code, printed = diff(rl_run, copied)
-    assert code == 1 and "they part at step 4, rewards: the reward of sample 4-8-1 is" in printed
+    assert code == 1 and "they first differ at step 4, rewards: the reward of sample 4-8-1 is" in printed
     assert "equal         steps 0 to 3" in printed
 
 
 def test_what_can_not_be_compared_says_why(bench, rl_run, sft_run, tmp_path, capsys):
     fails(capsys, main(["diff", str(rl_run), str(sft_run)]), "a run of `hone rl`", "one of `hone sft`")
-    fails(capsys, main(["diff", str(rl_run)]), "B is missing: say `hone diff A B`")
+    fails(capsys, main(["diff", str(rl_run)]), "B is missing: write `hone diff A B`")
     fails(capsys, main(["diff", str(rl_run), str(tmp_path)]), "is not a run of hone")
     fails(capsys, main(["diff", str(rl_run), str(rl_run), "more"]), "unexpected argument 'more'")

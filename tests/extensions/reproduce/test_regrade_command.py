@@ -147,7 +147,7 @@ def test_failures_are_counted_and_in_no_mean(folder, capsys):
     assert [w["graded"] for w in found["windows"]] == [4, 3, 3, 4]
     assert [w["recorded"] for w in found["windows"]] == [1.0] * 4
     printed = capsys.readouterr().out
-    assert "without 1 that failed when recorded and 1 now (ValueError: boom was said)" in printed
+    assert "left out: 1 failed when recorded, 1 now (ValueError: boom was said)" in printed
 
 
 def test_a_grader_that_fails_too_often_ends_it(folder, capsys):
@@ -168,7 +168,7 @@ def test_spans_and_samples(drifted, capsys):
         (["--steps", "5"], "'5' is no span of steps: write 60:80"),
         (["--steps", "8:4"], "'8:4' is no span of steps"),
         (["--steps", "40:"], "--steps 40: holds none of the recorded steps 0 to 19"),
-        (["--from", "0:4"], "--from 0:4 needs its counterpart: say --to A:B"),
+        (["--from", "0:4"], "--from 0:4 needs --to: add --to A:B"),
         (["--from", "0:4", "--to", "30:"], "--to 30: holds none of the recorded steps"),
     ):
         fails(capsys, main(["regrade", str(drifted), *flags]), words)

@@ -116,7 +116,7 @@ TAMPERINGS = {
     ),
     "an evaluation that was not": (
         lambda run: shutil.copy(run / EVALS_3, run / "evals/step_000004.jsonl"),
-        ["evals/step_000004.jsonl: is not of the run (hashes.jsonl has none of this step)"],
+        ["evals/step_000004.jsonl: does not belong to the run (hashes.jsonl has no hash of this step)"],
     ),
     "an evaluation after the end": (
         lambda run: shutil.copy(run / EVALS_3, run / "evals/step_000007.jsonl"),
@@ -186,7 +186,7 @@ def test_tampering_that_fits_every_hash_is_found_by_executing_the_step(copied, v
     tampering.fit_advantages_and_metrics(copied, 5)
     code, certificate = verify(copied, "--steps", "0")
     assert (code, certificate["verdict"]) == (0, "files only")
-    assert "only that would find completions, scores or weights that were made up" in capsys.readouterr().out
+    assert "so completions, scores or weights may be made up" in capsys.readouterr().out
     code, certificate = verify(copied)
     assert (code, certificate["verdict"], certificate["damaged"]) == (1, "differs", [])
     difference = certificate["steps"][-1]["difference"]
@@ -292,7 +292,7 @@ def test_saved_weights_that_a_killed_run_had_not_hashed_are_named(saved, killed,
     assert (code, certificate["verdict"]) == (1, "damaged")
     (damage,) = certificate["damaged"]
     assert damage["file"] == f"{saved[0]}/step_6/model.safetensors"
-    assert damage["problem"].startswith("its weights are not those that step 5 makes: they were changed")
+    assert damage["problem"].startswith("its weights differ from the result of step 5: they and their")
     assert f"{saved[0]}/step_6/model.safetensors: its weights" in capsys.readouterr().out
 
 

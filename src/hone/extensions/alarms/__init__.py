@@ -1,1 +1,1 @@
-"""Alarms of a run: problems that its user should look at."""
+"""Alarms: problems of a run that its user should look at."""

@@ -27,7 +27,7 @@ def score_predictions(config: RunsPredictionsConfig) -> int:
             if info is None or info["kind"] == "eval" or info["id"] in {other["id"] for _, other, _ in rows}:
                 continue  # or it was copied
             if damage := predictions.problem(info, path):
-                left_out.append(f"changed, and left out: {path}: {damage}")
+                left_out.append(f"left out: {path}: {damage}")
                 continue
             rows += [(path, info, one) for one in predictions.score(info, path)]
         except UserError as error:

@@ -11,7 +11,7 @@ KEYS = {
     "run.alarms": Key(
         "AlarmsConfig",
         {},
-        "Conditions to check at every step, and the action when one holds.",
+        "Conditions to check at every step, and the action if a condition holds.",
         __name__,
         {"decides": "nothing"},
     ),

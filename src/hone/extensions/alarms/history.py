@@ -13,14 +13,14 @@ from typing import Any
 
 NOTHING = math.nan
 SIGMAS = 5.0
-"""Least difference of two windows, in standard errors: extremes of thousands of windows are compared."""
+"""Minimum difference of two windows, in standard errors; large, as many windows are compared."""
 RECENT = 10
 """Number of windows to estimate the scatter from: ten steps sometimes scatter too little."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Mean of some steps in a row, and its standard error, from differences of steps. NaN if unknown."""
+    """Mean of consecutive steps, and its standard error (from differences of steps). NaN if unknown."""
 
     mean: float = NOTHING
     error: float = NOTHING
@@ -44,7 +44,7 @@ class Series:
     values: list[float] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
     lowest: int = -1
-    """Index of the window with the least mean; -1 if there is none yet. `highest` likewise."""
+    """Index of the window with the lowest mean; -1 if there is none. `highest`: likewise."""
     highest: int = -1
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Series:
             self.highest = here
 
     def _standard_error(self, values: list[float]) -> float:
-        """Estimate the error from differences of neighbours: a trend or a jump isn't scatter."""
+        """Estimate the error from differences of consecutive steps: trends and jumps are no scatter."""
         here = [(after - before) ** 2 for before, after in pairwise(values)]
         return math.sqrt(max(fmean(here), fmean(self._squares)) / 2 / len(values)) if here else 0.0
 

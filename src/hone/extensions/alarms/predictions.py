@@ -2,8 +2,8 @@
 
 `--predict "reward/mean@40 > 0.6 p=0.8"` says that a metric at a step will satisfy a bound with probability p. The Brier
 score of a prediction is (p - o)², o being 1 if it came true and 0 if not (Brier, 1950): 0 is perfect, always saying 0.5
-gets 0.25, and honest probabilities score best in the long run. run.json has the predictions with a hash over them, the
-run's id and its settings; the event `predicted` repeats the hash, so that a later edit shows.
+gets 0.25, and honest probabilities score best in the long run. run.json has the predictions, and a hash of them with
+the run's id and settings. The event `predicted` repeats the hash, so a later edit shows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OPS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
 
 @dataclass(frozen=True)
 class Prediction:
-    """`metric` at `step` is `op` `number`, with probability `p`. `end`: the step was given as `end`."""
+    """The claim `metric`@`step` `op` `number`, with probability `p`. `end`: true if the step was given as `end`."""
 
     metric: str
     step: int
@@ -81,7 +81,7 @@ class Scored:
 
     @property
     def brier(self) -> float | None:
-        """(p - o)²"""
+        """(p - o)²; None if undecided."""
         return None if self.outcome is None else (self.prediction.p - self.outcome) ** 2
 
 
@@ -123,9 +123,9 @@ class Predictions(Observer):
 
 
 def checked(config: Any, env_id: str | None = None) -> list[str]:
-    """Return the predictions of a run of `config` without its parent's. `env_id`: the task's id, if known.
+    """Return the predictions of `config` that its parent run lacks. `env_id`: the task's id, if known.
 
-    Raises UserError for impossible predictions, other predictions in a resume, and early steps in a branch.
+    Raises UserError if predictions are impossible, changed in a resume, or too early for a branch.
     """
     folder, resume = config.output_dir, config.resume
     info = view.run_info(folder) if resume else None
@@ -167,7 +167,7 @@ def read(config: Any, env_id: str | None = None) -> list[Prediction]:
 
 
 def parse(text: str, last: int = -1) -> Prediction:
-    """Parse a prediction for a run that ends with step `last`. Raises UserError for another form of text."""
+    """Parse a prediction for a run that ends with step `last`. Raises UserError if the text has another form."""
     match = _FORM.fullmatch(text)
     if match is None or not math.isfinite(float(match["number"])):
         raise UserError(f"{_quoted(text)} can't be read: write {_EXAMPLE}")
@@ -188,7 +188,7 @@ def _number(value: float) -> str:
 
 
 def record(config: Any, kind: str, run_id: str) -> dict[str, Any]:
-    """Return the predictions of a run that begins now, for run.json; {} if it has none. Raises as `read`."""
+    """Return a new run's predictions for run.json; {} without any. Raises as `read`."""
     found = read(config)
     if not found:
         return {}
@@ -239,7 +239,7 @@ def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
 
 
 def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
-    """Raise UserError if a resume has other predictions than the run; giving none, or the same, is fine."""
+    """Raise UserError if a resume gives other predictions than the run; it may give the same, or none."""
     if damage := problem(info, folder):
         raise UserError(f"{folder / view.INFO}: {damage}: restore it, or begin a new run in another --output-dir")
     recorded = entries(info)

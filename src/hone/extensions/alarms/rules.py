@@ -1,8 +1,8 @@
-"""The rules of the alarms: a table of symptoms, and of remedies.
+"""The rules of the alarms, and their remedies.
 
-A rule gets the history of the steps and its threshold, and returns what it measured at the last step, with the evidence
-in words, or None. Means are over windows of steps; a rise or a fall counts only if it also exceeds the scatter of the
-steps (`SIGMAS`).
+A rule gets the history of the steps and its threshold, and returns the value at the last step and the evidence in
+words, or None for no alarm. Means are over windows of steps; a rise or a fall counts only if it also exceeds the
+scatter of the steps (`SIGMAS`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SOLVED = 0.9
 GROWN = 1.2
 """Completions have grown if they are this many times as long as at the best reward."""
 FLAT, PATIENCE = 0.1, 3
-"""Correctness is flat if it rose by at most FLAT x min(itself, a component's gain) for PATIENCE windows: partial
-credit, and the form of an answer, rise earlier."""
+"""Correctness is flat if, in at least PATIENCE windows, it rose by at most FLAT x min(its start, a component's gain).
+Partial credit and format rise earlier."""
 RISEN = 0.2
-"""Least rise of the share of identical completions: some tasks have few answers from the beginning."""
+"""Minimum rise of the share of identical completions: some tasks have few answers from the start."""
 LASTING = 3
-"""Steps in a row that must have large gradients, unless one gradient is far above the maximum."""
+"""Number of consecutive large gradients that raise the alarm; one very large one is enough."""
 RISING = 1.0
-"""Least rise of the reward, in standard errors, at which a pool is not dead."""
+"""Minimum rise of the reward, in standard errors, of a pool that is not dead."""
 PARKED = 0.95
-"""Share of parked prompts at which a pool is dead."""
+"""Minimum share of parked prompts in a dead pool."""
 
 Measured = tuple[float, str] | tuple[float, str, float] | None
 """The value that passed the threshold, the evidence in words, and the threshold if the rule sets it."""
@@ -49,7 +49,7 @@ class Rule:
 
 
 def _level(metric: str, text: str) -> Callable[[History, float], Measured]:
-    """Return a rule for a mean above the threshold; `text` may contain {now}, {share}, {first}, {steps}."""
+    """Return a rule that finds means above the threshold; `text` may contain {now}, {share}, {first}, {steps}."""
 
     def measure(history: History, threshold: float) -> Measured:
         now, first = history.now(metric), history.first(metric)
@@ -72,7 +72,7 @@ def _zero_std(history: History, threshold: float) -> Measured:
 
 
 def _change(history: History, metric: str, index: int, threshold: float) -> tuple[Window, Window] | None:
-    """Return a metric's window at `index` and its last one, if they differ by the threshold and beyond scatter."""
+    """Return a metric's windows at `index` and at the last step, if they differ by the threshold and beyond scatter."""
     then, now = history.at(metric, index), history.now(metric)
     if not (then and now) or abs(now.mean - then.mean) < threshold or not differ(then, now):
         return None
@@ -133,8 +133,8 @@ def _wrong(history: History, threshold: float) -> Measured:
 def _component(history: History, threshold: float) -> Measured:
     """Look for a component of the reward that earns more than before, while correctness is flat or falls.
 
-    A gain is the rise since the lowest window, or in five windows, times the share of the weights. The component that
-    decides correctness may rise long before completions are wholly correct: for it correctness must fall.
+    A gain is the rise since the lowest window, or in five windows, times the component's share of the weights. The
+    component that decides correctness may rise long before completions are correct: here, correctness must fall.
     """
     total = sum(map(abs, history.weights.values())) or 1.0
     for name, weight in history.weights.items():
@@ -159,7 +159,7 @@ def _component(history: History, threshold: float) -> Measured:
 
 
 def _identical(history: History, threshold: float) -> Measured:
-    """Look for equal texts for different prompts, or for one prompt, that are rarely right."""
+    """Look for equal completions, for different prompts or for one, that are rarely right."""
     correct = history.now("outcome/correct")
     for metric, whose in (("completion/identical", "another prompt's"), ("completion/repeated", "an earlier one's")):
         now, first = history.now(metric), history.first(metric)
@@ -175,7 +175,7 @@ def _identical(history: History, threshold: float) -> Measured:
 
 
 def _grader(history: History, threshold: float) -> Measured:
-    """Look for failing reward functions. Missing steps of the first window count as free of failures."""
+    """Look for failing reward functions. Until a window is full, missing steps count as successes."""
     kinds = ("grader_error", "grader_timeout")
     recent = [history.values(f"outcome/{kind}")[-history.window :] for kind in kinds]
     recent = [[0.0 if math.isnan(value) else value for value in values] for values in recent]
@@ -247,7 +247,7 @@ def _solved_pool(history: History, threshold: float) -> Measured:
 
 
 def _dead_pool(history: History, threshold: float) -> Measured:
-    """Look for a pool without a solved prompt, while the reward does not rise either."""
+    """Look for a pool without solved prompts while the reward does not rise."""
     steps = math.ceil(threshold)
     _, parked, total = _pool(history)
     if total > 0 and parked / total >= PARKED:
@@ -277,7 +277,7 @@ def _no_signal(history: History, threshold: float) -> Measured:
 
 
 def _reward(history: History, steps: int) -> str:
-    """Format the mean of the rewards that are known in the last `steps` steps."""
+    """Format the mean of the known rewards of the last `steps` steps."""
     known = [value for value in history.values("reward/mean")[-steps:] if not math.isnan(value)]
     return f"{fmean(known):.3f}" if known else "not known"
 

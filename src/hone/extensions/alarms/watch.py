@@ -1,8 +1,8 @@
 """Checks every step for known problems.
 
-An alarm is raised at the first step at which its rule finds something. It is over when the rule has found nothing for a
-window of steps (the next time two, then four), and not reported again until then. Alarms depend only on the metrics,
-so equal runs raise equal alarms, and a resumed run knows earlier alarms.
+An alarm is raised at the first step at which its rule finds something. It ends when its rule has found nothing for a
+window of steps (the second alarm: two windows, then four). Until then it is not reported again. Alarms depend only on
+the metrics, so equal runs raise equal alarms, and a resumed run knows earlier alarms.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hone.runs.view import OVER, RunView
 from hone.runs.writer import RunWriter
 
 WITHOUT_RULE = ("gap", REGRADED := "regraded")
-"""Alarms that are raised by `hone.loops.canary` and by the check of rewards. `regraded` is never over."""
+"""Alarms that `hone.loops.canary` and the check of rewards raise. `regraded` never ends."""
 SHIFTED = ("falling_reward", "wrong")
-"""Alarms that compare with a run's best value, which falls as a curriculum leaves harder examples."""
+"""Alarms that compare with a run's best value. It falls if a curriculum keeps only harder examples."""
 
 
 class MetricAlarms:
-    """Raises and ends the alarms found in metrics, and gives the action of each alarm.
+    """Starts and ends alarms by their rules over metrics, and sets the action of each alarm.
 
     `info` is run.json. `shifting`: a curriculum chooses prompts, so the alarms `SHIFTED` are off unless the config
     has an action for them.

@@ -27,7 +27,7 @@ class Form(StrEnum):
     LINE = "line"
     """The rest of a line: `ANSWER: 42`, `The answer is 42.`"""
     CODE = "code"
-    """JSON or code, where an answer has a single spelling."""
+    """JSON or code: the answer has only one spelling."""
     BARE = "bare"
     """No marks: the completion is the answer."""
 
@@ -76,7 +76,7 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
 
 @dataclass(frozen=True)
 class Statement:
-    """The parts of a completion, in order. If no answer is found, `opening` holds all."""
+    """The parts of a completion, in order. If no answer is found, `opening` is the whole text."""
 
     head: str
     opening: str
@@ -96,7 +96,7 @@ class Statement:
 
     @property
     def thought(self) -> str:
-        """The head up to the last tag such as `</think>`."""
+        """The start of `head`, up to the last tag such as `</think>`."""
         ends = [match.end() for match in _THOUGHT.finditer(self.head)]
         return self.head[: ends[-1]] if ends else ""
 
@@ -107,7 +107,7 @@ class Statement:
         return "".join(f"<{tag}>\nI have thought about it.\n</{tag}>\n" for tag in blocks)
 
     def stating(self, answer: str) -> str:
-        """Return only `answer` in the reference's marks, after `frame`."""
+        """Return `frame` and `answer` in the reference's marks."""
         return self.frame + self.opening + answer + self.closing
 
     def answering(self, answer: str) -> str:
@@ -125,7 +125,7 @@ def statement_of(subject: Subject) -> Statement:
 
 
 def answer_span(subject: Subject) -> tuple[int, int] | None:
-    """Find the answer in the reference: by the task's parser, else by the data's answer, else by common marks.
+    """Find what the parser reads in the reference, else the example's answer, else a commonly marked answer.
 
     For an answer in a fenced block, return the whole block.
     """
@@ -143,7 +143,7 @@ def answer_span(subject: Subject) -> tuple[int, int] | None:
 
 
 def _stated(subject: Subject, text: str) -> tuple[int, int] | None:
-    """Return the last span of the data's answer, else of a marked answer, else of the whole text."""
+    """Find the example's answer (the last one), else the last marked answer, else the whole text."""
     gold = subject.example.answer.rpartition("####")[2].strip()
     forms = [re.compile(rf"(?<![\w.]){re.escape(gold)}(?!\w|[.,]\d)")] if gold else []
     for form in (*forms, *_FORMS):
@@ -230,7 +230,7 @@ def _value(node: ast.AST) -> Fraction:
 
 
 def answer_of(subject: Subject) -> str:
-    """Return the answer as in the reference, else as in the data."""
+    """Return the reference's answer, else the example's."""
     span = answer_span(subject)
     return subject.text[slice(*span)] if span else subject.example.answer.strip()
 

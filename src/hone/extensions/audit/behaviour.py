@@ -1,6 +1,6 @@
 """Checks that a text gets the same reward each time: in another process, and after other texts.
 
-Rewards are computed in fresh worker processes, even of functions marked `inline`. One process grades the texts in
+Fresh worker processes compute all rewards, even of `inline` functions. One process grades the texts in
 order, then in reverse; the other grades them in order, with another hash seed.
 """
 

@@ -17,7 +17,7 @@ TASK_FIELDS = {"env_args", "env_template", "num_examples", "split", "model", "ma
 
 
 class AuditConfig(BaseConfig):
-    """Find the broken reward before it costs money: try a task's grader, or a model's chat template (`--template`).
+    """Find a broken reward before it costs money: test a task's grader, or a model's chat template (`--template`).
 
     Exit code 0 if nothing fails, 1 if something does.
     """
@@ -26,7 +26,7 @@ class AuditConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return a training run's task with its settings."""
+        """Return a training run's task as keys of this config."""
         return task_of_run(kind, table, "env_template")
 
     env: str | None = None
@@ -46,11 +46,11 @@ class AuditConfig(BaseConfig):
     timeout: float = Field(default=2.0, gt=0)
     """Seconds of processor time that grading one text may take."""
     model: str | None = Field(default=None, validation_alias=AliasChoices("model", "m"))
-    """Also sample from this model: pass rate, groups of equal rewards, truncation. As in `hone eval`."""
+    """Also sample from this model (named as in `hone eval`): pass rate, equal rewards, truncation."""
     rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions of the model per example."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
-    """Most new tokens per completion in training, and in this audit (by default 1024)."""
+    """Limit of new tokens per completion, in training and in this audit (by default 1024)."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Sampling temperature of the model."""
     seed: int = Field(default=0, ge=0)

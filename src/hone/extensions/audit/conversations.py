@@ -13,7 +13,7 @@ from hone.model.tool_calls import Call, openai_call
 from hone.types import Message, content_hash
 
 CALLS_AT_ONCE = 4
-"""Number of calls in a message that has several."""
+"""Number of calls in a message with several."""
 MOST_TURNS = 64
 """Maximum number of turns of a conversation."""
 ANSWERED = 2
@@ -85,7 +85,7 @@ def _say(text: str) -> Message:
 
 
 def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield (name, text): a text replaces the reference's last message; in tasks with tools most stand alone."""
+    """Yield (name, script): the reference with another last message; in tasks with tools, mostly that message alone."""
     s = statement_of(subject)
     answers = [
         ("no answer", "", STYLES),
@@ -104,7 +104,7 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
 
 
 def _conversations(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield conversations that repeat one turn (tool calls, if any), some with another last message."""
+    """Yield (name, conversation): one message repeated (tool calls, if there are tools), or with another at the end."""
     turns = min(env.max_turns, MOST_TURNS)
     answers = {"a right answer": subject.text, "a wrong answer": wrong_text(subject, subjects)}
     ends = {"nothing": _say("")} | {name: _say(text) for name, text in answers.items() if text}

@@ -3,7 +3,7 @@
     report = audit_environment(load_environment("gsm8k"))
     report.verdict, report.names()  # fail, {"growth"}
 
-The fast part, run by `rl` before step 0, omits texts that may hang a grader or run code, new processes, and the model.
+Before step 0, `rl` runs a fast part: no texts that may hang a grader or run code, no new processes, no model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EXPLAINS = {
         "inversion", "range", "no-signal",
     },
 }  # fmt: skip
-"""The findings that each key explains. They are omitted if the key is found and not allowed."""
+"""By finding: the findings that it explains, omitted if it is found and not allowed."""
 
 
 def audit_environment(
@@ -58,7 +58,7 @@ def audit_environment(
 ) -> Report:
     """Audit a task in full, on `num_examples` examples of `split`, drawn by `seed`.
 
-    All functions of the task run in worker processes, even those marked `inline`; grading a text may take `timeout` s.
+    All functions of the task run in worker processes, even `inline` ones; grading a text may take `timeout` s.
     If no other process can load the task, texts that may hang a grader or run code are left out. `max_tokens`: limit of
     a completion, measured by `count_tokens`. `allows`: intended findings with reasons, added to
     `Environment.audit_allows`. `more`: further checks, such as of a model. Raises UserError if the task has no data.
@@ -109,7 +109,7 @@ def _further_checks(
     count_tokens: Callable[[str], int] | None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> list[Check]:
-    """Make the remaining checks; return [] if grading failed for every reference."""
+    """Run the remaining checks; return [] if grading failed for every reference."""
     env, references = prober.env, prober.references
     if references and all(probe.failed for probe in references):
         return []
@@ -133,7 +133,7 @@ def _further_checks(
 def _report(
     prober: Prober, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
 ) -> Report:
-    """Return the report; allowed findings become notes, findings that others explain are omitted."""
+    """Return the report: allowed findings become notes, and explained findings are omitted."""
     facts = {"examples": len(prober.subjects), "texts": len(prober.graded), **facts}
     facts |= {"reference": prober.form} if prober.form else {}
     report = Report(prober.env.label, tuple(checks), facts)
@@ -162,7 +162,7 @@ def _keys(finding: Finding) -> list[str]:
 
 
 def allowing(report: Report, allows: Mapping[str, str]) -> Report:
-    """Turn allowed findings into notes with the reason; if only some texts of a finding are allowed, drop those."""
+    """Turn allowed findings into notes with the reason; if only some of its texts are allowed, drop these texts."""
     # The command line turns dashes into underscores.
     allowed = {name.replace("_", "-"): reason for name, reason in allows.items()}
 

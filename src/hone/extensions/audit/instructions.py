@@ -45,7 +45,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class AskedForm:
-    """A form of an answer: `name` ("<answer>"), the prompt's text around it, `ways` to write it, its key (`what`)."""
+    """An answer form: `name` ("<answer>"), `snippet` of the prompt, `ways` (templates), `what` (its tag or key)."""
 
     name: str
     snippet: str
@@ -53,13 +53,13 @@ class AskedForm:
     what: str
 
     def texts(self, answer: str) -> list[str]:
-        """Return the answer in this form, in each way to write it."""
+        """Write the answer in this form, in each of its `ways`."""
         given = json.dumps(answer, ensure_ascii=False)[1:-1] if self.name.startswith("JSON") else answer
         return [way.format(self.what, given) for way in self.ways]
 
     @property
     def states_answer(self) -> bool:
-        """True if the form must hold the answer even if another form does. A fence may enclose an example."""
+        """True if the form must hold the answer even if another form does. A fence need not: it may be an example."""
         if self.name.startswith("<"):
             return re.search("answer|final|solution|result|response", self.name, re.IGNORECASE) is not None
         return self.name != "a code fence"
@@ -95,7 +95,7 @@ def check_instructions(
 
 
 def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
-    """Return the forms that every prompt names, without tags that differ in content between prompts (data)."""
+    """Return the forms that every prompt names, without tags with different content in each prompt (data)."""
     contents: dict[str, set[str]] = defaultdict(set)
     for prompt in prompts:
         for tag, inner in _PAIR.findall(prompt):

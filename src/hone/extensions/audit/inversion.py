@@ -1,7 +1,7 @@
 """Checks that no wrong answer earns as much as a right one, which a policy would exploit.
 
-It compares the highest reward of a wrong answer with the lowest of a right one: of graded texts and conversations and,
-if the rubric declares all ranges, of all combinations of component values.
+It compares the highest reward of a wrong answer with the lowest of a right one, among graded texts and conversations.
+If the rubric declares all ranges, all combinations of component values count too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hone.types import Outcome
 SUBJECTS = 4
 """Number of examples to try texts and conversations with."""
 MOST_WORDS = 2_000
-"""Texts of more words are left out: few runs have room for them."""
+"""Texts with more words are left out: few runs have room for them."""
 _SMALL = 1e-9
 _ANSWERED = (Outcome.CORRECT, Outcome.WRONG)
 
 
 @dataclass(frozen=True)
 class Total:
-    """A reward by component, and the text that earned it; `probe` is None if declared ranges give the reward."""
+    """A reward by component, and the text that earned it; `probe` is None if the reward is from declared ranges."""
 
     parts: dict[str, float]
     probe: Probe | None = None
@@ -105,7 +105,7 @@ def check_inversion(prober: Prober) -> Check:
 
 
 def contribution(weight: float, values: tuple[float, float]) -> tuple[float, float]:
-    """Compute the range that a component adds to the reward. A negative weight swaps the ends."""
+    """Compute the range that a component adds to the reward. A negative weight swaps the bounds."""
     if weight == 0:
         return 0.0, 0.0
     low, high = sorted(weight * value for value in values)
@@ -113,7 +113,7 @@ def contribution(weight: float, values: tuple[float, float]) -> tuple[float, flo
 
 
 def totals_of(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> Iterable[Total]:
-    """Yield each text's reward; if all ranges are declared, also the lowest possible (wrong answers: highest)."""
+    """Yield each text's reward; if all ranges are declared, also the lowest possible reward (wrong: highest)."""
     kind, end = ("right", 0) if right_answers else ("wrong", 1)
     if rubric.ranges.keys() == rubric.funcs.keys():
         ranges = {name: getattr(given, kind) for name, given in rubric.ranges.items()}
@@ -184,7 +184,7 @@ def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
 
 
 def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
-    """Return the component with the wrong answer's largest lead, or all with a lead if one is not enough."""
+    """Return the component with the wrong answer's largest lead or, if this lead is not enough, all with a lead."""
     ahead = {name: best.parts.get(name, 0.0) - worst.parts.get(name, 0.0) for name in {**best.parts, **worst.parts}}
     most = max(ahead, key=lambda name: (ahead[name], best.parts.get(name, 0.0)))
     paying = tuple(name for name, more in ahead.items() if more > _SMALL and best.parts.get(name, 0.0) > 0)

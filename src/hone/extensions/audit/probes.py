@@ -28,9 +28,9 @@ Script = str | Sequence[Message]
 AT_ONCE = 8
 """Number of texts, each with a new name, to try at a time."""
 MOST_HUNG = 4
-"""After a grader hung at texts of this many names, no more are tried."""
+"""After a grader hung at texts of this many names, no more texts are tried."""
 DERIVED_FROM = 4
-"""Examples on which forms of a derived reference are tried."""
+"""Number of examples to try the forms of a derived reference on."""
 TOO_LARGE = "too-large"
 """The finding that always stops a run."""
 _SHOWN = 3
@@ -39,7 +39,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """An example, and a completion that deserves full marks (None if the task declares none).
+    """An example, and a reference completion (None if the task declares no reference).
 
     `text` is the last message of that completion, which is graded; `answer` is what the task's parser returns for
     `text`, None if `text` does not contain the answer word for word.
@@ -125,7 +125,7 @@ class Prober:
         """Grade the texts; return their probes in order.
 
         A hanging grader uses up its time limit, so the first text of each name is tried first. If that hangs, other
-        texts of the name are left out; after `MOST_HUNG` such names, all texts.
+        texts of the name are left out; after `MOST_HUNG` such names, all further texts.
         """
         firsts: dict[str, int] = {}
         for index, text in enumerate(texts):

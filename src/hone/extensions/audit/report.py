@@ -1,4 +1,4 @@
-"""An audit's report: checks with their findings, figures and texts to look at; as JSON, on a terminal, as a page."""
+"""An audit's report: checks with findings, figures and texts to look at; as JSON, on a terminal, or as HTML."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 _ORDER = list(Verdict)
 _STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow", Verdict.NOTE: "cyan", Verdict.PASS: "green"}
 _LONGEST, _LONGEST_ON_PAGE = 400, 4000
-"""Most characters of a text to show; `--json` shows all."""
+"""Maximum characters to show of a text; `--json` shows all."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Evidence:
 class Finding:
     """One thing that an audit found.
 
-    `name` is stable (docs/rewards.md lists the failures). `what` names the texts that showed it, such as restylings;
-    each can be allowed by `NAME` or `NAME:WHAT`. `title` is one sentence with numbers; `remedy` says what to change.
+    `name` is stable (docs/rewards.md lists the failures). `what` names the texts that showed it, such as restylings.
+    `NAME` allows the finding, `NAME:WHAT` one text. `title` is one sentence with numbers; `remedy` says what to change.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Finding:
     what: tuple[str, ...] = ()
     shown: tuple[Evidence, ...] = ()
     allowed: str | None = None
-    """The reason for allowing it; None if it is not allowed."""
+    """Why the finding is allowed; None if it is not allowed."""
 
 
 @dataclass(frozen=True)

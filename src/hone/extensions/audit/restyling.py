@@ -66,9 +66,9 @@ class Restyling:
     """One way to write a completion.
 
     `style`: a function, or a template of a `Statement`'s parts, where {spoken} is all text after the thought. `forms`:
-    answers that a template applies to (empty: all). `sort`: name of the finding if a right answer is lost: "growth" for
-    longer texts, "strict" for styles that a prompt may forbid. `around`: adds words before or after the answer, which a
-    task may refuse if the whole completion is the answer.
+    answers that a template applies to (empty: all). `sort` names the finding if a right answer is lost ("growth" for
+    longer texts, "strict" for styles that a prompt may forbid). `around`: true if words are added around the answer; a
+    task may refuse them if the whole completion is the answer.
     """
 
     name: str
@@ -180,7 +180,7 @@ _FIRST = "{{thought}}{}{{spoken}}".format
 """Template: a text between the thought and the rest."""
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _LONG = r".*[^()].*[^()].*"
-"""Words of two letters or more: a single letter (a variable, a choice) may depend on case."""
+"""Texts of two or more letters: for one letter (a variable, a choice) case may matter."""
 
 RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("leading-newlines", "\n\n{text}"),

@@ -132,7 +132,7 @@ def _by_name(probes: Sequence[Probe]) -> dict[str, list[Probe]]:
 
 
 def _takes_bare_answers(subjects: Sequence[Subject], by_name: ByName, lost: ByName) -> bool:
-    """Return True if no reference marks its answer, and all words around it are refused, except perhaps a thought."""
+    """Return True if no reference marks its answer, and added words are refused (a thought may be accepted)."""
     forms = [statement_of(subject) for subject in subjects]
     around = [r.name for r in RESTYLINGS if r.around and not r.name.startswith("thought") and r.name in by_name]
     unmarked = all(s.form is Form.BARE or (s.form is Form.CODE and s.text == s.marked) for s in forms)
@@ -142,8 +142,8 @@ def _takes_bare_answers(subjects: Sequence[Subject], by_name: ByName, lost: ByNa
 def check_exploits(prober: Prober, hostile: bool) -> Check:
     """Grade completions that deserve nothing: they must not be correct, paid or executed.
 
-    If `hostile`, also tries texts that may hang a grader or run code, and the environment must be isolated; else plays
-    conversations with one example only. Examples without a correct reference are left out, unless all lack one.
+    If `hostile` is true, also tries texts that may hang a grader or run code (`env` must be isolated); if false, plays
+    conversations with only one example. Examples without a correct reference are left out, unless all lack one.
     """
     assert prober.env.isolated or not hostile, "hostile texts need processes that can be killed"
     known = [probe.text.subject for probe in prober.references if probe.correct]
@@ -200,7 +200,7 @@ def _false_positives(prober: Prober, by_name: ByName, tried: int) -> list[Findin
 
 
 def _undeserved(prober: Prober, name: str, probes: Sequence[Probe]) -> list[Probe]:
-    """Return the probes of an exploit that were wrongly scored as correct; [] if so few may be luck."""
+    """Return an exploit's probes that were wrongly scored as correct; [] if they are few enough to be luck."""
     deserves = _DESERVES[name]
     found = [p for p in probes if p.correct and deserves is not Deserves.CODE]
     if deserves is Deserves.HEDGE:  # right wherever the right answer stands among the others

@@ -17,9 +17,9 @@ from hone.extensions.audit.report import Check, Finding, Verdict
 COMMON_ANSWERS = 4
 """Number of most common answers to try on all examples."""
 HIGH_FLOOR = 0.3
-"""Share of a right answer's reward above which guessing is a note; above 1/2 (two choices) it is a warning."""
+"""Guessing that earns more than this share of a right answer is a note; above 1/2 (two choices), a warning."""
 FEW = 8
-"""With fewer examples, one answer to all of them may be chance."""
+"""With fewer examples, a constant answer may be right by chance."""
 _CONSTANT = "always answering"
 
 

@@ -32,7 +32,7 @@ from hone.types import Example, Message, Rollout, Segment
 
 
 class Chat(Environment):
-    """A task with lines of standard input as questions, and the sampler of all models, which prints answers."""
+    """A task with questions from standard input; also the sampler of all models, which prints answers."""
 
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
@@ -46,7 +46,7 @@ class Chat(Environment):
         while question := (await model.respond([], {}))[0]:
             anew, messages = self.system + question, self.conversations[model.index] + question
             if (tokens := len(renderer.prompt_ids(anew))) >= context:
-                raise UserError(f"the question has {tokens} tokens, and the context of {name} {context}: shorten it")
+                raise UserError(f"the question has {tokens} tokens, {name} has room for {context}: shorten it")
             try:
                 ids, _ = model.prompt(messages, None, model.parent_of(messages, None))
             except UserError:  # the template rewrites earlier turns
@@ -127,7 +127,7 @@ def run(config: ChatConfig) -> int:
 
 
 def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
-    """Load the named model; for a run, `before` (the initial model, unless it is gone) and `after` (the last
+    """Load the named model; for a run, `before` (the initial model, if it can be loaded) and `after` (the last
     weights).
     """
     name, path = config.model, Path(config.model)

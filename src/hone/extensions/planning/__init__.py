@@ -1,1 +1,1 @@
-"""Plans a run before it starts: steps, memory, time, cost, surprising settings; and the doctor."""
+"""Plans a run before it starts (steps, memory, time, cost, surprising settings), and checks the machine."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LONG = 2 * 3600
 """Seconds beyond which a run should have checkpoints."""
 CUT = 0.02
-"""A note warns if this share of reference answers exceeds the limit."""
+"""A note warns if this share of reference answers exceeds max_tokens."""
 KEPT_GIB = 4
 """A note warns if a step may store more GiB of token ids than this."""
 CUSTOMARY = {
@@ -154,7 +154,7 @@ def _rounded(tokens: int) -> int:
 
 
 def disk_needed(config: RLConfig | SFTConfig, shape: DecoderConfig) -> int:
-    """Return the most bytes that checkpoints (with one being written) and weights take on the disk."""
+    """Return the maximum disk space, in bytes, of checkpoints (one more while it is written) and weights."""
     each = checkpoint_bytes(config, shape) if config.ckpt else 0
     return (retained_checkpoints(config) + 1) * (each + weight_bytes(shape, config.precision))
 
@@ -168,7 +168,7 @@ def free_disk(folder: Path) -> int:
 def resolved(
     config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, lengths: Lengths, here: bool
 ) -> tuple[RLConfig | SFTConfig, str, Memory]:
-    """Return the config as a run resolves it (data aside), the settings that save memory, and the memory."""
+    """Return the config as a run resolves it (without data), settings that save memory, and the needed memory."""
     ranks = config.trainer.ranks if isinstance(config, RLConfig) else 1
     limits = *longest(config, lengths.turns), lengths.turns, ranks
     config, saving = fitted(config, shape, device.kind, device.available, *limits, here=here)
@@ -177,7 +177,7 @@ def resolved(
 
 
 def remedies(plan: Plan) -> Iterator[str]:
-    """Yield a line for each flag that saves memory, leanest first, then the smallest card that fits."""
+    """Yield a line for each flag that saves memory, the best first, then for the smallest card that fits."""
     config, shape = plan.config, plan.shape
     assert shape is not None
 

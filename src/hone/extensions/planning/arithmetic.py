@@ -1,4 +1,4 @@
-"""The work of a run: its steps, and the lengths of its sequences."""
+"""The work of a run: number of steps, and lengths of sequences."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Lengths:
 
     @classmethod
     def of(cls, config: RLConfig | SFTConfig, turns: int = 1) -> Lengths:
-        """Guess from the config: the largest lengths, and half of them as means (for packed rows, all)."""
+        """Guess from the config: a mean is half of the largest length, or all of it for packed rows."""
         prompt, new = longest(config, turns)
         share = 1.0 if isinstance(config, SFTConfig) and config.data.pack else 0.5
         return cls(share * prompt, share * new, prompt, new, turns=turns)
@@ -175,7 +175,7 @@ def retained_checkpoints(config: RunConfig) -> int:
 
 
 def _times(steps: int, interval: int) -> int:
-    """Count multiples of `interval` up to `steps`, and the end, without step 0."""
+    """Count the multiples of `interval` from 1 to `steps`, and `steps` itself."""
     return -(-steps // interval)
 
 

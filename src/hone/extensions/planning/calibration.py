@@ -1,7 +1,7 @@
-"""A calibration: two real steps of the run, in this process, and the plan scaled to their time and memory.
+"""A calibration: two real steps of the run, in this process, then the plan scaled to the measured time and memory.
 
 It executes `rl` or `sft` in a temporary folder beside the output directory. The first step compiles kernels, so the
-second step is timed. For other lengths, seconds and bytes are scaled in the plan's proportions.
+second step is timed. Seconds and bytes for other lengths are scaled as in the plan.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DoesNotFit(Exception):
 def calibrate(plan: Plan) -> Plan:
     """Return the plan with the measured peak of memory and times. If no step trained, training is as planned.
 
-    Raises UserError if the run would, or if it is not one process with hone's engine; DoesNotFit if memory runs out.
+    UserError if the run itself would, or if it is not one process with hone's engine; DoesNotFit if memory runs out.
     """
     config, shape = plan.config, plan.shape
     rl = isinstance(config, RLConfig)
@@ -93,7 +93,7 @@ def calibrate(plan: Plan) -> Plan:
 
 
 def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
-    """Take `STEPS` steps without observers; return the seconds until the first, and the lengths of the sequences."""
+    """Take `STEPS` steps without observers; return the seconds before the first step, and sequence lengths."""
     from hone.loops.rl import RL
     from hone.loops.sft import SFT
 
@@ -126,7 +126,7 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
 
 
 def _peak_bytes() -> int:
-    """Return the peak memory: what torch reserved on the GPU or, without one, this process used."""
+    """Return the peak memory: what torch reserved on the GPU or, without a GPU, this process used."""
     torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_reserved())

@@ -1,4 +1,4 @@
-"""`hone plan` and `hone doctor`: the config of a run of `hone rl` or `hone sft`, and further keys."""
+"""`hone plan` and `hone doctor`: the keys of a run (`hone rl` or `hone sft`), and more keys."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class _AboutRun(BaseConfig):
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
-        """Return the class with the run's keys added: of `hone sft` if `argv` names such keys, else of `hone rl`."""
+        """Return this class plus the keys of `hone sft` if `argv` names such keys, else plus the keys of `hone rl`."""
         kind = SFTConfig if is_sft(argv) else RLConfig
         return create_model(cls.__name__, __base__=(cls, kind), __doc__=cls.__doc__)  # pyright: ignore
 
     @property
     def command_keys(self) -> set[str]:
-        """The keys that only the command has."""
+        """The keys of this command that runs don't have."""
         return type(self).model_fields.keys() - RLConfig.model_fields.keys() - SFTConfig.model_fields.keys()
 
     @property
@@ -36,14 +36,14 @@ class _AboutRun(BaseConfig):
 
 class PlanConfig(_AboutRun):
     """Predict steps, memory, time and cost of a run, and surprising settings. Takes the files and flags of `hone rl` or
-    `hone sft`, and finds out by their keys which command it is. Exit code 1 if the run does not fit into memory, or a
+    `hone sft`, and tells from the keys which command is meant. Exit code 1 if the run does not fit into memory, or a
     prompt not into `seq_len`.
     """
 
     headings = "The plan: plan"
 
     on: Annotated[str | None, Meta("plan")] = None
-    """Plan for this device: h100, rtx4090, l40s, … or a size of memory (24gb); by default this machine's."""
+    """Plan for this device: h100, rtx4090, l40s, … or a memory size (24gb); by default this machine's device."""
     calibrate: Annotated[bool, Meta("plan")] = False
     """Take two real steps in a scratch folder, and scale the plan to their memory and time."""
     usd_per_hour: Annotated[float | None, Meta("plan")] = Field(default=None, gt=0, allow_inf_nan=False)
@@ -73,7 +73,7 @@ class DoctorConfig(_AboutRun):
 
 
 def is_sft(argv: list[str]) -> bool:
-    """Return True for a command line of `hone sft`, by the keys that it names, in files or as flags."""
+    """Return True if `argv` names a config or keys (in files, as flags) of `hone sft`."""
     named: set[str] = set()
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
         if word.startswith("@") and (file := word[1:] or following):

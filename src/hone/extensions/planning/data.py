@@ -26,7 +26,7 @@ EXAMPLES = 64
 CHARACTERS = 4.0
 """Characters per token, if the tokenizer is missing."""
 THOUGHT = 8
-"""If the limit is at least this many times the mean reference length, the model probably thinks first, and references
+"""If the token limit is at least this many times the mean reference length, the model probably thinks first: references
 don't predict lengths."""
 
 
@@ -48,7 +48,7 @@ class Facts:
     notes: list[str] = field(default_factory=list)
 
     def lengths(self, config: RLConfig | SFTConfig) -> Lengths:
-        """Return measured lengths (of references, for completions); else a guess from the config."""
+        """Return measured lengths (references as completions); else a guess from the config."""
         guessed, mean = Lengths.of(config, self.turns), float(np.mean(self.references or [0]))
         if isinstance(config, SFTConfig):
             if config.data.pack or not self.references:
@@ -66,7 +66,7 @@ class Facts:
 
 
 def tasks_of(config: RLConfig | SFTConfig) -> dict[str, EnvConfig]:
-    """Return the tasks of a run by the config key of their template."""
+    """Return the run's distinct tasks, each by the config key of its `template`."""
     if isinstance(config, SFTConfig):
         return {"data.env.template": config.data.env} if config.data.env else {}
     found = {}
@@ -119,7 +119,7 @@ def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts
 def facts_of_tasks(
     config: RLConfig, envs: Mapping[str, Environment], renderer: ChatRenderer | None, most: int = EXAMPLES
 ) -> Facts:
-    """Measure `most` examples of each training task (`envs`, by name), and combine."""
+    """Measure `most` examples of each training task (`envs`: by name); combine the facts."""
     found = [_facts_of_task(one, envs[name], renderer, most) for name, one in config.tasks().items()]
     pools, held_out = [facts.pool for facts in found], [facts.held_out for facts in found]
     return Facts(

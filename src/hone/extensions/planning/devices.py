@@ -1,7 +1,7 @@
 """Memory, FLOP/s, bandwidth and price of well-known GPUs and of this machine.
 
-FLOP/s are vendors' figures for dense products; fp32 is without TF32, which hone leaves off. Prices are rounded rents
-per hour at a GPU cloud.
+FLOP/s are vendors' figures for dense products; fp32 means without TF32, which hone does not use. Prices are rounded
+rents per hour at a GPU cloud.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ DEVICES = {
     "h200": _gpu("H200 141 GB", 150.1, 989, 67, 4.8, 3.50),
     "b200": _gpu("B200 180 GB", 191.0, 2250, 75, 8.0, 5.00),
 }
-"""Devices by the name that `--on` takes. Memory is what the driver shows as total."""
+"""Devices by their name for `--on`. Memory is the total that the driver shows."""
 SIZES = {"16gb": "t4", "24gb": "rtx4090", "32gb": "rtx5090", "40gb": "a100-40", "48gb": "l40s", "80gb": "h100"}
 SIZES |= {"141gb": "h200", "180gb": "b200"}
 """Device by memory size."""
@@ -139,6 +139,6 @@ def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
 
 
 def size(count: float) -> str:
-    """Return bytes in a fitting unit: `512 MiB`, `1.3 GiB`, `138 GiB`."""
+    """Format bytes in a fitting unit: `512 MiB`, `1.3 GiB`, `138 GiB`."""
     gib = count / 2**30
     return f"{gib:,.0f} GiB" if gib >= 100 else f"{gib:.1f} GiB" if abs(gib) >= 1 else f"{count / 2**20:.0f} MiB"

@@ -1,8 +1,8 @@
 """`hone doctor`: checks the machine for problems that break or slow runs, and prints fixes.
 
-A check yields (name, status, text, fix): the status is `ok`, `warning` or `error`, and the fix a command, or "". This
-module needs the standard library only, as packages may be missing. Packages are imported in separate processes, as a
-broken package may crash or hang.
+A check yields (name, status, text, fix). Status: `ok`, `warning` or `error`. Fix: a command, or "". This module needs
+only the standard library, as packages may be missing. Packages are imported in separate processes, as a broken package
+may crash or hang.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def lines(findings: Iterable[Finding], width: int) -> Iterator[tuple[str, str]]:
 
 
 def judge(name: str, text: str, problem: str = "", fix: str = "", status: str = "warning") -> Row:
-    """Return a row: `text` as ok or, if there is a problem, as `status` with the problem and its fix."""
+    """Return a row: `ok` and `text` or, with a problem, `status`, text, problem and fix."""
     return (name, status, f"{text}: {problem}" if text else problem, fix) if problem else (name, "ok", text, "")
 
 
@@ -200,7 +200,7 @@ def check_device(subject: Subject) -> Iterator[Row]:
     if not has_gpu_driver():
         yield judge("GPU", f"none that hone can use: runs use the CPU ({platform.machine()})")
     elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
+        yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all GPUs: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
     else:
         problem = f"this torch (CUDA {build}) can't use it" if build else "this torch is a build for CPUs"
         fix = "nvidia-smi   # does the driver answer, and is it new enough? In a container: docker run --gpus all"
@@ -212,7 +212,7 @@ def check_threads(subject: Subject) -> Iterator[Row]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     share = max(1, int(quota) // int(period)) if quota.isdigit() else usable
-    problem = f"the container may use {share}: more threads wait for each other"
+    problem = f"the container's limit is {share}: more threads wait for each other"
     yield judge("cores", f"{usable} for this process", problem if share < usable else "", f"--threads {share}")
     named = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     fits = not named or (named.isdigit() and 0 < int(named) <= usable)
@@ -330,7 +330,7 @@ def check_wandb(subject: Subject) -> Iterator[Row]:
 
 
 def check_run(subject: Subject) -> Iterator[Row]:
-    """Look for the run's model, task and data, and for room on the disk. Contacts no hub."""
+    """Check the run's model, task and data, and the free disk space. Contacts no hub."""
     config = subject.config
     if config is None:
         return
@@ -369,7 +369,7 @@ def check_run(subject: Subject) -> Iterator[Row]:
 
 
 def _text(path: Path) -> str:
-    """Return what a file holds; "" if it can't be read."""
+    """Return a file's text; "" if it can't be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -50,10 +50,10 @@ def forecast(
     envs: Mapping[str, Environment] | None = None,
     alone: bool = True,
 ) -> Iterator[str]:
-    """Yield lines to print before step 0, or why there is no plan: the run starts without one.
+    """Yield lines to print before step 0: a forecast, or why it is missing.
 
-    `envs` are an RL run's tasks by name, with data read. `alone` is false for a run of several processes: a plan
-    does not know their memory.
+    `envs` are an RL run's tasks by name, with data read. `alone` is false if the run has several processes: a plan
+    can't tell their memory.
     """
     try:
         facts = Facts()

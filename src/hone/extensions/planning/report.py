@@ -91,7 +91,7 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a run on `device`; `here`: on this machine.
 
-    `facts` are of its data, `shape` of its model, if known. A device of unknown speed has no times.
+    `facts`: about its data; `shape`: its model's, if known. With unknown speed there are no times.
     """
     config = with_precision(config, device.kind)
     notes, evaluated = list(facts.notes), config
@@ -225,7 +225,7 @@ def times_words(times: Times) -> str:
 
 
 def short(plan: Plan) -> list[str]:
-    """Return lines for the start of a run: memory, then each surprise. If training does not fit, `resolved` warns
+    """Return lines for the start of a run: memory, then surprising settings. If training does not fit, `resolved` warns
     instead.
     """
     lines = []

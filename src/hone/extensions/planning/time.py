@@ -1,8 +1,8 @@
 """Seconds and dollars of a run, from the device's peak figures and typical shares of them.
 
-Sampling reads all weights and the keys and values of every sequence for each token: it is bound by memory bandwidth
-until the batch is large enough to be bound by arithmetic. Training is 6 FLOPs for each parameter and token (2 forward,
-4 backward), plus attention. Sampling and training wait for kernel launches, which take all the time of a tiny model.
+For each token, sampling reads all weights, and the keys and values of every sequence. Memory bandwidth limits it, or
+arithmetic if the batch is large. Training is 6 FLOPs for each parameter and token (2 forward, 4 backward), plus
+attention. Sampling and training wait for kernel launches, which take all the time of a tiny model.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hone.model.config import DecoderConfig
 from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trained
 
 SMALL_MODEL = 10_000_000
-"""Same as in `hone.loops.machine`."""
+"""Fewer parameters run on one CPU thread."""
 TRAIN = {"cuda": 0.11, "cpu": 0.25}
 """Shares of the peak FLOP/s that training reaches, by kind of device."""
 PREFILL, BANDWIDTH = 0.25, 0.5
-"""Shares of the peak FLOP/s in sampling, and of the peak bytes/s, that are reached."""
+"""Shares of the peak FLOP/s (in sampling) and of the peak bytes/s that are reached."""
 LAUNCH = {"cuda": 300e-6, "cpu": 150e-6}
 """Seconds to launch a layer's kernels for a forward pass."""
 DEQUANTIZED = {"8bit": 9.0, "4bit": 12.5}
@@ -141,7 +141,7 @@ def train_seconds(
 def sample_seconds(
     config: RLConfig, shape: DecoderConfig, device: Device, rows: int, prompts: int, lengths: Lengths
 ) -> float:
-    """Return the seconds of prefilling `prompts` and decoding `rows` together, in waves if the cache can't hold all."""
+    """Return the seconds of prefilling `prompts` and decoding `rows` together, in waves if they exceed the cache."""
     rate, exact = (flops * PREFILL for flops in _flops(config, device))
     prefill = prompts * lengths.prompt * 2 * shape.matrices / rate
     at_once = wave(config, shape, device.kind, rows, int(lengths.longest))

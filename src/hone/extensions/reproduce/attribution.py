@@ -34,7 +34,7 @@ FEW_STEPS = 5
 Z, Z_BEST = 1.96, 2.77
 """z of a 95 % interval; z for the best of nine windows (Bonferroni)."""
 SMALL, MOST = 0.1, 0.75
-"""Shares of a change: up to `SMALL` a part is not named, from `MOST` on it is the cause."""
+"""A part is not named up to the share `SMALL` of a change, and is its cause from `MOST` on."""
 POINT = np.dtype(
     [
         *((name, np.float64) for name in ("recorded", "regraded", "main", "extra")),
@@ -63,7 +63,7 @@ class MainPart:
 
     @classmethod
     def from_rubric(cls, rubric: Rubric) -> MainPart:
-        """If correctness has no weight, full marks are the most that declared ranges (else 0 to 1) allow."""
+        """If correctness has no weight, full marks are the maximum by declared ranges (default: 0 to 1)."""
         weights, ranges = rubric.weights, rubric.ranges
         if weights[rubric.correctness]:
             return cls((rubric.correctness,), weights[rubric.correctness])
@@ -190,13 +190,13 @@ def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
 
 
 def noise(before: Window, after: Window, z: float = Z) -> float:
-    """Return the largest difference of recorded means that is noise: a 95 % interval, at least 0.01."""
+    """Return the largest difference of recorded means that counts as noise: a 95 % interval, at least 0.01."""
     return max(0.01, z * float(np.hypot(before.error, after.error)))
 
 
 def change_between(before: Window, after: Window) -> Split:
     """Compute the change. If the length limit stopped all completions of one window, that window's skill is
-    unknown: the reward of completions that ended in the other window counts as truncation.
+    unknown: what the other window's ended completions earned counts as truncation.
     """
     change = after.split - before.split
     worth = change.skill + change.truncation
@@ -209,9 +209,9 @@ def change_between(before: Window, after: Window) -> Split:
 
 
 def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader: bool = False) -> Verdict:
-    """Name the cause of the change between two windows of a `run`. `same_grader`: there is no other grader."""
+    """Name the cause of the change between two windows of a `run`. `same_grader`: true without another grader."""
     if before is after:
-        sentence = f"there is no change to split: all that both graders graded is of steps {before.name}."
+        sentence = f"there is no change to split: only in steps {before.name} both graders graded completions."
         return Verdict("none", sentence, before, after)
     change = change_between(before, after)
     parts, total, where = asdict(change), change.total, f"from steps {before.name} to {after.name}"
@@ -237,7 +237,7 @@ def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader
 
 
 def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tuple[str, str]:
-    """Say which grader erred. The first two windows are compared; `skill` is skill's share of the change."""
+    """Say which grader erred. `windows`: the two compared, then all; `skill`: skill's share of the change."""
     before, after = (one.split.parser for one in windows[:2])
     if all(one.right_both + one.right_new == 1.0 for one in windows):
         words = "The other grader calls everything right: your parser loses answers, or the other grader accepts any."
@@ -250,7 +250,7 @@ def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tupl
     if total > 0:
         return "parser", "Answers took a form that the recorded grader reads; as many were right before."
     if before > -after:
-        return "parser", "The recorded grader had paid for answers that the other one rejects."
+        return "parser", "Before, the recorded grader paid for answers that the other one rejects."
     if before < -max(0.05, noise(windows[0], windows[1])):
         return "parser", "Your parser lost it, if the other grader is right, which was more lenient from the start."
     if skill > SMALL:

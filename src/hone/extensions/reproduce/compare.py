@@ -1,7 +1,7 @@
 """The first difference between two records of the same step.
 
-Quantities are compared in the order of a step (`QUANTITIES`), so the first difference causes the others. Metrics
-begin with gradient norm and loss.
+Quantities are compared in the order of a step (`QUANTITIES`), so the first difference causes the others. Among metrics,
+gradient norm and loss come first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 ROW_COLUMNS = {
     "tokens": {"token_ids": "token", "sampled_mask": "sampled_mask of token"},
-    "kept ids": {"kept_counts": "the number at token", "kept_ids": "kept id"},
+    "kept ids": {"kept_counts": "the number of ids at token", "kept_ids": "kept id"},
     "logprobs": {"logprobs": "the logprob of token", "teacher_logprobs": "the teacher's logprob of token"},
     "rewards": {"components": "component", "outcome": "the outcome", "reward": "the reward"},
     "rollouts": {
@@ -34,11 +34,11 @@ ROW_COLUMNS = {
 }
 """By quantity: columns of a completion, and their names in messages. Not `detail`: tracebacks name folders."""
 QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluation", "metrics", "weights")
-"""In the order of comparison."""
+"""Quantities, in the order of comparison."""
 NOTHING = "nothing"
 """Shown for a value that one of two records lacks."""
 TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance != 0}
-"""By metric that several ranks round differently: allowed difference, in multiples of `limit`; None: not compared."""
+"""Metrics that several ranks round differently: allowed difference in multiples of `limit`, or None: not compared."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two records: `what` in words, and its two values."""
+    """A difference of two records: `what` differs, and the two values."""
 
     step: int
     quantity: str
@@ -144,7 +144,7 @@ def _compare_environment(step: int, row: Row, other: Row) -> Iterator[Difference
         return
     turn = sum(sampled and not before for before, sampled in pairwise([False, *masks[0][:first]]))
     answers = (_answer_to(one.get("completion"), turn) for one in (row, other))
-    yield Difference(step, "environment", f"what it said after turn {turn} of sample {row['sample_id']}", *answers)
+    yield Difference(step, "environment", f"the answer to turn {turn} of sample {row['sample_id']}", *answers)
 
 
 def _answer_to(completion: str | None, turn: int) -> Any:
@@ -160,7 +160,7 @@ def _answer_to(completion: str | None, turn: int) -> Any:
 def _compare(
     step: int, quantity: str, what: str, first: Mapping, second: Mapping, limit: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield a difference per name with two values, beyond a tolerance if `limit` is not 0; `what` gets the name."""
+    """Yield a difference for each name with unequal values (`limit` above 0: beyond the tolerance) as `what`."""
     for name in dict.fromkeys([*first, *second]):
         value, other, times = first.get(name, NOTHING), second.get(name, NOTHING), 0.0
         if value == other or (_is_nan(value) and _is_nan(other)):
@@ -175,7 +175,7 @@ def _compare(
 
 
 def _relative(name: str, value: float, other: float) -> float:
-    """Compute the relative difference; for values that may cancel to 0, relative to at least 1."""
+    """Compute the relative difference. The divisor is at least 1 for values that may cancel to 0."""
     least = 1.0 if name in ("loss", "entropy", "kl") else 0.0
     return abs(value - other) / max(abs(value), abs(other), least)
 

@@ -15,7 +15,7 @@ from hone.errors import UserError
 class ReplayConfig(ExecutedRun):
     """Retrain an RL run from its recorded rollouts, and check that the weights are equal. Writes nothing into the run.
 
-    Uses no environment and samples nothing: checks the training half of a run, in a fraction of its time.
+    Uses no environment and samples nothing: checks only the training, in a fraction of the run's time.
     """
 
     output_dir: Path | None = None
@@ -89,7 +89,7 @@ class JsonConfig(BaseConfig):
 
 
 class RegradeConfig(ExecutedRun):
-    """Grade a run's completions with another grader: did the model change, or only the reading of its answers?
+    """Grade a run's completions with another grader: did the model change, or only the parsing of its answers?
 
     Needs neither model nor GPU. Writes nothing into the run, which may still be running.
     """
@@ -113,5 +113,5 @@ class RegradeConfig(ExecutedRun):
     def _check_spans(self) -> RegradeConfig:
         if (self.from_ is None) != (self.to is None):
             given, lacking = ("from", "to") if self.to is None else ("to", "from")
-            raise UserError(f"--{given} {self.from_ or self.to} needs its counterpart: say --{lacking} A:B as well")
+            raise UserError(f"--{given} {self.from_ or self.to} needs --{lacking}: add --{lacking} A:B")
         return self

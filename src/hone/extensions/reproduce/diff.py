@@ -16,8 +16,8 @@ from hone.runs.settings import Change, differing, flat
 
 @dataclass(frozen=True)
 class RunDiff:
-    """`equal`: steps with equal updates before `difference`; `lengths`: numbers of updates of both runs; `causes`:
-    differences besides the config.
+    """`equal`: the steps before `difference`, with equal updates; `lengths`: each run's number of updates; `causes`:
+    machine differences, and why a run is not reproducible.
     """
 
     settings: list[Change]
@@ -28,7 +28,7 @@ class RunDiff:
 
 
 def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step: None) -> RunDiff:
-    """Compare two runs of the same kind, step by step, up to the first difference. UserError if no step is in both."""
+    """Compare two runs of the same kind, step by step, up to the first difference. UserError without a common step."""
     mine, theirs = Records(first), Records(second)
     # After its last step a run may evaluate once more, so a step may be an update in only one of the runs.
     both = sorted(mine.metrics.keys() & theirs.metrics.keys())
@@ -39,7 +39,7 @@ def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step:
     if not shared:
         raise UserError(
             f"there is nothing to compare: {first.path} recorded {lengths[0]} steps, {second.path} {lengths[1]}, and "
-            "no step is in both: name runs that share a step in metrics.jsonl"
+            "no step is in both runs: name runs with a common step in metrics.jsonl"
         )
     equal: list[int] = []
     difference = None

@@ -61,7 +61,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
 
 
 class Memory:
-    """Replaces recorder, log and saver of a loop: stores only the last step, in memory."""
+    """Replaces a loop's recorder, log and saver: holds only the last step."""
 
     seconds_so_far, stopping = 1.0, False
 
@@ -94,7 +94,7 @@ class Rebuilt:
     """A recorded run that can be executed again, from the checkpoints that are `intact` or from the initial model.
 
     `missing_model` says why the initial model could not be loaded, else "". `sources` are digests as in run.json.
-    Versions before `first` are left out: other settings held there. `limit` is the largest relative difference of
+    Versions before `first` are left out: they had other settings. `limit` is the largest relative difference of
     training values that counts as equal: 0, except for a run of several ranks.
 
     `begin` sets the loop's state from a checkpoint (None: the start); load the trainer first. `retrain` repeats the
@@ -153,7 +153,7 @@ class Rebuilt:
             self.load(nearest)
 
     def load(self, version: int) -> None:
-        """Load checkpoint `version` and its loop state, or use the initial model, if no step was taken yet."""
+        """Load checkpoint `version` and its loop state, or keep the initial model, if no step was taken yet."""
         trainer, state, saved = self.trainer, None, self.records.run.checkpoints
         if version in self.intact:
             tensors, state = saved.load(version)
@@ -162,7 +162,7 @@ class Rebuilt:
             except (KeyError, RuntimeError, ValueError) as error:
                 raise UserError(
                     f"{saved.path(version)} is not a checkpoint of this run ({type(error).__name__}: "
-                    f"{first_line(error)}), though it fits its COMPLETE: restore it from another copy"
+                    f"{first_line(error)}), though its hashes are right: restore it from another copy"
                 ) from error
         assert trainer.version == version
         self.loaded = version
@@ -185,13 +185,13 @@ class Rebuilt:
 
 
 class RebuiltRL(Rebuilt):
-    """An RL run. If `replay_only`, its task is not loaded, and `repeat` can't be called."""
+    """An RL run. If `replay_only` is true, the run's task is not loaded, and `repeat` can't be called."""
 
     def build(self, model: Decoder, replay_only: bool) -> None:
         config, info = self.config, self.records.run.info
         if self.missing_model and config.trainer.loss.kl_coef > 0:
             raise UserError(
-                f"the KL term of this run needs its initial model, but {self.missing_model}: say where it is by --model"
+                f"the KL term of this run needs its initial model, but {self.missing_model}: name it with --model"
             )
         self.sources |= UserFunctions.of(config).digests
         self.trainer = make_trainer(config, model, record_tokens=False)
@@ -269,8 +269,8 @@ class RebuiltRL(Rebuilt):
         rows = self.records.rows(step)
         if rows is None:
             raise UserError(
-                f"{self.records.run.path} has no {rollouts_file(step)}, without which the steps after it can't be "
-                "reached: restore it from another copy of the run"
+                f"{self.records.run.path} has no {rollouts_file(step)}, which is needed to reach later steps: "
+                "restore it from another copy of the run"
             )
         return groups_from_rows(rows, self.config, self.trainer.model.config.vocab_size)
 

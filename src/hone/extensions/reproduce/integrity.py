@@ -159,7 +159,7 @@ def _check_steps(run: Run, hashes: dict[int, dict[str, Any]], metrics: Log, chec
                 elif not checked.is_damaged(view.HASHES):
                     problem = "has no hash in hashes.jsonl"
             elif expected is None:
-                problem = "is not of the run (hashes.jsonl has none of this step)"
+                problem = "does not belong to the run (hashes.jsonl has no hash of this step)"
             elif expected != (metrics[step][1] if kind == "metrics" else sha256(run.path / name)):
                 problem = "has changed since it was written (SHA-256 differs)"
             if problem:
@@ -191,7 +191,7 @@ def _check_folder(
     try:
         actual = fingerprint_of(folder)
     except (OSError, UserError, SafetensorError):
-        checked.add(weights, "holds no weights of this run's model, though it fits its COMPLETE")
+        checked.add(weights, "holds no weights of this run's model, though its hashes are right")
         return
     if expected is None and version > last + 1 and not checked.is_damaged(view.HASHES):
         checked.add(name, f"hashes.jsonl has no version {version}: it ends with {last}")
@@ -228,9 +228,9 @@ def _check_states(run: Run, folders: dict[int, Path], checked: Checked) -> None:
                 path, size = run.path / Path(log).name, int(then["bytes"])
                 content = path.read_bytes()[:size] if path.is_file() else b""
                 if hashlib.sha256(content).hexdigest() != then["sha256"] and not checked.is_damaged(log):
-                    checked.add(log, f"its first {size} bytes are not what checkpoint step_{step} says")
+                    checked.add(log, f"its first {size} bytes don't match the hash in checkpoint step_{step}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            checked.add(f"{name}/state.json", "is not the state of a run, though it fits COMPLETE")
+            checked.add(f"{name}/state.json", "is not the state of a run, though its hash is right")
             continue
         if state.get("step", step) != step:
             checked.add(name, f"holds version {state['step']}")
@@ -243,7 +243,7 @@ def _check_states(run: Run, folders: dict[int, Path], checked: Checked) -> None:
         try:
             recorded += drawn(run, step)
         except (UserError, KeyError, TypeError):
-            checked.add(view.rollouts_file(step), "is not a file of rollouts that can be read")
+            checked.add(view.rollouts_file(step), "can't be read as rollouts")
             return
     for step, ledger in ledgers.items():
         if problem := _ledger_problem(ledger, [entry for entry in recorded if entry["step"] < step], set(read)):
@@ -255,7 +255,7 @@ def _ledger_problem(ledger: Any, recorded: list[dict[str, Any]], read: set[int])
     if not isinstance(ledger, list) or not all(isinstance(entry, dict) for entry in ledger):
         return "it has no ledger of draws"
     if [entry.get("draw") for entry in ledger] != list(range(len(ledger))):
-        return "the draws in its ledger are not in order, each once"
+        return "its ledger has a draw twice, left out or out of order"
     expected, seen = {entry["draw"]: entry for entry in recorded}, set()
     for draw, entry in enumerate(ledger):
         made = expected.pop(draw, None)
@@ -268,4 +268,4 @@ def _ledger_problem(ledger: Any, recorded: list[dict[str, Any]], read: set[int])
         seen.add(entry.get("example_id"))
         if entry.get("step") in read and made != entry:
             return f"draw {draw} is in its ledger as {entry}, in the rollouts as {made}"
-    return f"draw {min(expected)} is in the rollouts, and not in its ledger" if expected else ""
+    return f"draw {min(expected)} is in the rollouts, but not in its ledger" if expected else ""

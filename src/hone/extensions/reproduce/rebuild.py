@@ -30,7 +30,7 @@ from hone.trainer.fingerprint import fingerprint
 
 
 def open_run(name: str) -> Run:
-    """Open a run by directory or id. Raises UserError if it is missing or being written, or a resume was killed."""
+    """Open a run by directory or id. UserError if it is missing or being written, or if a resume of it was killed."""
     path = find_run(name)
     if holder(path) is not None:
         raise UserError(
@@ -102,14 +102,14 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
         what = f"the adapter {config.model.lora.path}" if same else name
         problem = f"{what} is not the model that the run began with (its weights have another fingerprint)"
     if config.model.lora is not None:
-        adapter = f", and put its adapter back to {path}" if (path := config.model.lora.path) else ""
+        adapter = f", and restore its adapter to {path}" if (path := config.model.lora.path) else ""
         raise UserError(
-            f"{run.path}: {problem}, and its checkpoints hold only the adapter: name the model by --model{adapter}"
+            f"{run.path}: {problem}, and its checkpoints hold only the adapter: name the model with --model{adapter}"
         )
     exported = run.weights()
     if not exported:
         raise UserError(
-            f"{run.path}: {problem}, and it has no weights to start from: say where the model is by --model"
+            f"{run.path}: {problem}, and it has no weights to start from: give the model's place with --model"
         )
     template = config.model.chat_template
     gone = template is not None and "{" not in template and not Path(template).exists()

@@ -17,10 +17,9 @@ from hone.types import Rollout, Segment, ragged, where
 
 
 class RecordedPolicy:
-    """A `Policy` that repeats completions `recorded` by sample id, as if sampled by `version`.
-
-    Versions of tokens are clipped to `version` - `lag` … `version`. A turn that was not recorded becomes an end token.
-    `sample` raises UserError for a sample that was not recorded.
+    """A `Policy` that repeats recorded completions (`recorded`: by sample id) as if sampled by `version`. Token
+    versions are clipped to `version` - `lag` … `version`. A turn that was not recorded becomes an end token. `sample`
+    raises UserError for a sample that was not recorded.
     """
 
     def __init__(self, recorded: Mapping[str, Rollout], renderer: ChatRenderer, version: int = 0, lag: int = 0) -> None:

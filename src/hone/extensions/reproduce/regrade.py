@@ -30,11 +30,11 @@ COLUMNS = (
     *("stop_reason", "prompt", "text", "answer", "info", "completion", "env", "draw"),
 )
 SHOWN = 3
-"""Most completions per step to store on which two graders disagree."""
+"""Number of completions to store per step on which graders disagree."""
 CHECKED = 256
 """Number of completions that the run's own task grades too, to compare with the record."""
 LONGEST = 200
-"""Most characters of the reason why grading failed."""
+"""Number of characters to store of a grading failure."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class Grader:
 class Regraded:
     """A run's completions under another grader.
 
-    `points` `[N]` (POINT) has all completions. The run's own task graded `checked` of them again: `same` got
-    the recorded score, `first_other` is the first that did not. `failed_old` and `failed_new` count failed gradings,
-    then and now; `failure` is the first reason now. `disagreements`: up to `SHOWN` of the `disagreeing` completions of
-    each step, of typical length. `scores` are the new scores of each step as Arrow tables, if asked for.
+    `points` `[N]` (POINT) has all completions. `checked` counts completions that the run's own task graded again,
+    `same` how many got the recorded score; `first_other` did not. `failed_old` and `failed_new` count failed
+    gradings, then and now; `failure` is the first reason now. `disagreements`: up to `SHOWN` of the `disagreeing`
+    completions of each step, of typical length. `scores` are the new scores of each step as Arrow tables, if asked for.
     """
 
     points: np.ndarray
@@ -193,7 +193,7 @@ def regrade(
 def spread_out(
     recorded: Sequence[Recorded], count: int, whole_groups: bool, generator: np.random.Generator | None = None
 ) -> list[Recorded]:
-    """Return about `count` completions (if `whole_groups`, in whole groups), evenly spread or drawn by `generator`."""
+    """Return about `count` completions, evenly spread or drawn by `generator`; `whole_groups`: in whole groups."""
     groups: dict[int, list[Recorded]] = {}
     for index, one in enumerate(recorded):
         groups.setdefault(one.draw if whole_groups else index, []).append(one)
@@ -205,7 +205,7 @@ def spread_out(
 
 
 def read_step(run: Run, step: int, task: str = "", ids: bool = False) -> list[Recorded]:
-    """Read the recorded completions of a step; of several tasks, only `task`. With `ids`, their sampled tokens too."""
+    """Read the recorded completions of a step; of several tasks, only `task`. `ids`: with their sampled tokens."""
     recorded = []
     for row in run.rollouts(step, (*COLUMNS, *(["token_ids"] if ids else []))).to_pylist():
         if task and row["env"] != task:

@@ -22,7 +22,7 @@ Tensors = Mapping[str, torch.Tensor]
 class Replayed:
     """A replay from version `start` to `reached`, its last `fingerprint`, and the first `difference` from the record.
 
-    `matched` names checkpoints and exported weights that are equal; `missed` the first tensor that differs.
+    `matched`: checkpoints and exported weights that are equal; `missed`: the first tensor that differs.
     """
 
     start: int

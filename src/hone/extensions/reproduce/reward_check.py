@@ -34,13 +34,13 @@ REGRADED = "regraded"
 EVERY = 10
 """Steps between checks; a check is skipped while another is running."""
 COMPLETIONS, FEW = 8, 2
-"""Most completions of a step to grade again: in a separate process; in this process. Whole groups may exceed it."""
+"""Completions of a step to grade again, in a separate process or in this one; whole groups may be more."""
 SHARE = 4
 """At most every fourth completion of a step is graded again."""
 ROWS = 16
 """Examples to search for values that JSON can't hold."""
 LAST_SECONDS, LEFT_SECONDS = 10.0, 0.5
-"""Seconds to wait for a check at the end of a run: if the run is done; before processes are closed."""
+"""Seconds to wait for a running check: at the end of a run that is done; before processes are closed."""
 CAUSE = "completions that were graded again got other scores"
 ADVICE = (
     "let the reward depend on the completion and its example alone: no clock, no memory, and random numbers only from "

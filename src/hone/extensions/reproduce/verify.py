@@ -197,6 +197,6 @@ def _changed_weights(checked: Checked, again: StepRecord) -> tuple[Difference | 
     for name, fingerprint in checked.open_weights.get(again.step + 1, {}).items():
         if fingerprint != again.after:
             difference = Difference(again.step, "weights", f"the fingerprint of {name}", fingerprint, again.after)
-            problem = f"its weights are not those that step {again.step} makes: they were changed, and its COMPLETE too"
+            problem = f"its weights differ from the result of step {again.step}: they and their hashes were changed"
             return difference, Damage(f"{name}/model.safetensors", problem)
     return None, None

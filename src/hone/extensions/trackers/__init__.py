@@ -1,1 +1,1 @@
-"""Trackers of experiments: Weights & Biases and Trackio, each in a separate process."""
+"""Experiment trackers: Weights & Biases and Trackio, each in a separate process."""

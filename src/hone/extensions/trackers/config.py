@@ -1,4 +1,4 @@
-"""Settings of the trackers of experiments."""
+"""Settings of the experiment trackers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hone.config.base import BaseConfig, Meta
 
 
 class TrackerConfig(BaseConfig):
-    """Data sent to a tracker of experiments."""
+    """Data sent to an experiment tracker."""
 
     name: Annotated[str | None, Meta("watching")] = None
     """Name of the run in the tracker."""

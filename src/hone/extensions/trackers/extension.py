@@ -1,4 +1,4 @@
-"""`wandb` and `trackio`: what a run sends to a tracker of experiments."""
+"""`wandb` and `trackio`: what a run sends to an experiment tracker."""
 
 from hone.extension import Key, Watch
 

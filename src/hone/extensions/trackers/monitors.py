@@ -98,7 +98,7 @@ class Monitors(Observer):
             self._fail(name, late)
 
     def _report(self) -> None:
-        """Show output of the processes, and failures: the last line of a failed process is the cause."""
+        """Show what the processes print, and failures: the last line of a failed process is the cause."""
         for name, process in list(self._processes.items()):
             code = process.poll()
             lines = (process.stdout.read() or b"").decode(errors="replace").splitlines()

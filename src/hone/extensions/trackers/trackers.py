@@ -50,7 +50,7 @@ class Tracker:
 
 
 class Wandb(Tracker):
-    """Weights & Biases. Its files lie in `wandb/` inside the run directory.
+    """Weights & Biases. Its files are in `wandb/` in the run directory.
 
     The x axis is hone's step: the client's step only grows, but a resume repeats steps.
     """
@@ -130,7 +130,7 @@ def send(tracker: Tracker, run: Run, first_step: int) -> None:
 
 
 def chosen(rows: Sequence[dict[str, Any]], count: int) -> list[list[Any]]:
-    """Return `count` of a step's rows as `COLUMNS`, evenly from the best reward to the worst (rows without: last)."""
+    """Return `count` of a step's rows as `COLUMNS`, evenly from the best reward to the worst, then no reward."""
     ordered = sorted(rows, key=lambda row: -float("inf") if row["reward"] is None else row["reward"], reverse=True)
     count = min(count, len(rows))
     places = [round(place * (len(rows) - 1) / max(1, count - 1)) for place in range(count)]
@@ -159,7 +159,7 @@ def _conversation(messages: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the text; if it is long, only beginning and end."""
+    """Return the text; of a long text, only its beginning and end."""
     if len(text) <= TEXT:
         return text
     half = TEXT // 2

@@ -28,7 +28,7 @@ def run(config: DoctorConfig) -> int:
 
 
 def run_without_config(argv: list[str]) -> int:
-    """Report without a config if packages for reading it are missing, which is a finding."""
+    """Report without a config, as packages to read it are missing; the report lists them."""
     return report(Subject("--offline" in argv), "--json" in argv)
 
 

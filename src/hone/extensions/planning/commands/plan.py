@@ -71,7 +71,7 @@ def run(config: PlanConfig) -> int:
 
 
 def _refused(plan: Plan) -> str:
-    """Return why the run can't start, memory aside; "" if it can."""
+    """Return why the run can't start (other than memory); "" if it can."""
     settings, shape, facts = plan.config, plan.shape, plan.facts
     lora, longest = settings.model.lora, max(facts.prompts, default=0)
     if shape and lora and lora.base == "4bit" and any(size % 2 for _, size in shape.linear_shapes):

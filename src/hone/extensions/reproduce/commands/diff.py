@@ -17,7 +17,7 @@ from hone.runs.outputs import holder
 from hone.runs.summary import refuse_interrupted, status_of
 
 SHOWN = 12
-"""Most settings to list."""
+"""Number of settings to list."""
 RECORDED = {
     "sft": "metrics and weights",
     "rl": "examples, tokens, logprobs, rewards, metrics and weights",
@@ -25,7 +25,7 @@ RECORDED = {
 
 
 def run(config: DiffConfig) -> int:
-    """Compare and report; return 0 if the common steps are equal, 1 if not, 3 if the runs have different numerics."""
+    """Compare two runs; return 0 if their common steps are equal, 1 if not, 3 if their numerics differ."""
     runs = [Run(find_run(config.a)), Run(find_run(config.b))]
     for one in runs:
         refuse_interrupted(one.path)
@@ -57,7 +57,7 @@ def run(config: DiffConfig) -> int:
         rest = f", as far as both go; {longer} goes on to step {max(lengths) - 1}" if lengths[0] != lengths[1] else ""
         print_labelled("verdict", f"equal in {RECORDED[kind]}{rest}")
         return 0
-    print_labelled("verdict", f"they part at {found.difference.sentence()}")
+    print_labelled("verdict", f"they first differ at {found.difference.sentence()}")
     causes = [*(f"config: {setting.name}" for setting in found.settings), *found.causes]
     nothing = "unknown: config, versions, hardware and sources are the same"
     print_labelled("it may be", *(causes or [nothing]))

@@ -37,7 +37,7 @@ from hone.runs.summary import refuse_interrupted, status_of
 SHOWN = 3
 """Number of completions to show on which graders disagree."""
 LONGEST = 400
-"""Most characters to show of a text."""
+"""Number of characters to show of a text."""
 
 
 def run(config: RegradeConfig) -> int:
@@ -70,7 +70,7 @@ def run(config: RegradeConfig) -> int:
 
 @dataclass(frozen=True)
 class Graders:
-    """`new` grades again. `original` is the run's task; if it can't be loaded, None, and `missing` says why."""
+    """`new` grades again. `original` is the run's task, or None if it can't be loaded (`missing` says why)."""
 
     task: TaskConfig
     original: Grader | None
@@ -119,7 +119,7 @@ class Regrading:
         run, regraded, steps, graders = self.run, self.regraded, self.steps, self.graders
         extent = f"{len(regraded.points):,} of {len(steps):,} steps, {steps[0]} to {steps[-1]}"
         if regraded.failed_old or regraded.failed_new:
-            extent += f"; without {regraded.failed_old:,} that failed when recorded and {regraded.failed_new:,} now"
+            extent += f"; left out: {regraded.failed_old:,} failed when recorded, {regraded.failed_new:,} now"
             extent += f" ({regraded.failure})" if regraded.failed_new else ""
         print_labelled("run", f"{run.path}: {status_of(run.info, holder(run.path))}, {run.info['id']}")
         print_labelled("recorded by", describe(graders.task.id, graders.task.args))
@@ -198,7 +198,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
     recorded, several = orch.get("env", {}), {env["name"]: env for env in orch.get("envs", [])}
     if len(several) > 1:
         if asked.id is None or asked.id not in several:
-            raise UserError(f"{run.path} has several tasks: say which one, by --env {' or --env '.join(several)}")
+            raise UserError(f"{run.path} has several tasks: name one with --env {' or --env '.join(several)}")
         name, asked = asked.id, changed(asked, {"id": None})
         recorded = {key: value for key, value in several[name].items() if key in TaskConfig.model_fields}
     by_program = recorded.get("id") == FUNCTIONS and {"agent", "agent_command"} & recorded.get("args", {}).keys()

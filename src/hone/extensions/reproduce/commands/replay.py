@@ -97,7 +97,7 @@ def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
         if result.matched:
             print_labelled("equal to", ", ".join(result.matched))
         return 0
-    what, step = f"{result.missed} is not what the recorded rollouts lead to", result.reached - 1
+    what, step = f"{result.missed} differs from the result of the recorded rollouts", result.reached - 1
     if result.difference is not None:
         what, step = result.difference.sentence("the run", "the replay"), result.difference.step
     reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)

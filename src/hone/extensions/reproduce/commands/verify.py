@@ -31,7 +31,7 @@ from hone.runs.summary import status_of
 from hone.trainer.fingerprint import fingerprint
 
 SHOWN = 12
-"""Most damaged files, and differences between machines, to list; the certificate has all."""
+"""Number of damaged files, or machine differences, to list; the certificate has all."""
 
 
 def run(config: VerifyConfig) -> int:
@@ -95,9 +95,9 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     verification.reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
     verification.resampled, verification.regraded = rebuilt.resamples, rebuilt.regrades
     verification.limit = rebuilt.limit
-    where = f"{rebuilt.missing_model}; say where it is by --model"
+    where = f"{rebuilt.missing_model}; give its place with --model"
     if rebuilt.first:
-        where = f"at step {rebuilt.first} the run was resumed with --allow-drift, and config.toml is of later steps"
+        where = f"at step {rebuilt.first} the run was resumed with --allow-drift, and config.toml is for later steps"
     lost = [step for step in taken if step not in (*candidates, evaluated)]
     if lost and candidates:
         notes.append(f"steps {lost[0]} to {lost[-1]} can't be executed again: {where}")
@@ -169,8 +169,7 @@ def explain(verification: Verification) -> str:
         return "files of the run do not fit their hashes"
     if verdict == "files only":
         return (
-            "all files fit their hashes; no step was executed again: only that would find completions, scores or "
-            "weights that were made up"
+            "all files fit their hashes; no step was executed again, so completions, scores or weights may be made up"
         )
     if verdict == "verified":
         what = f"{len(steps)} step{'s' if len(steps) > 1 else ''}"
@@ -185,4 +184,4 @@ def explain(verification: Verification) -> str:
     if verdict == "not comparable":
         return f"{found.sentence()}\n  which proves nothing, because these differ from the run's:"
     same = "machine, versions and sources are as in the run"
-    return f"{found.sentence()}\n  {same}: its record was changed, or something in it can't be repeated"
+    return f"{found.sentence()}\n  {same}: the run's record was changed, or something in the run can't be repeated"
