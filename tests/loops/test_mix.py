@@ -37,10 +37,7 @@ def test_shares_follow_from_seed_and_step():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"orchestrator.envs": [{"id": "gsm8k"}, {"id": "gsm8k"}]},
-            'two tasks in orchestrator.envs have the name "gsm8k"',
-        ),
+        ({"orchestrator.envs": [{"id": "gsm8k"}, {"id": "gsm8k"}]}, 'two tasks in orchestrator.envs have the name "gsm8k"'),
         (
             {"orchestrator.eval.envs": [{"id": "a", "name": "b"}, {"id": "b"}]},
             'orchestrator.eval.envs have the name "b"',

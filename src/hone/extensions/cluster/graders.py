@@ -1,7 +1,7 @@
 """Grading processes on the nodes of a cluster: each is a process of `grading.pool`, in a Ray actor.
 
-The task's code is sent along. A node with the same files at the same paths (a shared file system) uses these; else they
-are written to a folder. Their digests are checked as in any worker.
+The task's code is sent to the node. If the node has equal files at the same paths (a shared file system), it uses its
+files; else it writes the code to a folder. Digests of the code are checked as in any worker.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hone.extensions.cluster.nodes import SAY_AFTER, check_versions
 from hone.grading.pool import START_SECONDS, Closed, ExitStatus, InvalidAnswer, Process, Stopped, readable
 
 LOOK = 0.1
-"""Seconds between checks that an answer is still wanted."""
+"""Seconds between checks that the pool still wants an answer."""
 END_SECONDS, UNPLACED_SECONDS = 5.0, 1.0
-"""Seconds that a placed actor, or one not yet placed, has to end its process; then both are killed."""
+"""Seconds for a placed and an unplaced actor to end its process; then actor and process are killed."""
 
 
 class Grader:
@@ -52,9 +52,9 @@ class Grader:
         return self._outcome(lambda: self._process.get_ready(self._never))
 
     def ask(self, number: int, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
-        """Return ("answer", result of `Process.ask`), ("late", None), ("garbled", None) or ("closed", exit and words).
+        """Return ("answer", result of `Process.ask`), ("late", None), ("garbled", None) or ("closed", (code, words)).
 
-        Questions are numbered from 0; each waits for the previous one.
+        Questions are numbered from 0; each question waits for the previous one.
         """
         with self._turns:
             self._turns.wait_for(lambda: self._next == number or self._has_ended)
@@ -85,9 +85,9 @@ class Grader:
 
 
 class RemoteProcess:
-    """A `pool.Process` on a node. If the node is lost, the process counts as killed, and its question is asked again.
+    """A `pool.Process` on a node. If the node is lost, the process counts as killed, and the question is asked again.
 
-    It uses the node's Python; `python` is ignored.
+    The node's Python runs the process; `python` is ignored.
     """
 
     pid, is_far = 0, True
@@ -156,7 +156,7 @@ class RemoteProcess:
         return self._ended
 
     def _get(self, reference: Any, stop: int, deadline: float | None, waits_for: str | None = None) -> Any:
-        """Return a result. Raises Stopped if the pool no longer wants it, Closed if node or actor is gone."""
+        """Return the actor's result. Raises Stopped if the pool no longer wants it, Closed if the actor is gone."""
         began, said = time.monotonic(), 0.0
         while not ray.wait([reference], timeout=LOOK)[0]:
             if readable(stop, 0):
@@ -176,9 +176,9 @@ class RemoteProcess:
 
 
 def arguments_for_node(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path) -> list[Any]:
-    """Return the arguments of `worker_main.start` here; write the task's code to `folder` if the node lacks it.
+    """Return the arguments of `worker_main.start` for this node; write `code` to `folder` if the node lacks it.
 
-    `path` becomes its entries that hold the task's files, then this node's `sys.path`.
+    The new `path`: entries of the old one that hold the task's files, then this node's `sys.path`.
     """
     env_id, kwargs, home, path, sources, *more = arguments
     shared = Path(home).is_dir() and all(

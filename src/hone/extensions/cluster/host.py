@@ -1,7 +1,7 @@
 """The Ray actor that runs one process of the run on a node.
 
-A server listens only on 127.0.0.1 of its node; the actor opens a gate to it for holders of the run's secret. Weights
-come through Ray's object store, one copy a node, and are written to the node's memory.
+A server listens only on 127.0.0.1 of its node. The actor opens a gate (a port) to the server for clients that send the
+run's secret. Weights come through Ray's object store, one copy per node, and are written to the node's memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Host:
     ) -> int:
         """Start the process; return its pid. A server gets a free port of 127.0.0.1.
 
-        `env` is added to the node's variables. `files` are texts that the process reads, by paths in `command`.
+        `env` is added to the node's variables. `files`: paths in `command` → texts that the process reads there.
         """
         for name, text in files.items():
             (Path(self._folder.name) / Path(name).name).write_text(text, encoding="utf-8")
@@ -98,7 +98,7 @@ class Host:
             await asyncio.sleep(WATCH)
 
     async def _opened(self) -> tuple[str, int] | None:
-        """Open the gate if the server accepts connections; return the gate's address."""
+        """Open the gate if the server accepts connections; return the gate's address, else None."""
         secret, port = self._secret, self._port
         assert port is not None
         try:
@@ -129,7 +129,7 @@ class Host:
         return os.path.exists(path)
 
     async def take(self, folder: str, files: Mapping[str, Any]) -> None:
-        """Write files into a new folder, atomically, unless it exists; keep one older folder beside it."""
+        """Write files into a new folder, atomically, unless it exists. Keeps one older version."""
         async with self._taking:
             await asyncio.to_thread(put_files, Path(folder), files)
 
@@ -142,9 +142,9 @@ def versions() -> dict[str, Any]:
 
 
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write files into a new `folder`, atomically; one process of the node at a time does so.
+    """Write files into a new `folder`, atomically. A lock admits one process of the node at a time.
 
-    Keeps the newest other version, which a server may still read. OSError if there is no room; then no file is left.
+    Keeps the newest other version, which a server may still read. If there is no room: OSError, and no file is left.
     """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)

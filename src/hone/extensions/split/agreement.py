@@ -17,7 +17,7 @@ from hone.trainer.step import Trainer
 
 
 def shared_values(config: RLConfig) -> dict[str, Any]:
-    """Return the keys and values in which trainer and orchestrator must agree, for `Session.shared`.
+    """Return keys and values that must be equal for trainer and orchestrator: `Session.shared`.
 
     A model in a local folder is named by its absolute path.
     """

@@ -37,7 +37,7 @@ PATIENCE = 10.0
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TOGETHER = 60.0
-"""Servers that are killed or lost within so many seconds count as one restart."""
+"""Seconds: servers that are killed or lost within this time count as one restart."""
 _LETTING_GO = 30.0
 """Seconds that a dead server's port may stay in use."""
 _FOLLOWING = 2.0
@@ -93,8 +93,8 @@ class Stop:
 
 @dataclass(eq=False)
 class Launch:
-    """The processes of one run in `folder`. `began` is called with the started processes, `opened` once run.json names
-    the orchestrator. Before that logs are in `scratch`, afterwards in `folder`/logs.
+    """The processes of one run in `folder`. `began` gets the started processes; `opened` runs once run.json names the
+    orchestrator. Before that, logs are in `scratch`; afterwards in `folder`/logs.
 
     `env`: variables of all processes. `child` starts a process, `say` prints a line, `from_where` names the checkpoint
     to resume from. `go_on`: the command to resume.
@@ -115,7 +115,7 @@ class Launch:
     _children: dict[str, list[Child]] = field(default_factory=dict, init=False)
     _restarted: int = field(default=0, init=False)
     _died_together: tuple[float, set[str]] = field(default=(float("-inf"), set()), init=False)
-    """Servers whose deaths count as one restart: time of the first death, and their roles."""
+    """Deaths of servers that count as one restart: time of the first death, roles of these servers."""
     _unnoted: list[dict[str, Any]] = field(default_factory=list, init=False)
     """Restarts that no orchestrator has recorded yet."""
     _is_open: bool = field(default=False, init=False)
@@ -269,7 +269,7 @@ class Launch:
         return any(serves(child.role) and child.code is None for child in self._all())
 
     def _died_with_others(self, dead: Sequence[Child]) -> bool:
-        """Return True if these servers and others were killed at nearly the same time, as when a node shuts down."""
+        """Return True if these and other servers were killed almost together, as when a node shuts down."""
         since, roles = self._died_together
         # One without a pid was lost before it had found a place.
         killed = all((child.code or 0) < 0 and (child.role not in roles or not child.pid) for child in dead)

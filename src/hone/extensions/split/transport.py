@@ -54,7 +54,7 @@ _FACTS = "facts"
 
 @dataclass(frozen=True)
 class Session:
-    """What the trainer must know of one orchestrator process. For each new session the trainer starts anew.
+    """One orchestrator process, described for the trainer, which starts anew for each session.
 
     `start` is the first version: the version in `checkpoint` (a folder with the trainer's part), or 0, the initial
     model. `shared` are keys and values that must be equal in both roles. `temperature` is the rollouts' temperature.
@@ -170,7 +170,7 @@ class FileTransport:
                     remove(root / name)
 
     def hello(self, timeout: float | None = None) -> Hello | None:
-        """Return the running trainer; None if no trainer runs after `timeout` seconds (None: wait forever)."""
+        """Return the running trainer; None if none runs after `timeout` seconds (None: wait forever)."""
 
         def look() -> Hello | None:
             hello = self._read(self.path / HELLO, Hello)
@@ -225,9 +225,9 @@ class FileTransport:
         return found
 
     def drop(self, version: int, retained: int | None = None) -> None:
-        """Remove the weights of `version` and of older versions, except those of version `retained`.
+        """Remove the weights of `version` and older versions, except version `retained`.
 
-        In memory one folder becomes `spare`, whose files the next version overwrites. The caller guarantees that no
+        In memory one folder becomes `spare`: the next version overwrites its files. The caller guarantees that no
         server reads these files.
         """
         for folder in self._weight_folders:
@@ -239,7 +239,7 @@ class FileTransport:
                     remove(folder / name)
 
     def close(self) -> None:
-        """End the session: remove all its files. Files of another session and the trainer's hello stay."""
+        """End the session: remove its files. Another session's files and the trainer's hello stay."""
         if self._session is None:
             return
         if not self._replaced():
@@ -271,7 +271,7 @@ class FileTransport:
         return session
 
     def order(self, step: int) -> Order | None:
-        """Wait for the order at `step`; remove and return it. Return None once another session has begun."""
+        """Wait for the order at `step`; remove and return it. Return None if another session has started."""
 
         def look() -> Order | bool | None:
             self._check_hello()
