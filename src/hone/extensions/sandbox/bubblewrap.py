@@ -1,5 +1,5 @@
-"""bubblewrap: the command that makes a sandbox of namespaces and an empty file system, the files that code can read
-there, and why the command may fail here.
+"""bubblewrap: the command that makes a sandbox from namespaces and an empty file system, the files that code can read
+in it, and the error if the command fails here.
 
 Code sees the interpreter, its standard library, their shared libraries and the requested packages. These have other
 paths in the sandbox (`/python`, `/lib`, `/packages`), so a traceback tells nothing about this machine.
@@ -57,16 +57,16 @@ _SYSCTLS = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 )
 _FIRST_USER = int.from_bytes(os.urandom(4), "big")
-"""Random: containers of one machine share user ids, and may have equal process ids."""
+"""Random, as containers on one machine share user ids and may have equal process ids."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to make the sandbox: by root, who can mount without a user namespace, or in a user namespace."""
+    """A way to make the sandbox: in a user namespace, or without one by root, who may mount."""
 
     user_namespace: bool
     disable_userns: bool = False
-    """True: bubblewrap makes the kernel refuse more user namespaces; the system call filter always does so."""
+    """True: bubblewrap makes the kernel refuse further user namespaces; the system call filter refuses them anyway."""
     become_nobody: bool = False
     """True: root becomes nobody before bubblewrap starts."""
 
@@ -123,7 +123,7 @@ def command(
 
 
 def environment(scratch: str) -> dict[str, str]:
-    """Return the code's environment variables."""
+    """Return the environment variables for the code."""
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
         "HOME": scratch,
@@ -160,7 +160,7 @@ def _sysctl(name: str) -> str | None:
 
 @functools.cache
 def _uid_map() -> list[int]:
-    """Return the first user id here, its id outside, and the number of ids; without such a file, all ids."""
+    """Return this namespace's first user id, its id outside, and the number of ids. Without uid_map: all ids."""
     try:
         return [int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3]]
     except OSError:
@@ -168,7 +168,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return an unused user id for sandbox `number`, from the last quarter of ids; nobody's if ids are few."""
+    """Return an unused user id for sandbox `number`, from the last quarter of ids; NOBODY if there are too few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY
@@ -187,13 +187,13 @@ class Readable:
 
 
 def base_executable() -> str:
-    """Return the Python that a virtual environment was made from, links resolved; else this one."""
+    """Return the path of the Python that this virtual environment is based on, else of this Python; no links."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache
 def readable(packages: tuple[str, ...] = ()) -> Readable:
-    """Return the files of the interpreter and `packages` (import names). UserError for a missing package."""
+    """Return the files of the interpreter and `packages` (import names). UserError if a package is missing."""
     roots = package_roots(packages)
     extensions = [str(file) for root in roots for file in root.rglob("*.so*")] if roots else []
     executable = base_executable()
@@ -222,7 +222,7 @@ def readable(packages: tuple[str, ...] = ()) -> Readable:
 
 @functools.cache
 def package_roots(packages: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the folders and modules of the distributions that hold these import names, and of all they require."""
+    """Return folders and modules of the distributions with these import names, and of their requirements."""
     if not packages:
         return ()
     from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
