@@ -1,7 +1,7 @@
-"""hone's code in vLLM's processes: loads weights in place, and adds HTTP paths for that.
+"""hone's code in vLLM's processes: loads weights in place, and adds HTTP paths for it.
 
-Found on PYTHONPATH, in an environment without hone: imports only packages of vLLM. `WorkerExtension` becomes a base of
-vLLM's worker (`--worker-extension-cls`), `UpdateWeights` wraps its server (`--middleware`).
+vLLM finds it on PYTHONPATH. As its environment lacks hone, this module imports only vLLM's packages. `WorkerExtension`
+becomes a base of vLLM's worker (`--worker-extension-cls`); `UpdateWeights` wraps vLLM's server (`--middleware`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
-"""Weights are loaded only from below this folder or MEMORY (if set); without ROOT, never."""
+"""Weights are loaded only from below this folder, or MEMORY if set; if ROOT is not set, never."""
 MEMORY = os.environ.get("HONE_SHARED_MEMORY")
 ADAPTER = "adapter"
-"""Folder of an adapter within the folder of weights."""
+"""Name of an adapter's folder within a folder of weights."""
 KEY = os.environ.get("VLLM_API_KEY")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
-"""Paths that need no key, and answer while the model is partly updated. vLLM wants the key under some paths only."""
+"""Paths that need no key, and answer even if the model is partly updated. vLLM itself checks only some paths."""
 
 
 class WorkerExtension:
@@ -46,9 +46,9 @@ class WorkerExtension:
 
 class UpdateWeights:
     """Answers `POST /update_weights` as hone's server does; `GET /v1/models` also has the weights' version and folder,
-    and a name for this process. `POST /sleep` frees the GPU until the next update. Requires the key, if there is one;
-    else serves only programs of this machine. An update that fails while weights are being written leaves the model
-    partly updated: the server then refuses requests (503) until an update succeeds.
+    and an id of this process. `POST /sleep` frees the GPU until the next update. If KEY is set, requests need the key;
+    else only programs of this machine are served. An update that fails while it writes weights leaves the model partly
+    updated: the server then refuses requests (503) until an update succeeds.
     """
 
     def __init__(self, app: Any) -> None:
@@ -133,7 +133,7 @@ class UpdateWeights:
         return 200, {"status": "ok"}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Return vLLM's answer, with the version and the folder of the weights, as hone's server has them."""
+        """Send vLLM's list of models, with the weights' version and folder added as in hone's server."""
         sent: list[dict[str, Any]] = []
 
         async def keep(message: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ class UpdateWeights:
 
 
 async def _load_adapter(engine: Any, models: Any, folder: Path) -> None:
-    """Replace the adapter, and use it for requests to the model."""
+    """Replace the adapter; requests to the model use the new one."""
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
     request = {"lora_name": models.base_model_paths[0].name, "lora_int_id": 1, "lora_path": str(folder)}
@@ -171,7 +171,7 @@ def _has_key(scope: dict[str, Any]) -> bool:
 
 
 def _from_elsewhere(scope: dict[str, Any]) -> bool:
-    """Return True if Host is not localhost or Origin is another site: a web page asks, which vLLM would allow."""
+    """Return True if Host is not localhost or Origin is another site: a request by a web page. vLLM would allow it."""
     headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
     host, origin = headers.get(b"host", ""), headers.get(b"origin")
     try:
@@ -182,7 +182,7 @@ def _from_elsewhere(scope: dict[str, Any]) -> bool:
 
 
 def weights_folder(path: str) -> Path:
-    """Return the folder `path`, absolute or relative to the root. ValueError if it is not below a root."""
+    """Return the folder at `path`, absolute or relative to ROOT. ValueError if it is not below ROOT or MEMORY."""
     assert ROOT is not None
     root = Path(ROOT).resolve()
     folder = (root / path).resolve()
@@ -198,7 +198,7 @@ def _is_below_a_root(path: Path) -> bool:
 
 
 def check_weights(folder: Path, config: Any) -> None:
-    """Raise ValueError unless `folder` has exactly the tensors and shapes of a model of `config`."""
+    """Raise ValueError unless the tensors in `folder` have exactly the names and shapes of a model with `config`."""
     there = finite_shapes(folder)
     if not there:
         raise ValueError(f"{folder} has no safetensors: give a folder of saved weights, such as weights/step_20")
@@ -210,15 +210,14 @@ def check_weights(folder: Path, config: Any) -> None:
 
 
 def check_adapter(folder: Path) -> None:
-    """Raise ValueError unless `folder` has an adapter of finite values. vLLM finds out whether it fits the model."""
+    """Raise ValueError unless `folder` has an adapter with finite values. vLLM checks if it fits the model."""
     if not (folder / "adapter_config.json").is_file() or not finite_shapes(folder):
         raise ValueError(f"this server takes adapters (--max-lora-rank), but {folder} has none: use a run with LoRA")
 
 
 def finite_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return name → shape of the tensors in `folder`. Raises ValueError if a value is not finite, or a file not below a
-    root.
-    """
+    """Return name → shape of the tensors in `folder`. Raises ValueError if a value is not finite, or if a file (by a
+    link) is not below ROOT or MEMORY."""
     from safetensors import SafetensorError, safe_open
 
     there: dict[str, list[int]] = {}
@@ -248,7 +247,7 @@ def shapes_of(config: Any) -> dict[str, list[int]]:
 
 @cache
 def expected_shapes(config: str, kind: type) -> dict[str, list[int]]:
-    """Return name → shape of each tensor in the files of a model; `config`: JSON of a `kind`."""
+    """Return name → shape of each tensor in a model's files. `config`: JSON for the config class `kind`."""
     import torch
     from transformers import AutoModelForCausalLM
 
