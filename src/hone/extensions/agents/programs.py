@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 NO_CALL = "the program made no call that was answered"
 POLL_SECONDS = 0.02
-"""Time between checks of a command."""
+"""Seconds between checks of a command."""
 MAX_OUTPUT = 64 * 2**20
-"""Bytes that a command may print, or write to its standard error."""
+"""Most bytes that a command may write to its standard output, and to its standard error."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
-"""Rewards of a program that failed after a call beyond a limit that the model had used up."""
+"""Rewards of a program that failed because a call was refused after the model had used up a limit."""
 
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
-    """Run a rollout's program and return the rollout. A failure costs only this rollout."""
+    """Run the example's program; return the rollout. If the program fails, only this rollout fails."""
     calls = calls_of(model, env.agent_limits)
     rewarded, failure = Rewarded({}), None
     program = asyncio.create_task(_guarded(env, calls, example))
@@ -151,7 +151,7 @@ def _tail(file: IO[bytes]) -> str:
 
 
 def _tells(error: BaseException | None, words: str) -> bool:
-    """Return True if an error, one of its group, or its cause contains these words."""
+    """Return True if the traceback of an error, of its group's errors, or of its cause contains these words."""
     while error is not None:
         if words in "".join(traceback.format_exception(error)):
             return True

@@ -1,1 +1,1 @@
-"""Rewards by a language model or a server."""
+"""Rewards, and scores of a teacher, from a language model or another server."""
