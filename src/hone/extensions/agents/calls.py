@@ -1,7 +1,7 @@
 """A program's calls of the model, and the answers.
 
-Calls are requests in OpenAI's format (`hone.extensions.agents.host`). Answers are sampled with the run's settings and a
-separate random key per call, within the rollout's limits.
+Calls are requests in OpenAI's format (`hone.extensions.agents.host`). Each is sampled with the run's settings and
+a separate random key, within the rollout's limits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Reply = tuple[str, Message, str, dict[str, int]]
 
 
 class ModelCalls:
-    """One rollout's calls of the model, and its limits. Used on the driver's event loop."""
+    """One rollout's calls, and its limits. Used on the driver's event loop."""
 
     largest_body = MAX_BODY
     """Most bytes of a request."""
@@ -67,7 +67,7 @@ class ModelCalls:
         asked = self.model.asked
         if (reached := self.limits.reached(asked, self.sampled)) is not None:
             raise self._limit_reached(reached)
-        if asked + self.refused >= self.limits.max_calls:  # the program's fault, and not the model's
+        if asked + self.refused >= self.limits.max_calls:  # the program's fault
             made = f"the rollout has made its {self.limits.max_calls} calls (max_calls)"
             raise ApiError(400, f"{made}, of which {self.refused} were refused", "messages")
 
@@ -122,7 +122,7 @@ class ProgramCalls(ModelCalls):
             call = model.begin(messages, tools, ids, parent, most, session=session, stops=tuple(body.stop or ()))
         except NoRoom as error:
             raise self._limit_reached(str(error)) from None
-        # Calls side by side share what is left; `_commit` gives back what was not used.
+        # Concurrent calls share the remaining tokens; `_commit` returns unused ones.
         self.sampled += call.request.max_tokens
         return self._answer(call)
 
@@ -161,12 +161,12 @@ class ProgramCalls(ModelCalls):
                 call.parent.continued = False
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout: answer open calls with status 410; drop them and calls of sessions in `untrained`."""
+        """End the rollout: answer open calls with 410; drop these, and calls of sessions in `untrained`."""
         self.closed = True
         for call in [call for call in self.model.calls if call.turn is None]:
             if not call.future.done():
                 call.future.set_exception(ApiError(410, ROLLOUT_ENDED))
-                call.future.exception()  # asyncio would report it where nobody waits any more
+                call.future.exception()  # else asyncio reports it if nobody waits
             self._drop(call)
         self.model.calls = [call for call in self.model.calls if call.session not in untrained]
         return len(self.model.calls)
@@ -177,7 +177,7 @@ class ProgramCalls(ModelCalls):
         except UserError as error:
             if parent is None:
                 raise ApiError(400, str(error), "messages") from error
-            return self._prompt(messages, tools, None)  # the template rewrites earlier turns: this begins anew
+            return self._prompt(messages, tools, None)  # the template rewrites earlier turns: start anew
 
 
 async def _answered(call: Call) -> Reply:
@@ -190,7 +190,7 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> None:
-    """Raise ApiError if a request differs from the run's `sampling`, or sets a seed or another option of the run."""
+    """Raise ApiError if a request differs from the run's `sampling`, or sets other options of the run."""
     asked = {"n": body.n != 1, "logprobs": bool(body.logprobs), "top_logprobs": bool(body.top_logprobs)}
     asked |= {name: getattr(body, name) not in (None, value) for name, value in sampling.items()}
     asked |= {name: getattr(body, name) is not None for name in ("seed", "key")}

@@ -39,7 +39,7 @@ class AgentEnv(SingleTurnEnv):
     command: str | None = None
     agent_limits: AgentLimits
     agent_env: tuple[str, ...] = ()
-    """Names of further environment variables that `command` gets, besides `PASSED_ON`."""
+    """Further environment variables that `command` gets."""
     patience = 0.02
     why_not_graded = REWARDED_BY_PROGRAM
 
@@ -65,7 +65,7 @@ class AgentEnv(SingleTurnEnv):
     def grade_many(
         self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0, groups: Iterable[Hashable] | None = None
     ) -> list[Score]:
-        """Return the scores that the program gave. Raises UserError for completions not made by the program."""
+        """Return the program's scores. Raises UserError for completions not made by the program."""
         return [self._score(completion) for _, completion in pairs]
 
     def _score(self, completion: Completion) -> Score:

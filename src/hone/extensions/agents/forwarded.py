@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ForwardedCalls(ModelCalls):
-    """One program's calls of a model behind a URL. Used on the driver's event loop."""
+    """One program's forwarded calls. Used on the driver's event loop."""
 
     model: TextModel
 

@@ -34,7 +34,7 @@ class AgentLimits:
                 raise UserError(f"{name} of an agent is {value!r}; it must be a {what} above 0")
 
     def reached(self, calls: int, tokens: int) -> str | None:
-        """Return in words the limit that a rollout with so far `calls` and `tokens` has reached; None if no limit."""
+        """Return in words the limit that a rollout with `calls` and `tokens` has reached, or None."""
         if calls >= self.max_calls:
             return f"the rollout has made its {self.max_calls} calls (max_calls)"
         if self.max_tokens is not None and tokens >= self.max_tokens:

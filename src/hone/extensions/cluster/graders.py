@@ -63,7 +63,7 @@ class Grader:
             kind, found = self._outcome(lambda: self._process.ask(question, cpu, clock, self._never))
             self._next += 1
             if kind != "answer" or found[2]:
-                self._has_ended = True  # what was sent ahead is asked of another process
+                self._has_ended = True  # another process gets the question sent ahead
             self._turns.notify_all()
             return kind, found
 
@@ -101,10 +101,10 @@ class RemoteProcess:
         sources: dict[str, str] = arguments[4]
         code = {file: Path(file).read_bytes() for file in sources if Path(file).is_file()}
         relative = str(script.relative_to(Path(__file__).parents[2]))
-        # Three threads: it can be ended while it works at a question, and the next one waits.
+        # Threads: one answers, one has the next question waiting, one is free for `end`.
         options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=3)
         self._actor = options.remote(relative, list(arguments), memory_bytes, dict(environment), code)
-        # Asked once: a round that ends without this process leaves it to the next to wait for it.
+        # Called once: if a round ends before the process is ready, the next round waits for the same call.
         self._facts, self._started = self._actor.facts.remote(), self._actor.get_ready.remote()
 
     @property
@@ -123,7 +123,7 @@ class RemoteProcess:
         return error
 
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
-        # The actor keeps the time.
+        # The actor checks the time limits.
         sent, self._sent = self._sent, None
         reference = sent if sent is not None else self._send(question, cpu, clock)
         if self.ahead is not None:
@@ -149,7 +149,7 @@ class RemoteProcess:
         self._actor.end.remote()
 
     def finish(self) -> ExitStatus:
-        with contextlib.suppress(RayError):  # one that nobody has asked yet may have a folder, too
+        with contextlib.suppress(RayError):  # also if unused: it may have a folder
             ray.get(self._actor.end.remote(), timeout=END_SECONDS if self._is_placed else UNPLACED_SECONDS)
         ray.kill(self._actor)
         self._ended = self._ended or ExitStatus(None, "")

@@ -1,7 +1,7 @@
 """The Ray actor that runs one process of the run on a node.
 
-A server listens only on 127.0.0.1 of its node. The actor opens a gate (a port) to the server for clients that send the
-run's secret. Weights come through Ray's object store, one copy per node, and are written to the node's memory.
+A server listens only on 127.0.0.1 of its node. The actor opens a gate to it for clients that send the run's secret.
+Weights come through Ray's object store, one copy per node, and are written to the node's memory.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def put_files(folder: Path, files: Mapping[str, Any]) -> None:
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.parent / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the process ends, however it does
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends
         if folder.exists():
             return
-        shutil.rmtree(fresh, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(fresh, ignore_errors=True)  # left by a killed process
         try:
             for name, content in files.items():
                 (fresh / name).parent.mkdir(parents=True, exist_ok=True)

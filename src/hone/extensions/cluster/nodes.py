@@ -110,7 +110,7 @@ class Cluster:
         return Needs(self.config.cpus, gpus)
 
     def __exit__(self, *_: object) -> None:
-        for child in self._children:  # Ray has to be there until their threads have ended
+        for child in self._children:  # their threads need Ray
             child.join()
         self.tunnels.close()
         self._ray.shutdown()
@@ -179,7 +179,7 @@ class Cluster:
             return self._rooms[role]
 
     def _fresh(self, name: str) -> str:
-        """Kill the actor called `name`, if it exists; return `name` once a new actor may have it."""
+        """Kill the actor `name`, if it exists; return `name` once a new actor can have it."""
         try:
             self._ray.kill(self._ray.get_actor(name))
         except ValueError:
@@ -217,7 +217,7 @@ class RemoteChild(Child):
         return f"is lost with its node or its actor ({self._lost})" if self._lost else super().cause
 
     def send(self, signum: int) -> None:
-        if self._host is None:  # nothing that could heed it
+        if self._host is None:  # not placed yet
             self.kill()
         elif self.code is None:
             self._host.send.remote(signum)
@@ -251,7 +251,7 @@ class RemoteChild(Child):
     def _live(self) -> None:
         ray, cluster, host = self._cluster._ray, self._cluster, None
         try:
-            if cluster.ranks:  # first: servers must not take the last cores, for without a trainer there is no run
+            if cluster.ranks:  # servers must not take the trainer's cores
                 self._wait(cluster._room(TRAINER).ready(), TRAINER)
             host = cluster.host(self.role, self.rank)
             facts = self._placed(host.facts.remote())
@@ -334,7 +334,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
     try:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        # As Ray does for a cluster that it starts itself, but not for a given address; it looks when it is imported.
+        # Ray does this for clusters that it starts, not for a given address. It reads the variable at import.
         if address and (TOKEN.is_file() or "RAY_AUTH_TOKEN" in os.environ):
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray
@@ -343,7 +343,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
         raise UserError("a cluster needs Ray, which is not installed: pip install 'ray>=2.59'") from None
     start = {} if address else {"num_cpus": int(cores or 1), "include_dashboard": False}
     try:
-        if address and ":" in address:  # where nothing answers, Ray tries for minutes
+        if address and ":" in address:  # without an answer Ray tries for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=CONNECT).close()
         ray.init(address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **start)

@@ -45,7 +45,7 @@ class Carrier:
                     "nodes share, or free memory in /dev/shm, through which weights travel"
                 )
             ray.get(host.take.remote(str(folder), self._store(folder)), timeout=SECONDS)
-        except RayTaskError as error:  # not of Ray, but of the node's memory
+        except RayTaskError as error:  # an error on the node
             if not isinstance(error.cause, OSError):
                 raise
             raise Halt(

@@ -173,7 +173,7 @@ class ReasoningGym(SingleTurnEnv):
 
     def _score(self, index: int, answer: str, cpu_seconds: int) -> float | GraderFailure:
         try:
-            # The process remembers the row, unless another has taken its place: making it may take longer than scoring.
+            # Making a row may take longer than scoring; the process caches the row, but a new process has no cache.
             self._worker.ask(["entry", index], MAKE_SECONDS, CLOCK_SECONDS)
             return self._worker.ask(["score", index, answer], cpu_seconds, CLOCK_SECONDS)
         except NoVerdict as nothing:

@@ -60,7 +60,7 @@ class TasksetProcess:
         self.weights: dict[str, float] = reply.get("weights", {})
         """Weights of the reward functions, in the order they run; empty if verifiers makes the rollouts."""
         self.env: dict[str, Any] | None = reply.get("env")
-        """Config of verifiers' environment if verifiers makes the rollouts, else None."""
+        """Config of verifiers' environment; None if text is scored."""
         self.sources: dict[str, str] = reply["sources"]
         """A digest of the taskset's source, and the version of verifiers."""
 
@@ -129,7 +129,7 @@ class Tasks(SingleTurnEnv):
 
 
 class Verifiers(Tasks):
-    """Tasks with text answers, which the taskset's reward functions score."""
+    """Tasks with text answers, scored by the taskset."""
 
     has_own_process = True
 

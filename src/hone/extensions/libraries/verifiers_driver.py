@@ -2,10 +2,10 @@
 
     python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
 
-`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` starts episode 3, with the task of index 7, which must have
-the key `task`. The episode calls the model at `url` with the API key `key`. `{"cancel": 3}` cancels episode 3. Standard
-output gets a line `{"ready": true}`, then a line for each episode: its number and `summary`, or, at once, the number
-alone if it is cancelled. Libraries print to standard error. At the end of the input all processes end.
+`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` starts episode 3 of task 7, which must have the key `task`.
+The episode calls the model at `url` with the API key `key`. `{"cancel": 3}` cancels episode 3. Standard output gets a
+line `{"ready": true}`, then a line for each episode: its number and `summary`, or, at once, the number alone if it is
+cancelled. Libraries print to standard error. When the input ends, all processes end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POLICY_URL = "http://policy.invalid/v1"
 
 def main() -> None:
     told = json.loads(sys.argv[1])
-    # Children of libraries get neither the orders, with their keys, nor the answers.
+    # Libraries' children must not inherit the orders (with keys) or the answers.
     orders, out = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -101,8 +101,8 @@ async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, An
 
 
 def summary(episode: Any) -> dict[str, Any]:
-    """Return `scores` and `weights` of an episode's rewards and metrics, or `failed`, the reason of a failure; and ids
-    of `untrained` traces, made by agents that are not trained. Scores are means over an agent's traces.
+    """Return `scores` and `weights` of an episode's rewards and metrics, or the reason it `failed`; and `untrained`:
+    ids of traces by agents that are not trained. Scores are means over an agent's traces.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     untrained = [trace.id for trace in episode.traces if not trace.agent.trainable]
@@ -131,7 +131,7 @@ def summary(episode: Any) -> dict[str, Any]:
 
 
 def policy_client() -> dict[str, tuple[str, str]]:
-    """Make verifiers send a trace's calls to the endpoint of its episode; return the dict {trace: (URL, key)} to fill.
+    """Let verifiers send a trace's calls to its episode's endpoint; return the dict to fill: {trace: (URL, key)}.
 
     verifiers stores a client for each endpoint, but the policy's endpoint changes with each episode.
     """

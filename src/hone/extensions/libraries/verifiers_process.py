@@ -120,7 +120,7 @@ class DriverProcess:
             self._open.pop(number, None)
 
     def take(self, found: dict[str, Any]) -> None:
-        """Handle a line of the process: an episode's result, or the confirmation that it is cancelled."""
+        """Handle an episode's result, or the confirmation of a cancelled episode."""
         if (event := self._given_up.pop(found["number"], None)) is not None:
             event.set()
         if (future := self._open.pop(found["number"], None)) is not None:

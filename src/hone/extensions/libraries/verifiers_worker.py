@@ -135,7 +135,7 @@ class LoadedTaskset:
 
     def _rewards(self) -> list[Callable[..., Any]]:
         kind = type(self.taskset).task_type()
-        # without content: its reward functions are looked at, not run
+        # without content: only to list reward functions
         return kind(kind.data_type().model_construct(), self.taskset.config.task).hooks("reward")
 
     def _weights(self) -> dict[str, float]:

@@ -23,7 +23,7 @@ LIBRARIES, PACKAGES = "/lib", "/packages"
 _LEFT_OUT = ("_tkinter", "readline", "_curses", "_curses_panel", "nis", "_ssl")
 """Modules for a screen, a terminal or the network, which need most of the shared libraries."""
 
-# The libraries are found as the loader does it: by loading them. `dlopen` runs no Python code of a module.
+# Loads the libraries to learn their paths. `dlopen` runs no Python code of a module.
 _PROBE = """
 import ctypes, json, os, sys
 library = os.path.dirname(os.__file__)
@@ -94,18 +94,18 @@ def executable() -> str:
 def command(
     bwrap: str, way: Way, mounts: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
 ) -> list[str]:
-    # Root keeps its rights up to `main.py`, which gives them all up by becoming another user: where bubblewrap
-    # takes some of them, the kernel no longer gives the same addresses each time.
+    # Root keeps its rights until `main.py` drops them by becoming another user. If bubblewrap dropped some, memory
+    # addresses would not repeat.
     words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if way.user_namespace:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
         words += ["--disable-userns"] if way.disable_userns else []
-    # Not --die-with-parent: killed while it sets up, bubblewrap leaves its child waiting for ever. `main.py`,
-    # as process 1, notices when hone is gone.
+    # Not --die-with-parent: if bubblewrap is killed during setup, its child waits forever. `main.py`, as process 1,
+    # notices when hone is gone.
     words += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
     for name, value in environment("/scratch").items():
         words += ["--setenv", name, value]
-    # bubblewrap makes the folders above for their owner alone where what is shown is.
+    # Otherwise bubblewrap makes parent folders readable for their owner only, if their content is.
     above = {str(folder) for _, target in mounts.binds for folder in Path(target).parents} | {"/dev"}
     for folder in sorted(above - {"/"}):
         words += ["--perms", "0755", "--dir", folder]
@@ -243,7 +243,7 @@ def package_roots(packages: tuple[str, ...]) -> tuple[Path, ...]:
         seen.add(name)
         try:
             found = distribution(name)
-        except PackageNotFoundError:  # of a requirement that is met otherwise, or not needed on this machine
+        except PackageNotFoundError:  # a requirement met otherwise, or not needed here
             continue
         tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
         for top in sorted(top for top in tops if not top.endswith((".dist-info", ".egg-info", ".pth"))):

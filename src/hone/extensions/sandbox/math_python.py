@@ -33,7 +33,7 @@ CPU_SECONDS, CLOCK_SECONDS = 5, 8
 """Limits of a call. The clock limit is below a turn's deadline (`grading.timeout`), so the model gets the reason."""
 TRACEBACK_LINES = 8
 
-# Runs in the sandbox: the code, and if its last line is an expression, prints that one's value, as a notebook does.
+# Runs the code in the sandbox. If its last line is an expression, prints the value, as a notebook does.
 RUNNER = """\
 def _run(source):
     import ast, linecache
@@ -94,7 +94,7 @@ class MathPython(ToolEnv):
     """Rows as in math-problems. The tool runs code in a sandbox with `isolation` and `packages`."""
 
     def __init__(self, *, hint: str, isolation: Isolation, packages: Sequence[str], **kwargs: Any) -> None:
-        # A sandbox that cannot start says nothing about the code: the sample fails.
+        # If a sandbox can't start, the sample fails.
         super().__init__(
             id="math-python", parser=PARSER, tools=[self.python], stop_errors=[OSError, UserError], **kwargs
         )

@@ -54,7 +54,7 @@ GONE_SECONDS = 10.0
 _START_SECONDS = 60.0
 """Longest time to make a sandbox on a busy machine."""
 _BACKSTOP_SECONDS = 5
-"""Seconds after the deadline at which `main.py` ends the code if hone has not."""
+"""Seconds after the deadline until `main.py` ends the code."""
 _INODES = 16384
 """Most files and folders in the scratch folder: no other limit counts the kernel memory that they take."""
 _SOURCE = Path(__file__).with_name("main.py").read_text(encoding="utf-8")
@@ -76,10 +76,10 @@ class Limits:
     """Limits of one call, over all of its processes."""
 
     cpu_seconds: float = 5
-    """Processor time of all processes together. For a single process it is rounded up to whole seconds."""
+    """Processor time of all processes. For a single process it is rounded up to whole seconds."""
     clock_seconds: float = 15
     memory_mib: int = 512
-    """Memory of all processes together; also limits the address space of each process."""
+    """Memory of all processes; also the address space of each process."""
     processes: int = 16
     """Processes and threads at one time."""
     output_bytes: int = 65536
@@ -118,7 +118,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Place:
-    """A way to run code: in bubblewrap with this filter and these files; if `way` is None, in a plain process."""
+    """A way to run code: bubblewrap with a filter and files or, if `way` is None, a plain process."""
 
     way: Way | None
     bwrap: str = ""
@@ -192,7 +192,7 @@ class Started:
     """
 
     def __init__(self, place: Place, limits: Limits, code: bytes, stdin: bytes) -> None:
-        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # what is started would do so too, and may not stop it
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # children would inherit this
             raise UserError(
                 "this process ignores SIGCHLD, so the sandbox can't learn how code ended: call "
                 "signal.signal(signal.SIGCHLD, signal.SIG_DFL)"
@@ -303,7 +303,7 @@ class Started:
         line = os.read(self._report, 64) if killed is None and readable(self._report, 0) else b""
         exit_code = int(line) if line.endswith(b"\n") else None
         for fd, text in streams.items():
-            os.set_blocking(fd, False)  # someone may have got away with it, and hold it open
+            os.set_blocking(fd, False)  # a process may hold it open
             with contextlib.suppress(BlockingIOError):
                 while len(text) <= self._limits.output_bytes and self._read(fd, text):
                     pass
@@ -348,7 +348,7 @@ class Started:
             text = (self.process.stderr.read() or b"").decode("utf-8", "replace").strip()
             raise OSError(NOT_STARTED + (text[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds"))
         self.tree = Tree(root)
-        with contextlib.suppress(OSError):  # if memory runs out, the kernel ends this, not hone
+        with contextlib.suppress(OSError):  # out of memory, the kernel kills this first
             Path(f"/proc/{root}/oom_score_adj").write_text("1000")
         if self._way is not None:
             with contextlib.suppress(OSError):
@@ -374,7 +374,7 @@ class Started:
     def _passed(self, seconds: float) -> Status | None:
         assert self.tree is not None
         limits, (cpu_seconds, memory_bytes, tasks) = self._limits, self.tree.usage()
-        # The kernel looks at the time of each process, and comes first where there is one.
+        # The kernel limits each process's time; for a single process its limit comes first.
         if cpu_seconds > limits.cpu_seconds + 0.5 or seconds > limits.clock_seconds:
             return "timeout"
         if tasks > limits.processes + OWN_TASKS:
@@ -390,13 +390,13 @@ class Started:
         return None
 
     def _read(self, source: int, output: bytearray) -> bool:
-        """Read from `source`, and append to `output` up to the limit. Return False at the end of `source`."""
+        """Append to `output` from `source`, up to the limit. Return False at the end of `source`."""
         part = os.read(source, 1 << 16)
         output += part[: max(0, self._limits.output_bytes + 1 - len(output))]
         return bool(part)
 
     def _file(self, content: bytes, sealed: bool = False) -> int:
-        """Return the descriptor of a file in memory, at its beginning. If `sealed` is true, nobody can change it."""
+        """Return a file in memory, at its beginning. If `sealed` is true, nobody can change it."""
         fd = os.memfd_create("hone", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds.add(fd)
         with os.fdopen(fd, "wb", closefd=False) as file:
@@ -444,13 +444,13 @@ class Tree:
     def usage(self) -> tuple[float, int, int]:
         """Return seconds of processor time so far, bytes of memory now, number of threads now.
 
-        Processor time includes ended processes that their parent waited for. A page that processes share since a fork
-        counts for each of them (see `memory_bytes`).
+        Processor time includes ended processes that their parent waited for. A page shared since a fork counts for
+        each process (see `memory_bytes`).
         """
         ticks = kib = tasks = 0
         for pid in self.pids():
             with contextlib.suppress(OSError, IndexError):
-                with open(f"/proc/{pid}/stat", "rb") as file:  # bytes: a process gives itself any name it likes
+                with open(f"/proc/{pid}/stat", "rb") as file:  # bytes: a process may have any name
                     ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
                 with open(f"/proc/{pid}/status", "rb") as file:
                     fields = dict(line.split(b":", 1) for line in file)

@@ -1,1 +1,1 @@
-"""Rewards, and scores of a teacher, from a language model or another server."""
+"""Rewards from a language model or a server; a teacher's scores."""

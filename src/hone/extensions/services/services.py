@@ -144,7 +144,7 @@ class HTTPReward(Service):
 
 
 async def _post(service: Service, url: str, body: dict[str, Any]) -> Any:
-    """Return the service's JSON answer. Retries for at most `service.patience` seconds."""
+    """Return the service's JSON answer. Retries within `service.patience`."""
     shown = shown_url(url)
     if url.endswith("?…"):
         raise ValueError(f"the query of {shown} was not written into the run: give the reward function again")

@@ -38,7 +38,7 @@ def connect(config: Any, renderer: ChatRenderer, vocab_size: int) -> tuple[Teach
 
 
 def advantages(config: Any, advantage: Any, logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray) -> np.ndarray:
-    """Return the advantages `[T]` of a completion's tokens, weighted by `coef` and `reward_coef` of the config."""
+    """Return the advantages `[T]` of a completion's tokens, with the config's `coef` and `reward_coef`."""
     return distilled(advantage, logprobs_T, teacher_logprobs_T, config.teacher.coef, config.teacher.reward_coef)
 
 
@@ -106,7 +106,7 @@ class Teacher:
                 names = ", ".join(entry.id for entry in served[:20]) or "no model"
                 raise UserError(f"{url} serves {names}: name the teacher among these by --teacher.model")
             hones = known[0].owner == HONE
-            room, needed = known[0].max_model_len, seq_len + (not hones)  # others sample a token in any case
+            room, needed = known[0].max_model_len, seq_len + (not hones)  # others always sample a token
             if room is not None and room < needed:
                 raise UserError(f"the teacher at {url} has room for {room} tokens, and needs {needed}: lower seq_len")
             teacher = cls(Server.of(endpoint, known[0]))

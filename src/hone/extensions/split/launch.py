@@ -93,8 +93,8 @@ class Stop:
 
 @dataclass(eq=False)
 class Launch:
-    """The processes of one run in `folder`. `began` gets the started processes; `opened` runs once run.json names the
-    orchestrator. Before that, logs are in `scratch`; afterwards in `folder`/logs.
+    """The processes of one run in `folder`. `began` gets the started processes. Once run.json names the
+    orchestrator, `opened` runs, and logs move from `scratch` to `folder`/logs.
 
     `env`: variables of all processes. `child` starts a process, `say` prints a line, `from_where` names the checkpoint
     to resume from. `go_on`: the command to resume.
@@ -186,7 +186,7 @@ class Launch:
         """Once run.json names the orchestrator, it has recorded the restarts: clear them. Call `opened` once."""
         if self._is_open and not self._unnoted:
             return
-        from hone.runs.view import PROCESS_LOGS, run_info  # loads packages, which the start does without
+        from hone.runs.view import PROCESS_LOGS, run_info  # slow to import
 
         with contextlib.suppress(OSError):
             info = run_info(self.folder) or {}
@@ -210,7 +210,7 @@ class Launch:
             if serves(culprit.role):
                 if self._others_serve() and all(serves(child.role) for child in dead):
                     return None
-                self._driver.send(signal.SIGTERM)  # nothing can be sampled: the step has to be given up
+                self._driver.send(signal.SIGTERM)  # without a server the step can't end
                 self._within(self.grace_seconds + SLACK)
                 return None
             lost = f"{culprit.cause}: the state after the last checkpoint is lost. Go on with: {self.go_on}"
@@ -219,7 +219,7 @@ class Launch:
         if not self._is_open:
             return self._not_begun(culprit)
         several = sum(serves(role.name) for role in self.roles) > 1
-        waits = several and code is None and all(serves(child.role) for child in dead)  # the orchestrator does
+        waits = several and code is None and all(serves(child.role) for child in dead)  # the orchestrator waits
         if waits and culprit.code != 2 and (self._restarted < self.restarts or self._died_with_others(dead)):
             self._start_servers(dead)
             return None
@@ -237,7 +237,7 @@ class Launch:
         return None
 
     def _culprit(self, dead: list[Child]) -> Child:
-        """Return the process that likely caused the deaths: one with exit code 2, else a killed one, else the first."""
+        """Return the likely cause: a process with exit code 2, else a killed process, else the first."""
         if all(child.role == TRAINER and (child.code or 0) >= 0 for child in dead):
             ranks = self._children[TRAINER]
             self._wait(ranks, _FOLLOWING)
@@ -249,7 +249,7 @@ class Launch:
         if culprit.code != 2:
             when = "while it loaded" if serves(culprit.role) else "before the run began"
             raise UserError(f"{culprit.name} {culprit.cause} {when}; its log: {self._logs[culprit.role].path}")
-        self._wait([self._driver], _FOLLOWING)  # what is wrong for one is often wrong for all
+        self._wait([self._driver], _FOLLOWING)  # roles often fail for the same reason
         if self._driver.code == 2:
             return 2
         raise UserError(f"{culprit.name} ended: {culprit.error}")
@@ -271,12 +271,12 @@ class Launch:
     def _died_with_others(self, dead: Sequence[Child]) -> bool:
         """Return True if these and other servers were killed almost together, as when a node shuts down."""
         since, roles = self._died_together
-        # One without a pid was lost before it had found a place.
+        # A child without pid was lost before it was placed.
         killed = all((child.code or 0) < 0 and (child.role not in roles or not child.pid) for child in dead)
         return killed and time.monotonic() < since + _TOGETHER
 
     def _start_servers(self, dead: Sequence[Child]) -> None:
-        """Restart dead servers. Meanwhile the orchestrator uses the running servers, or waits."""
+        """Restart dead servers. Meanwhile the orchestrator uses other servers, or waits."""
         names = {child.role for child in dead}
         if self._died_with_others(dead):
             self._died_together[1].update(names)

@@ -102,7 +102,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
     whole.write_text(run_toml(config, "rl"), encoding="utf-8")
     python = [sys.executable, "-P", "-m", "hone.cli"]
     drift, first = ["--allow-drift"] if config.allow_drift else [], []
-    if (resume := config.resume) is not None:  # config.toml does not hold it
+    if (resume := config.resume) is not None:  # not in config.toml
         first = ["--resume", *([] if resume.step is None else ["--resume.step", str(resume.step)])]
         first += [] if resume.dir is None else ["--resume.dir", str(resume.dir)]
     ranks = config.trainer.ranks
@@ -136,7 +136,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
         served, port = scratch / f"{name}.toml", config.inference.port + number
         served.write_text(to_toml(changed(serve_config(config, on_gpus, shares), {"port": port})), encoding="utf-8")
         command = [*python, INFERENCE, "@", str(served)]
-        here = None if machines else port  # on another machine it has another one
+        here = None if machines else port  # on another machine the port differs
         servers.append(Role(name, command, env=computing(gpus, 1), port=here))
     return [*servers, trainer, driver]
 

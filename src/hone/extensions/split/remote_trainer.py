@@ -84,7 +84,7 @@ class RemoteTrainer(Updates):
         """Result of publishing `version`."""
         self._released = session.start - 1
         self._served = session.start
-        """The version on the servers, which map its files into memory: these must not be overwritten."""
+        """The servers' version. They map its files, which must not be overwritten."""
         self._quiet = self._closed = self._ended = self._by_disk = False
         self._done: SimpleQueue[Published | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._publish_all, name="publisher", daemon=True)
@@ -127,7 +127,7 @@ class RemoteTrainer(Updates):
         return Update(result.metrics, weights, timings, tokens)
 
     def publish(self, version: int) -> Gap | None:
-        """Return the largest gap to the trainer's logprobs among servers; None if no server can score given tokens."""
+        """Return the largest gap of a server to the trainer; None if no server can score given tokens."""
         self._note_servers()
         published = self.published
         assert published is not None and published.result.version == version
@@ -258,7 +258,7 @@ def link_files(source: Path, folder: Path) -> None:
     def link(file: str, target: str) -> None:
         try:
             os.link(file, target)
-        except OSError:  # another file system, or one without links
+        except OSError:  # another file system, or no links
             shutil.copyfile(file, target)
 
     shutil.copytree(source, folder, copy_function=link, dirs_exist_ok=True)

@@ -44,7 +44,7 @@ Record = TypeVar("Record", "Session", "Hello", "Order", "Result")
 SESSION, HELLO = "session.npz", "hello.npz"
 SPARE = "spare"
 PREFIX = "session-"
-"""Prefix of sessions' folders; a new session removes folders of old sessions."""
+"""Prefix of sessions' folders. A new session removes old folders."""
 PATIENCE = 30.0
 """Seconds that weights may appear later than their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
@@ -78,7 +78,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Hello:
-    """A running trainer's description of itself, written before any session.
+    """A running trainer's description, written before any session.
 
     `fingerprint` and `parameters` describe the initial model. Rank 0 is process `pid` on `host`. `settings` is the
     section `trainer` of its config. `digests` has digests of the adapter, if any, and of the user's functions.
@@ -147,7 +147,7 @@ class FileTransport:
         self._session: Session | None = None
         self._hello: Hello | None = None
         self._put: dict[int, int] = {}
-        """Tokens of each batch that the trainer may not have received yet, by step."""
+        """Tokens of batches that may still wait for the trainer, by step."""
         if self.weights_root.is_symlink():
             raise UserError(
                 f"{self.weights_root} is a link, and hone removes old weights there: give another folder with "
@@ -258,7 +258,7 @@ class FileTransport:
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
         """Wait for a session with another id than `other_than`; return it. If `wait` is false, return None if there is
-        no such session. Later calls of the trainer's other methods use the returned session.
+        no such session. The trainer's other methods then use the session.
         """
 
         def look() -> Session | None:
@@ -282,8 +282,8 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
-        """Yield a folder for weights, and True if it is in memory, where `reserve` found room. The block's end
-        publishes the folder."""
+        """Yield a folder for weights, and True if it is in memory (`reserve` found room). Publish it after the
+        block."""
         name, memory = f"{NEW_PREFIX}step_{version}", self._memory
         fresh = self._disk / name
         try:
@@ -304,7 +304,7 @@ class FileTransport:
                     remove(folder)
 
     def put_result(self, result: Result) -> None:
-        """Send a result to the orchestrator. The caller writes the weights first."""
+        """Send a result. The caller writes the weights first."""
         with self._explaining(may_be_over=True):
             self._write(self._result_file(result.version), result)
 
@@ -323,7 +323,7 @@ class FileTransport:
             return None
         try:
             record = decode(kind, path)
-        except (OSError, ValueError):  # removed meanwhile, or the server's handle of it is stale
+        except (OSError, ValueError):  # removed meanwhile, or a stale NFS handle
             return None
         if take:
             remove(path)
@@ -346,7 +346,7 @@ class FileTransport:
 
     @property
     def _memory(self) -> Path | None:
-        """Folder of this session's weights in memory; None if weights go through the disk only."""
+        """Folder of this session's weights in memory; None if all weights go to disk."""
         assert self._session is not None
         return Path(self._session.memory) / self._folder.name if self._session.memory else None
 
@@ -423,7 +423,7 @@ class FileTransport:
 
 
 def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
-    """Make the folder `memory / name`, from the spare one if there is one. Return True if `reserve` finds room."""
+    """Make the folder `memory / name`, or rename the spare one. Return True if `reserve` finds room."""
     try:
         with suppress(OSError):  # there is none
             (memory / SPARE).rename(memory / name)

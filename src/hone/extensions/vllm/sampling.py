@@ -56,7 +56,7 @@ class SleepingPolicy(ServerPolicy):
 def policy(stack: ExitStack, config: Any, run: RunWriter, trainer: Trainer, renderer: ChatRenderer) -> ServerPolicy:
     """Start vLLM until `stack` closes; return the policy that samples with it."""
     alone = config.inference.max_lora_rank is not None
-    # Parts of other models than hone's own may stay in fp32 there.
+    # With other implementations, parts of the model may stay in fp32.
     half = config.inference.served_dtype(config) == "bfloat16" and trainer.model.config.implementation == "hone"
     spool = spool_of(stack, config, run, trainer, True, alone, torch.bfloat16 if half else None)
     with run.phase("start"):

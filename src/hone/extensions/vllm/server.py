@@ -167,7 +167,7 @@ class VllmServer:
         argv = [str(self.installed.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         argv += ["--served-model-name", self.served_name or str(self.model)]
         argv += ["--host", self.host, "--port", str(self.port)]
-        # Logprobs of the distribution that is sampled from; sampling as the request says, not as the model's card does.
+        # Logprobs of the sampled distribution; sampling options of the request, not of the model's generation config.
         argv += ["--dtype", self.dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
         if self.kv_gib is not None:
             argv += ["--kv-cache-memory-bytes", str(int(self.kv_gib * 2**30))]
@@ -184,16 +184,16 @@ class VllmServer:
         if self.chat_template is not None:
             argv += ["--chat-template", self.chat_template]
         if self.installed.cpu:
-            # vLLM 0.32 dies on a CPU of a prompt that is computed in chunks and has a seed.
+            # On a CPU, vLLM 0.32 dies if a prompt in chunks has a seed.
             return [*argv, "--enforce-eager", "--no-enable-chunked-prefill"]
         argv += ["--enable-sleep-mode"] * self.shares_gpu
-        # The share of the GPU that must be free at the start: with the cache's size given, a trainer may be there.
+        # Share of the GPU that must be free at the start: low if the cache's size is given, as a trainer may be there.
         return [*argv, "--gpu-memory-utilization", "0.9" if self.kv_gib is None else "0.01"]
 
     def environment(self) -> dict[str, str]:
         """Return this process's variables, with further ones that keep vLLM local, quiet, and on its cores."""
         env = _clean() | {"PYTHONPATH": str(EXTENSION), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        env["VLLM_HOST_IP"] = "127.0.0.1"  # its processes speak to each other on this machine only
+        env["VLLM_HOST_IP"] = "127.0.0.1"  # its processes talk on this machine only
         env["OMP_NUM_THREADS"] = str(self.threads)
         if Path(self.model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
@@ -207,7 +207,7 @@ class VllmServer:
             seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
             env["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) else number
         if self.installed.cpu:
-            # Compiling would stall the first requests; threads that are bound, or that spin, stall the trainer's.
+            # Compiling would delay the first requests; bound or spinning threads would slow down the trainer.
             env |= {"VLLM_TARGET_DEVICE": "cpu", "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
             env |= {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "PASSIVE"}
         return env

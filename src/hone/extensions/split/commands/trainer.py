@@ -62,7 +62,7 @@ def run(config: TrainerRole) -> int:
 
 
 def _end(signum: int, _frame: FrameType | None) -> None:
-    for number in ENDING:  # torchrun sends on what its children may have got already
+    for number in ENDING:  # torchrun may send the signal again
         signal.signal(number, lambda *_: None)
     sys.unraisablehook = _say_unless_half_open
     raise SystemExit(128 + signum)
@@ -103,7 +103,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         settings=config.trainer.model_dump(mode="json", exclude=set()),
         digests=adapter | UserFunctions.of(config).digests,
     )
-    loaded = [model]  # for the first session; each further one begins with another, when the one before has gone
+    loaded = [model]  # for the first session; later sessions load another
     del model
 
     def make(temperature: float, lag: int, rollouts: int, advantage: dict[str, Any]) -> Trainer:

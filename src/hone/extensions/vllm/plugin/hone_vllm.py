@@ -1,7 +1,7 @@
 """hone's code in vLLM's processes: loads weights in place, and adds HTTP paths for it.
 
-vLLM finds it on PYTHONPATH. As its environment lacks hone, this module imports only vLLM's packages. `WorkerExtension`
-becomes a base of vLLM's worker (`--worker-extension-cls`); `UpdateWeights` wraps vLLM's server (`--middleware`).
+vLLM finds it on PYTHONPATH. Its environment lacks hone, so only vLLM's packages are imported. `WorkerExtension` becomes
+a base of vLLM's worker (`--worker-extension-cls`); `UpdateWeights` wraps vLLM's server (`--middleware`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
         if current_platform.is_cpu() and head is not None and embedding is not None:
-            # On a CPU matrices are multiplied from a packed copy, and only a layer's own reload renews it: the copy of
-            # a head tied to the embedding stays what it was.
+            # On a CPU, layers multiply with a packed copy, which only a reload of the layer renews. A tied head would
+            # keep its old copy.
             head.quant_method.process_weights_after_loading(head)
 
 
@@ -100,7 +100,7 @@ class UpdateWeights:
             # Requests in flight wait where they are. Nothing computed by the old weights may be read again: caches are
             # emptied, and running requests compute their keys and values anew.
             await engine.pause_generation(mode="keep", clear_cache=False)
-            before, self.version, self.path = self.version, version, path  # told before any token is theirs
+            before, self.version, self.path = self.version, version, path  # reported before a token is sampled with it
             try:
                 if self.asleep:
                     await engine.wake_up(["weights"])
@@ -127,7 +127,7 @@ class UpdateWeights:
         if not engine.model_config.enable_sleep_mode:
             return 400, _error("this server does not sleep: no trainer that started it shares its GPU")
         async with self.lock:
-            # Level 2 forgets the weights, which an update brings anew; under an adapter they stay what they are.
+            # Level 2 drops the weights, which an update reloads; with adapters the weights stay.
             await engine.sleep(1 if engine.vllm_config.lora_config is not None else 2)
             self.asleep = True
         return 200, {"status": "ok"}
@@ -160,7 +160,7 @@ async def _load_adapter(engine: Any, models: Any, folder: Path) -> None:
 
     request = {"lora_name": models.base_model_paths[0].name, "lora_int_id": 1, "lora_path": str(folder)}
     await engine.add_lora(LoRARequest(**request, load_inplace=True))
-    models.lora_requests[request["lora_name"]] = LoRARequest(**request)  # which would be loaded for each, in place
+    models.lora_requests[request["lora_name"]] = LoRARequest(**request)  # in place it would reload each time
 
 
 def _has_key(scope: dict[str, Any]) -> bool:
@@ -216,8 +216,8 @@ def check_adapter(folder: Path) -> None:
 
 
 def finite_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return name → shape of the tensors in `folder`. Raises ValueError if a value is not finite, or if a file (by a
-    link) is not below ROOT or MEMORY."""
+    """Return name → shape of the tensors in `folder`. ValueError if a value is not finite, or a file links out of
+    ROOT and MEMORY."""
     from safetensors import SafetensorError, safe_open
 
     there: dict[str, list[int]] = {}
@@ -253,7 +253,7 @@ def expected_shapes(config: str, kind: type) -> dict[str, list[int]]:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(kind.from_dict(json.loads(config)))
-    named = dict(model.named_parameters())  # of tensors that are tied, the first
+    named = dict(model.named_parameters())  # of tied tensors only the first
     return {name: list(parameter.shape) for name, parameter in named.items()}
 
 
