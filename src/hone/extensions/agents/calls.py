@@ -57,7 +57,7 @@ class ModelCalls:
         raise NotImplementedError
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout: drop the calls of sessions in `untrained`; return the number of remaining answered calls."""
+        """End the rollout: drop calls of sessions in `untrained`; return the number of answered calls left."""
         raise NotImplementedError
 
     def check_open(self) -> None:
@@ -134,7 +134,7 @@ class ProgramCalls(ModelCalls):
         return await _answered(call)
 
     def _repeated(self, body: ChatRequest) -> Call | None:
-        """Return the answered call that this request repeats because the client lost the answer; None if it is new."""
+        """Return the answered call that a client repeats because it lost the answer; None for a new call."""
         messages = [message.for_template() for message in body.messages]
         answered = [c for c in self.model.calls if c.turn is not None and not c.continued]
         found = [call for call in answered if same_messages(call.request.messages, messages)]

@@ -39,7 +39,7 @@ POLL_SECONDS = 0.02
 MAX_OUTPUT = 64 * 2**20
 """Most bytes that a command may write to each of stdout and stderr."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
-"""Rewards of a program that failed because a call was refused after the model had used up a limit."""
+"""Rewards of a program that failed at a call refused because the model had used up a limit."""
 
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:

@@ -1,7 +1,7 @@
 """Grading processes on the nodes of a cluster: each is a process of `grading.pool`, in a Ray actor.
 
-The task's code is sent to the node. If the node has equal files at the same paths (a shared file system), it uses its
-files; else it writes the code to a folder. Digests of the code are checked as in any worker.
+The task's code is sent to the node. A node with equal files at the same paths (a shared file system) uses its files;
+another node writes the code to a folder. Digests are checked as in any worker.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class RemoteProcess:
         # Threads: one answers, one has the next question waiting, one is free for `end`.
         options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=3)
         self._actor = options.remote(relative, list(arguments), memory_bytes, dict(environment), code)
-        # Called once: if a round ends before the process is ready, the next round waits for the same call.
+        # Called once: if a round ends before these return, the next round waits for them.
         self._facts, self._started = self._actor.facts.remote(), self._actor.get_ready.remote()
 
     @property

@@ -74,7 +74,7 @@ class Host:
             (Path(self._folder.name) / Path(name).name).write_text(text, encoding="utf-8")
         if (memory := env.get(VARIABLE)) is not None and (lock := join_folder(Path(memory))) is not None:
             self._memory = Path(memory), lock
-        # Ray gives a worker one thread, whatever the cores that it reserved.
+        # Ray gives a worker one thread, whatever its cores.
         foreign = {"OMP_NUM_THREADS", *FOREIGN}
         inherited = {name: value for name, value in os.environ.items() if name not in foreign}
         os.chdir(cwd if os.path.isdir(cwd) else tempfile.gettempdir())

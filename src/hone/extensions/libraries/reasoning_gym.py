@@ -41,7 +41,7 @@ STRIDE = 1_000_000
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
-"""Processor seconds to score an answer, processor seconds to make a row, and clock seconds for each of the two."""
+"""Processor seconds to score an answer and to make a row; clock seconds for either."""
 
 EVALUATES = (
     "its score evaluates the answer as Python code (eval, or sympy's parse_expr), and hone evaluates nothing that a "
@@ -173,7 +173,7 @@ class ReasoningGym(SingleTurnEnv):
 
     def _score(self, index: int, answer: str, cpu_seconds: int) -> float | GraderFailure:
         try:
-            # Making a row may take longer than scoring; the process caches the row, but a new process has no cache.
+            # Make the row first, as this may take longer than scoring. The process caches it.
             self._worker.ask(["entry", index], MAKE_SECONDS, CLOCK_SECONDS)
             return self._worker.ask(["score", index, answer], cpu_seconds, CLOCK_SECONDS)
         except NoVerdict as nothing:

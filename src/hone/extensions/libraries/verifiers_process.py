@@ -46,7 +46,7 @@ class Driver:
         self._numbers = itertools.count()
 
     def start(self) -> DriverProcess:
-        """Return the running process; start a process if none runs. Raises UserError if it does not get ready."""
+        """Return the running process, or start one. Raises UserError if it does not get ready."""
         with self._lock:
             if self._process is not None and self._process.is_alive and not self._process.confirms_cancels():
                 print(f"{self._name} is blocked and replaced: {BLOCKED}", file=sys.stderr, flush=True)

@@ -269,7 +269,7 @@ async def _score(task: Any, trace: Any) -> None:
 
 
 def _missing(error: Exception) -> str:
-    """Return the failed import in brackets, as verifiers reports only the module that contains the import."""
+    """Return the failed import in brackets. verifiers reports only the importing module."""
     name = getattr(error.__cause__, "name", None)
     return f" ({error.__cause__})" if name and name not in str(error) else ""
 
@@ -294,7 +294,7 @@ def _required(fn: Callable[..., Any], name: str) -> bool:
 
 
 def _stay_offline() -> None:
-    """Refuse all connections: a reward that needs a service fails, so that no service decides what a run learns."""
+    """Refuse all connections: a reward that needs a service fails. No service may decide what a run learns."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError("hone scores without network")

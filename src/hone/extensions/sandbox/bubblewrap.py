@@ -66,7 +66,7 @@ class Way:
 
     user_namespace: bool
     disable_userns: bool = False
-    """True: bubblewrap makes the kernel refuse further user namespaces; the system call filter refuses them anyway."""
+    """True: bubblewrap also makes the kernel refuse user namespaces; the system call filter always does."""
     become_nobody: bool = False
     """True: root becomes nobody before bubblewrap starts."""
 
@@ -160,7 +160,7 @@ def _sysctl(name: str) -> str | None:
 
 @functools.cache
 def _uid_map() -> list[int]:
-    """Return this namespace's first user id, its id outside, and the number of ids. Without uid_map: all ids."""
+    """Return the namespace's first user id, its id outside, and the number of ids; by default all ids."""
     try:
         return [int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3]]
     except OSError:
@@ -168,7 +168,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return an unused user id for sandbox `number`, from the last quarter of ids; NOBODY if there are too few."""
+    """Return an unused user id for sandbox `number`, from the last quarter of ids; NOBODY if ids are few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY
@@ -187,7 +187,7 @@ class Readable:
 
 
 def base_executable() -> str:
-    """Return the path of the Python that this virtual environment is based on, else of this Python; no links."""
+    """Return the Python that this virtual environment is based on, or this Python; links resolved."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 

@@ -227,7 +227,7 @@ class Started:
                 del environment["LD_LIBRARY_PATH"]
                 command = [base_executable(), *_inside(given, folder, "main.py", beside)]
             else:
-                # A file, not a pipe: bubblewrap would die of a pipe that hone no longer reads, and strand its child.
+                # Not a pipe: bubblewrap would die of a pipe that nobody reads, and leave its child.
                 self._status, filter_fd = self._file(b""), self._file(place.filter, sealed=True)
                 inherited += [self._status, filter_fd]
                 uid = 0 if place.way.user_namespace else bubblewrap.own_user(next(_numbers))

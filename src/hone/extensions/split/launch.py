@@ -50,7 +50,7 @@ _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTER
 
 @dataclass(frozen=True)
 class Role:
-    """A role's command. It gets the arguments `first` at the start, `again` at restarts. `port`: of a local server."""
+    """A role's command, its arguments at the start (`first`) and at restarts (`again`), a local server's port."""
 
     name: str
     command: Sequence[str]
@@ -245,7 +245,7 @@ class Launch:
         return min(dead, key=lambda child: (child.code != 2, (child.code or 0) >= 0))
 
     def _not_begun(self, culprit: Child) -> int:
-        """Return 2 if the orchestrator has printed why the start failed; else raise UserError with the reason."""
+        """Return 2 if the orchestrator has printed why the start failed; else raise UserError."""
         if culprit.code != 2:
             when = "while it loaded" if serves(culprit.role) else "before the run began"
             raise UserError(f"{culprit.name} {culprit.cause} {when}; its log: {self._logs[culprit.role].path}")
@@ -290,7 +290,7 @@ class Launch:
         self._start_when_free([role for role in self.roles if role.name in names])
 
     def _start_when_free(self, roles: Sequence[Role]) -> None:
-        """Start roles once their ports are free: child processes of a dead vLLM may hold its port for a while."""
+        """Start roles once their ports are free: children of a dead vLLM may hold its port for a while."""
         ports, until = [role.port for role in roles if role.port], time.monotonic() + _LETTING_GO
         while any(map(port_problem, ports)) and time.monotonic() < until and self._stop.first is None:
             time.sleep(TICK)

@@ -58,8 +58,8 @@ class RemoteTrainer(Updates):
 
     `alive` runs at every check while waiting, and may raise. After `saver.stop` abandons a step, or a server fails,
     servers get no more weights, but `take` still returns the trainer's later versions. The trainer writes its part of
-    the checkpoints that `saver` wants. If `holds(version)` is true, the servers keep this version until `release`:
-    they get no newer weights while it is evaluated.
+    the checkpoints that `saver` wants. If `holds(version)` is true, the servers keep this version until `release`,
+    for its evaluation.
     """
 
     saver: Saver

@@ -47,7 +47,7 @@ HELLO_SECONDS = 1.0
 
 
 class SeveralProcesses:
-    """Servers sample; a trainer in other processes trains. `launched`: true if a launcher watches the trainer."""
+    """Servers sample; a trainer in other processes trains. `launched`: a launcher watches the trainer."""
 
     def __init__(self, launched: bool) -> None:
         self.launched = launched

@@ -134,7 +134,7 @@ def open_transport(config: RLConfig) -> FileTransport:
 
 
 class FileTransport:
-    """The transport, as one role uses it. `max_tokens` limits the tokens of waiting batches (`Order.tokens`).
+    """One role's access to the transport. `max_tokens` limits the tokens of waiting batches.
 
     `interrupt` runs at each check of a method that waits, and may raise. All methods raise UserError if the folder is
     read-only, full, removed, or in use by another run.
@@ -318,7 +318,7 @@ class FileTransport:
     # Both ends
 
     def _read(self, path: Path, kind: type[Record], take: bool = False) -> Record | None:
-        """Read and return a record; if `take` is true, remove its file. None if the file is missing or incomplete."""
+        """Read a record; if `take` is true, remove its file. None if the file is missing or incomplete."""
         if path.name not in names(path.parent):
             return None
         try:
@@ -361,7 +361,7 @@ class FileTransport:
         return self._folder / f"result_{version}.npz"
 
     def _poll(self, look: Callable[[], T | None], timeout: float | None = None) -> T | None:
-        """Call `look()` until it returns a value, and return it; None after `timeout` seconds (None: wait forever)."""
+        """Call `look()` until it returns a value; return it, or None after `timeout` seconds (None: never)."""
         began = time.monotonic()
         while True:
             self.interrupt()
@@ -386,7 +386,7 @@ class FileTransport:
             raise UserError(f"another run has begun to use {self.path}: give every run its own --transport.path")
 
     def _check_hello(self) -> None:
-        """Rewrite this trainer's hello file if an older run removed it. UserError if it is another trainer's file."""
+        """Rewrite this trainer's hello if an older run removed it. UserError if another trainer's is there."""
         if self._hello is None:
             return
         current = self._read(self.path / HELLO, Hello)

@@ -32,7 +32,7 @@ CHECKOUT = Path(__file__).resolve().parents[4]
 OWN_ENVIRONMENT = Path(".venv-vllm/bin/python")
 """The environment of `make vllm-env`, in a checkout of hone."""
 _ERROR = re.compile(r"(?:\b[A-Z]\w*Error: |Value error, )(?!\d+ validation error)(.+)")
-"""Matches an error in a line of vLLM's log. The first matching line is the cause of later errors."""
+"""An error in a line of vLLM's log. The first one causes later ones."""
 _OPENING = (
     "HONE_WEIGHTS_ROOT",
     "HONE_SHARED_MEMORY",
@@ -187,11 +187,11 @@ class VllmServer:
             # On a CPU, vLLM 0.32 dies if a prompt in chunks has a seed.
             return [*argv, "--enforce-eager", "--no-enable-chunked-prefill"]
         argv += ["--enable-sleep-mode"] * self.shares_gpu
-        # Share of the GPU that must be free at the start: low if the cache's size is given, as a trainer may be there.
+        # Share of the GPU that must be free at the start: low if the cache's size is given.
         return [*argv, "--gpu-memory-utilization", "0.9" if self.kv_gib is None else "0.01"]
 
     def environment(self) -> dict[str, str]:
-        """Return this process's variables, with further ones that keep vLLM local, quiet, and on its cores."""
+        """Return this process's variables, and settings that keep vLLM local, quiet and on its cores."""
         env = _clean() | {"PYTHONPATH": str(EXTENSION), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         env["VLLM_HOST_IP"] = "127.0.0.1"  # its processes talk on this machine only
         env["OMP_NUM_THREADS"] = str(self.threads)
@@ -295,7 +295,7 @@ def check_device(installed: Installed, device: str, flag: str = "--vllm-python")
 
 
 def default_threads(model: str) -> int:
-    """Return 1 for a model below 40 MB (10M fp32 parameters), which more threads slow down; else the number of cores.
+    """Return 1 for a model below 40 MB (10M fp32 parameters), which more threads slow down; else one per core.
 
     A run's launcher sets the number of cores (HONE_CORES).
     """

@@ -25,7 +25,7 @@ ADAPTER = "adapter"
 KEY = os.environ.get("VLLM_API_KEY")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
-"""Paths that need no key, and answer even if the model is partly updated. vLLM itself checks only some paths."""
+"""Paths that need no key, and answer even if the model is partly updated. vLLM checks only some paths."""
 
 
 class WorkerExtension:
@@ -97,8 +97,8 @@ class UpdateWeights:
                     await asyncio.to_thread(check_weights, folder, engine.model_config.hf_config)
             except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
                 return 400, _error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
-            # Requests in flight wait where they are. Nothing computed by the old weights may be read again: caches are
-            # emptied, and running requests compute their keys and values anew.
+            # Running requests wait. Nothing computed by the old weights may be reused: caches are emptied, and running
+            # requests recompute their keys and values.
             await engine.pause_generation(mode="keep", clear_cache=False)
             before, self.version, self.path = self.version, version, path  # reported before a token is sampled with it
             try:
@@ -171,7 +171,7 @@ def _has_key(scope: dict[str, Any]) -> bool:
 
 
 def _from_elsewhere(scope: dict[str, Any]) -> bool:
-    """Return True if Host is not localhost or Origin is another site: a request by a web page. vLLM would allow it."""
+    """Return True if Host is not localhost or Origin is another site: vLLM would allow a web page's request."""
     headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
     host, origin = headers.get(b"host", ""), headers.get(b"origin")
     try:
