@@ -43,7 +43,7 @@ class AgentLimits:
 
     @classmethod
     def of(cls, limits: Any) -> AgentLimits:
-        """Return the limits in `agent_limits` of a config. Raises UserError if a key or value is wrong."""
+        """Return the limits of a config's `agent_limits`. Raises UserError if a key or value is wrong."""
         known = cls.__dataclass_fields__
         if limits is not None and not (isinstance(limits, Mapping) and limits.keys() <= known.keys()):
             raise UserError(f"agent_limits is {limits!r}; its keys are {', '.join(known)}")

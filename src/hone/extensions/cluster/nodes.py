@@ -145,7 +145,7 @@ class Cluster:
     def child(
         self, role: str, rank: int | None, command: Sequence[str], env: dict[str, str], log: Log, echo: bool
     ) -> Child:
-        """Start a process of a role: the orchestrator on this machine, another role on a node with room."""
+        """Start a process of a role: the orchestrator on this machine, others on a node with room."""
         if role == ORCHESTRATOR:
             return Child(role, rank, command, env | self.variables, log, echo)
         if role in self.ports:
@@ -334,7 +334,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
     try:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        # Ray does this for clusters that it starts, not for a given address. It reads the variable at import.
+        # Ray does this for clusters that it starts, not for an address. It reads the variable at import.
         if address and (TOKEN.is_file() or "RAY_AUTH_TOKEN" in os.environ):
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray

@@ -1,4 +1,4 @@
-"""Model servers on a cluster, reached through one port of this machine, for `hone eval`.
+"""Model servers on a cluster, behind one port of this machine, for `hone eval`.
 
 with Replicas(config.cluster, {role: command}, port, env, say):
     evaluate at http://127.0.0.1:PORT/v1

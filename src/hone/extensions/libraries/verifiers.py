@@ -65,7 +65,7 @@ class TasksetProcess:
         """A digest of the taskset's source, and the version of verifiers."""
 
     def keys(self) -> list[str]:
-        """Load the tasks; return a key for each prompt (a digest). UserError if a reload gives other tasks."""
+        """Load the tasks; return each prompt's digest. Raises UserError if a reload gives other tasks."""
         self._admitted(["describe"])
         keys = self._admitted(["load", self.limit])["keys"]
         if self._keys is not None and self._keys != keys:

@@ -56,7 +56,7 @@ _START_SECONDS = 60.0
 _BACKSTOP_SECONDS = 5
 """Seconds after the deadline until `main.py` ends the code."""
 _INODES = 16384
-"""Most files and folders in the scratch folder: no other limit counts the kernel memory that they take."""
+"""Most files and folders in the scratch folder: no other limit counts their kernel memory."""
 _SOURCE = Path(__file__).with_name("main.py").read_text(encoding="utf-8")
 _ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
 """Arguments of personality(2)."""
@@ -329,8 +329,8 @@ class Started:
         gone = True
         if self.tree is not None:
             gone = self.tree.kill_root()
-            # bubblewrap takes leave of its child, and ends; killed before, it would leave a dead process to this one
-            # where that is the first of a container.
+            # bubblewrap reaps its child, then ends. Killed before, it would leave a zombie if hone is process 1 of a
+            # container.
             readable(self._ended, GONE_SECONDS)
         self.process.kill()
         self.process.wait()
@@ -481,7 +481,7 @@ class Tree:
             time.sleep(0.002)
 
     def kill_root(self) -> bool:
-        """Kill the root; if it is process 1 of a namespace, the kernel ends the others. False if it takes too long."""
+        """Kill the root; if it is process 1 of a namespace, the others end first. Return False if it is slow."""
         if self._root is None:
             return True
         with contextlib.suppress(ProcessLookupError):
@@ -496,7 +496,7 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Start the block's processes without address randomisation, so that `print(object())` prints the same again."""
+    """Start the block's processes without address randomisation, so that `print(object())` repeats."""
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
     if before != -1:

@@ -64,7 +64,7 @@ NEW_NAMESPACES = 0x7E020000
 TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into a terminal. The kernel reads only the low 32 bits of the request."""
 SIGCHLD = 17
-"""If a process ignores SIGCHLD, the kernel does not count its ended children's processor time: no limit holds."""
+"""If a process ignores SIGCHLD, the kernel does not count its ended children's processor time."""
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 ERRNO = 0x00050000

@@ -21,7 +21,7 @@ class TeacherConfig(AskedConfig):
     base_url: Annotated[str, Meta(decides="rounding")]
     """URL of the teacher's server, such as http://localhost:8001/v1."""
     timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
-    """Seconds to wait for the answer to a request (one completion). If none comes, the run ends."""
+    """Seconds to wait for the answer to a request (one completion); then the run ends."""
     model: str | None = None
     """The teacher's model name on the server; by default the only model there."""
     coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)

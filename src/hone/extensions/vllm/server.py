@@ -167,7 +167,7 @@ class VllmServer:
         argv = [str(self.installed.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         argv += ["--served-model-name", self.served_name or str(self.model)]
         argv += ["--host", self.host, "--port", str(self.port)]
-        # Logprobs of the sampled distribution; sampling options of the request, not of the model's generation config.
+        # Logprobs of the sampled distribution; sampling options of the request, not of the model's config.
         argv += ["--dtype", self.dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
         if self.kv_gib is not None:
             argv += ["--kv-cache-memory-bytes", str(int(self.kv_gib * 2**30))]
@@ -207,7 +207,7 @@ class VllmServer:
             seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
             env["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) else number
         if self.installed.cpu:
-            # Compiling would delay the first requests; bound or spinning threads would slow down the trainer.
+            # Compiling would delay the first requests; bound or spinning threads would slow the trainer.
             env |= {"VLLM_TARGET_DEVICE": "cpu", "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
             env |= {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "PASSIVE"}
         return env

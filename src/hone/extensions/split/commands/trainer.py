@@ -69,7 +69,7 @@ def _end(signum: int, _frame: FrameType | None) -> None:
 
 
 def _say_unless_half_open(problem: Any) -> None:
-    """Report an exception of a destructor, unless a signal interrupted the opening of a ZipFile."""
+    """Report an exception of a destructor, unless a signal interrupted a ZipFile."""
     if not (isinstance(problem.exc_value, AttributeError) and problem.object is zipfile.ZipFile.__del__):
         sys.__unraisablehook__(problem)
 
