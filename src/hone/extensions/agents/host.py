@@ -48,7 +48,7 @@ class Host:
         import httpx
         import openai
 
-        # later versions of openai have a fork of httpx with the same client names
+        # newer openai has a fork of httpx with the same names
         client: Any = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app))
         url = "http://127.0.0.1/v1"
         return openai.AsyncOpenAI(api_key=api_key, base_url=url, http_client=client, max_retries=0, timeout=None)

@@ -102,7 +102,7 @@ def checked_rollout(given: Any) -> Rewarded:
 
 
 def checked_rewards(given: Any) -> dict[str, float]:
-    """Return a program's rewards by name; a number is named `reward`. Raises ValueError with the reason."""
+    """Return a program's rewards by name; a number gets the name `reward`. Raises ValueError with the reason."""
     rewards = given if isinstance(given, dict) else {"reward": given}
     if not 0 < len(rewards) <= MOST_REWARDS:
         raise ValueError(f"the program gave {len(rewards)} rewards; give 1 to {MOST_REWARDS}")

@@ -101,7 +101,7 @@ class RemoteProcess:
         sources: dict[str, str] = arguments[4]
         code = {file: Path(file).read_bytes() for file in sources if Path(file).is_file()}
         relative = str(script.relative_to(Path(__file__).parents[2]))
-        # Threads: one answers, one has the next question waiting, one is free for `end`.
+        # Threads: for a question, the next question, and `end`.
         options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=3)
         self._actor = options.remote(relative, list(arguments), memory_bytes, dict(environment), code)
         # Called once: if a round ends before these return, the next round waits for them.

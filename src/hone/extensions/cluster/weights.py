@@ -22,8 +22,8 @@ SECONDS, LOOK_SECONDS = 600.0, 20.0
 class Carrier:
     """Copies a version of the weights to a server's node. `roles[number]` is the role of server `number`.
 
-    Each node has the versions in its folder `memory`, under equal names. If there was no room in memory, the version
-    must be on a file system that all nodes share.
+    Each node has the versions in its folder `memory`. If there was no room in memory, the version must be on a file
+    system that all nodes share.
     """
 
     def __init__(self, roles: Sequence[str], memory: Path | None) -> None:

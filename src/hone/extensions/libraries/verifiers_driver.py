@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 POLICY_URL = "http://policy.invalid/v1"
-"""Placeholder for the policy's endpoint, which changes with each step; `policy_client` inserts the right one."""
+"""Placeholder for the policy's endpoint, which changes with each step; `policy_client` sets it."""
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ def command(
     words += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
     for name, value in environment("/scratch").items():
         words += ["--setenv", name, value]
-    # Otherwise bubblewrap makes parent folders readable for their owner only, if their content is.
+    # bubblewrap would make the parents of private content private.
     above = {str(folder) for _, target in mounts.binds for folder in Path(target).parents} | {"/dev"}
     for folder in sorted(above - {"/"}):
         words += ["--perms", "0755", "--dir", folder]

@@ -33,7 +33,7 @@ CPU_SECONDS, CLOCK_SECONDS = 5, 8
 """Limits of a call. The clock limit is below a turn's deadline (`grading.timeout`), so the model gets the reason."""
 TRACEBACK_LINES = 8
 
-# Runs the code in the sandbox. If its last line is an expression, prints the value, as a notebook does.
+# Runs the code in the sandbox. If its last line is an expression, prints the value.
 RUNNER = """\
 def _run(source):
     import ast, linecache

@@ -6,7 +6,7 @@
 bubblewrap gives the code new namespaces, a file system with the interpreter and an empty scratch folder, no network and
 no rights. A filter (`seccomp.py`) refuses system calls that no calculation makes. The kernel's limits are for one
 process, so hone sums processor time, memory and processes of the process tree at short intervals, from /proc. `main.py`
-starts the code. docs/tasks.md says what the sandbox guarantees.
+starts the code. See docs/tasks.md for the guarantees.
 """
 
 from __future__ import annotations

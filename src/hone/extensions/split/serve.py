@@ -27,7 +27,7 @@ from hone.trainer.ranked import RankedTrainer
 from hone.trainer.token_stats import TokenStats
 
 SAY_AFTER = 60.0
-"""Seconds of waiting before a line reports the wait; repeated each time the wait has doubled."""
+"""Seconds of waiting before a line reports the wait; repeated when the wait has doubled."""
 
 
 class TrainerLoop:
