@@ -41,7 +41,7 @@ class ModelCalls:
         self.api_key = f"hone-{model.sample_id}-{secrets.token_hex(16)}"  # no other program can guess it
         self.sampled = self.refused = 0
         self.limit = ""
-        """In words, the limit that a refused call would have exceeded."""
+        """In words, the limit that a refused call exceeds."""
         self.closed = False
         self.entering = asyncio.Lock()
         """Held while a call starts, so that calls start in the order of their arrival."""

@@ -21,7 +21,7 @@ from hone.serving import serving_here
 
 
 def host_of(driver: Driver, calls: ModelCalls) -> Host:
-    """Add a rollout's calls to the batch's endpoint; return the endpoint."""
+    """Add calls to the batch's endpoint; return the endpoint."""
     host = driver.endpoint = driver.endpoint or Host(driver)
     host.by_key[calls.api_key] = calls
     return host

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hone.extensions.cluster.config import ClusterConfig
 
 VARIABLE = "HONE_CLUSTER"
-"""Environment variable of the orchestrator: the cluster's address, a space, the run's namespace."""
+"""Variable of the orchestrator: the cluster's address, a space, the run's namespace."""
 TOKEN = Path.home() / ".ray" / "auth_token"
 """Ray's file with the token of this user's clusters."""
 SAY_AFTER = 10.0

@@ -37,7 +37,7 @@ FORMAT_HINT = "\nGive the final answer, and nothing else, in <answer> tags."
 HELD_OUT = 10
 """One in HELD_OUT questions, chosen by hash, belongs to evaluation."""
 STRIDE = 1_000_000
-"""Distance to the next candidate index if a row belongs to the other split; also the most rows of a split."""
+"""Step to the next candidate row if a row is in the other split; also the most rows of a split."""
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0

@@ -30,7 +30,7 @@ LOAD_CLOCK = 3600.0
 END_SECONDS = 10.0
 """Seconds for verifiers to end its child processes."""
 CONFIRM_SECONDS = 5.0
-"""Seconds for the process to confirm a cancelled episode; after that it counts as blocked."""
+"""Seconds to confirm a cancelled episode; then the process counts as blocked."""
 
 BLOCKED = "a reward, a tool or a hook that waits must `await`"
 

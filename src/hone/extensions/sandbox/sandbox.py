@@ -46,13 +46,13 @@ NO_MEMORY = 86
 """Exit code of a program that ended with a MemoryError."""
 NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
-"""Number of tasks (process and threads) of `main.py` itself."""
+"""Tasks (process and threads) of `main.py` itself."""
 INTERVAL = 0.05
 """Seconds between checks of a process tree's usage."""
 GONE_SECONDS = 10.0
 """Longest time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
-"""Longest time to make a sandbox on a busy machine."""
+"""Time to make a sandbox on a busy machine."""
 _BACKSTOP_SECONDS = 5
 """Seconds after the deadline until `main.py` ends the code."""
 _INODES = 16384
@@ -274,7 +274,7 @@ class Started:
                 self._drop(fd)
 
     def run(self) -> Ran:
-        """Start the code; collect its output until the code ends or exceeds a limit; then end the process tree."""
+        """Start the code; collect its output until it ends or exceeds a limit; then end the process tree."""
         streams = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
         killed: Status | None = None
         began = looked = time.monotonic()

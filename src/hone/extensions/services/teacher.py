@@ -57,7 +57,7 @@ class Teacher:
     @classmethod
     def connect(cls, config: TeacherConfig, renderer: ChatRenderer, vocab_size: int, seq_len: int) -> Teacher:
         """Connect to the teacher. Raises UserError unless its server has the policy's tokenizer, accepts all
-        `vocab_size` token ids, has room for `seq_len` tokens, and returns `prompt_logprobs`.
+        `vocab_size` ids, has room for `seq_len` tokens, and returns `prompt_logprobs`.
         """
         key = api_key(config.api_key_var, "--teacher.api-key-var")
         patience = {"timeout": config.timeout, "max_retries": config.max_retries}

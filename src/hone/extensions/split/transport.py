@@ -221,7 +221,7 @@ class FileTransport:
         name = f"step_{version}"
         found = self._poll(lambda: next((f / name for f in self._weight_folders if name in names(f)), None), PATIENCE)
         if found is None:
-            raise UserError(f"the weights in {self._disk / name} are gone: another program removed this folder")
+            raise UserError(f"the weights in {self._disk / name} are gone: another program removed them")
         return found
 
     def drop(self, version: int, retained: int | None = None) -> None:

@@ -72,7 +72,7 @@ class RLKeys(BaseConfig):
             if self.model.lora is None or self.inference.backend != "vllm" or self.model.lora.rank > most:
                 raise UserError(
                     f"inference.max_lora_rank = {most} needs inference.backend = vllm and a model.lora.rank of up to "
-                    f"{most}: set these two, or leave max_lora_rank out"
+                    f"{most}: set both, or leave max_lora_rank out"
                 )
             if self.model.lora.base is not None:
                 raise UserError(
