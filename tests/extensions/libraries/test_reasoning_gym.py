@@ -57,7 +57,7 @@ def test_arguments_reach_the_task_and_wrong_ones_are_named():
         ({"min_anmals": 2}, r"does not take 'min_anmals' \(did you mean 'min_animals'\?\)"),
         ({"min_animals": 0}, "min_animals must be positive"),
         ({"seed": "one"}, "seed is 'one': input should be a valid integer"),
-        ({"size": 3}, "for size write num_train_examples"),
+        ({"size": 3}, "give num_train_examples"),
         ({"num_eval_examples": 0}, "num_eval_examples is 0: input should be greater than or equal to 1"),
     ):
         with pytest.raises(UserError, match=message):

@@ -179,7 +179,7 @@ def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
         ("counting", {"env": {"agent": {"harness": {"id": "bash"}}}}, "would run what a model writes on this machine"),
         ("counting", {"env": {"agent": {"runtime": {"type": "podman"}}}}, "podman, which is not installed here"),
         ("counting", {"env": {"agnt": {}}}, "does not take 'agnt'"),
-        ("capitals", {"agent_limits": {"timeout": 1.0}}, "agent_limits are for rollouts that verifiers makes"),
+        ("capitals", {"agent_limits": {"timeout": 1.0}}, "agent_limits need rollouts by verifiers"),
     ],
 )
 def test_bad_input_is_one_sentence(load, name: str, arguments: dict[str, Any], words: str):

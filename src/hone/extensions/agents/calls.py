@@ -1,7 +1,7 @@
-"""A program's calls of the model, and their answers.
+"""A program's calls of the model, and the answers.
 
-Calls are requests in OpenAI's form (`hone.extensions.agents.host`). They are sampled with the run's settings and
-separate keys, within a rollout's limits.
+Calls are requests in OpenAI's format (`hone.extensions.agents.host`). Each is sampled with the run's settings and
+a separate random key, within the rollout's limits.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 LONGEST_TOKEN = 16
-"""Most characters per token on average: a longer prompt can't fit, and is not tokenised."""
+"""Most characters per token on average. A prompt with more can't fit in seq_len, and is not tokenised."""
 Reply = tuple[str, Message, str, dict[str, int]]
 """An answer's id, message, finish reason and usage."""
 
 
 class ModelCalls:
-    """One rollout's calls and limits. Used on the driver's event loop."""
+    """One rollout's calls, and its limits. Used on the driver's event loop."""
 
     largest_body = MAX_BODY
-    """Most bytes a call."""
+    """Most bytes of a request."""
 
     def __init__(self, model: Model, limits: AgentLimits) -> None:
         self.model, self.limits = model, limits
         self.api_key = f"hone-{model.sample_id}-{secrets.token_hex(16)}"  # no other program can guess it
         self.sampled = self.refused = 0
         self.limit = ""
-        """The limit that a refused call exceeded, in words."""
+        """In words, the limit that a refused call exceeds."""
         self.closed = False
         self.entering = asyncio.Lock()
-        """Held until a call has started: calls start one after another, in their order."""
+        """Held while a call starts, so that calls start in the order of their arrival."""
 
     async def url(self) -> str:
         return await self._host.url()
@@ -53,11 +53,11 @@ class ModelCalls:
         return self._host.client(self.api_key)
 
     async def begin(self, body: ChatRequest, session: str, again: bool) -> Coroutine[Any, Any, Reply]:
-        """Begin a call or, if `again`, find its first try; return an awaitable answer. Raises ApiError."""
+        """Start a call or, for a retry (`again`), find the first try; return an awaitable answer. Raises ApiError."""
         raise NotImplementedError
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout: drop the calls of sessions in `untrained`, and return the number of answered calls left."""
+        """End the rollout: drop calls of sessions in `untrained`; return the number of answered calls left."""
         raise NotImplementedError
 
     def check_open(self) -> None:
@@ -67,7 +67,7 @@ class ModelCalls:
         asked = self.model.asked
         if (reached := self.limits.reached(asked, self.sampled)) is not None:
             raise self._limit_reached(reached)
-        if asked + self.refused >= self.limits.max_calls:  # the program's fault, and not the model's
+        if asked + self.refused >= self.limits.max_calls:  # the program's fault
             made = f"the rollout has made its {self.limits.max_calls} calls (max_calls)"
             raise ApiError(400, f"{made}, of which {self.refused} were refused", "messages")
 
@@ -75,7 +75,7 @@ class ModelCalls:
         return too_large()
 
     def most(self, *bounds: int | None) -> int | None:
-        """Return a call's token limit: the least of the bounds and the rest of `max_tokens`."""
+        """Return a call's token limit: the smallest of `bounds` and the rollout's remaining `max_tokens`."""
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         return min((x for x in (left, *bounds) if x is not None), default=None)
 
@@ -91,7 +91,7 @@ class ModelCalls:
 
 
 class ProgramCalls(ModelCalls):
-    """One program's calls, sampled as token ids."""
+    """One program's calls of a model that samples token ids."""
 
     def __init__(self, model: IdsModel, limits: AgentLimits) -> None:
         super().__init__(model, limits)
@@ -122,7 +122,7 @@ class ProgramCalls(ModelCalls):
             call = model.begin(messages, tools, ids, parent, most, session=session, stops=tuple(body.stop or ()))
         except NoRoom as error:
             raise self._limit_reached(str(error)) from None
-        # Calls side by side share what is left; `_commit` gives back what was not used.
+        # Concurrent calls share the remaining tokens; `_commit` returns unused ones.
         self.sampled += call.request.max_tokens
         return self._answer(call)
 
@@ -134,7 +134,7 @@ class ProgramCalls(ModelCalls):
         return await _answered(call)
 
     def _repeated(self, body: ChatRequest) -> Call | None:
-        """Return the answered call that a client repeats because its answer was lost; None if there is none."""
+        """Return the answered call that a client repeats because it lost the answer; None for a new call."""
         messages = [message.for_template() for message in body.messages]
         answered = [c for c in self.model.calls if c.turn is not None and not c.continued]
         found = [call for call in answered if same_messages(call.request.messages, messages)]
@@ -153,7 +153,7 @@ class ProgramCalls(ModelCalls):
         call.reply = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
 
     def _drop(self, call: Call) -> None:
-        """Remove a call without an answer (its program left, or hone refused it), so that it isn't trained."""
+        """Remove an unanswered call (the client left, or hone refused the call), so that it isn't trained."""
         if call.turn is None and call in self.model.calls:
             self.model.calls.remove(call)
             self.sampled -= call.request.max_tokens
@@ -161,12 +161,12 @@ class ProgramCalls(ModelCalls):
                 call.parent.continued = False
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout: unanswered calls get a 410; drop these and calls in `untrained`."""
+        """End the rollout: answer open calls with 410; drop these, and calls of sessions in `untrained`."""
         self.closed = True
         for call in [call for call in self.model.calls if call.turn is None]:
             if not call.future.done():
                 call.future.set_exception(ApiError(410, ROLLOUT_ENDED))
-                call.future.exception()  # asyncio would report it where nobody waits any more
+                call.future.exception()  # else asyncio reports it if nobody waits
             self._drop(call)
         self.model.calls = [call for call in self.model.calls if call.session not in untrained]
         return len(self.model.calls)
@@ -177,7 +177,7 @@ class ProgramCalls(ModelCalls):
         except UserError as error:
             if parent is None:
                 raise ApiError(400, str(error), "messages") from error
-            return self._prompt(messages, tools, None)  # the template rewrites earlier turns: this begins anew
+            return self._prompt(messages, tools, None)  # the template rewrites earlier turns: start anew
 
 
 async def _answered(call: Call) -> Reply:
@@ -190,7 +190,7 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> None:
-    """Raise ApiError for options that the run's `sampling` decides."""
+    """Raise ApiError if a request differs from the run's `sampling`, or sets other options of the run."""
     asked = {"n": body.n != 1, "logprobs": bool(body.logprobs), "top_logprobs": bool(body.top_logprobs)}
     asked |= {name: getattr(body, name) not in (None, value) for name, value in sampling.items()}
     asked |= {name: getattr(body, name) is not None for name in ("seed", "key")}
@@ -202,6 +202,6 @@ def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> Non
 
 
 class AgentRequest(ChatRequest):
-    """A call of a program. It may ask for a certain tool call; the model still decides."""
+    """A program's request. Its `tool_choice` may name a tool, but the model still decides."""
 
     tool_choice: Any = None

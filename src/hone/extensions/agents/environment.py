@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 REWARDED_BY_PROGRAM = "a program rewards its own rollouts"
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
-"""Variables of hone's environment that a command gets."""
+"""Environment variables of hone's process that a command gets."""
 
 
 class AgentEnv(SingleTurnEnv):
@@ -39,7 +39,7 @@ class AgentEnv(SingleTurnEnv):
     command: str | None = None
     agent_limits: AgentLimits
     agent_env: tuple[str, ...] = ()
-    """Variables for `command` besides `PASSED_ON`."""
+    """Further environment variables that `command` gets."""
     patience = 0.02
     why_not_graded = REWARDED_BY_PROGRAM
 
@@ -57,7 +57,7 @@ class AgentEnv(SingleTurnEnv):
         return env | without_local_proxy(env) | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
 
     async def program(self, calls: Any, example: Example) -> Rewarded:
-        """Make a rollout with these calls of the model; return its rewards. Raises ProgramFailed."""
+        """Run the program, which calls the model through `calls`; return its rewards. Raises ProgramFailed."""
         from hone.extensions.agents.programs import run_program
 
         return await run_program(self, calls, example)
@@ -65,7 +65,7 @@ class AgentEnv(SingleTurnEnv):
     def grade_many(
         self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0, groups: Iterable[Hashable] | None = None
     ) -> list[Score]:
-        """Return the program's scores. Raises UserError for completions that it did not make."""
+        """Return the program's scores. Raises UserError for completions not made by the program."""
         return [self._score(completion) for _, completion in pairs]
 
     def _score(self, completion: Completion) -> Score:
@@ -93,5 +93,5 @@ class AgentEnv(SingleTurnEnv):
 
 @inline
 def reward(completion: Any) -> float:
-    """Placeholder for the program's rewards, which no function can compute."""
+    """Placeholder for the program's reward: no function can compute it."""
     raise UserError(NOT_REGRADED)

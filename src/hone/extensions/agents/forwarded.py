@@ -1,4 +1,4 @@
-"""A program's calls of a model behind a URL: they are passed on to its server, one by one."""
+"""A program's calls of a model behind a URL: each call is forwarded to the model's server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ForwardedCalls(ModelCalls):
-    """One program's calls. Used on the driver's event loop."""
+    """One program's forwarded calls. Used on the driver's event loop."""
 
     model: TextModel
 

@@ -1,6 +1,6 @@
-"""The OpenAI-compatible endpoint for programs of a batch of rollouts, on the driver's event loop.
+"""The OpenAI-compatible endpoint for the programs of a batch of rollouts, on the driver's event loop.
 
-A client in this process needs no socket; a command reaches it on 127.0.0.1.
+A client in this process needs no socket; a command reaches the endpoint on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hone.serving import serving_here
 
 
 def host_of(driver: Driver, calls: ModelCalls) -> Host:
-    """Return the endpoint of a batch, after adding these calls."""
+    """Add calls to the batch's endpoint; return the endpoint."""
     host = driver.endpoint = driver.endpoint or Host(driver)
     host.by_key[calls.api_key] = calls
     return host
 
 
 class Host:
-    """Takes the calls of programs, each under the key of its rollout."""
+    """Receives programs' calls. A call's API key names its rollout."""
 
     def __init__(self, driver: Driver) -> None:
         self.by_key: dict[str, ModelCalls] = {}
@@ -44,11 +44,11 @@ class Host:
         return self._url
 
     def client(self, api_key: str) -> Any:
-        """Return a client of `openai` that needs no socket."""
+        """Return an `openai.AsyncOpenAI` client that needs no socket."""
         import httpx
         import openai
 
-        # later versions of openai have a fork of httpx with the same client names
+        # newer openai has a fork of httpx with the same names
         client: Any = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app))
         url = "http://127.0.0.1/v1"
         return openai.AsyncOpenAI(api_key=api_key, base_url=url, http_client=client, max_retries=0, timeout=None)

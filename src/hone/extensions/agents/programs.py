@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 NO_CALL = "the program made no call that was answered"
 POLL_SECONDS = 0.02
-"""Time between checks of a command."""
+"""Seconds between checks of a command."""
 MAX_OUTPUT = 64 * 2**20
-"""Bytes that a command may print, or write to its standard error."""
+"""Most bytes that a command may write to each of stdout and stderr."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
-"""Rewards of a program that failed after a call beyond a limit that the model had used up."""
+"""Rewards of a program that failed at a call refused because the model had used up a limit."""
 
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
-    """Run a rollout's program and return the rollout. A failure costs only this rollout."""
+    """Run the example's program; return the rollout. If the program fails, only this rollout fails."""
     calls = calls_of(model, env.agent_limits)
     rewarded, failure = Rewarded({}), None
     program = asyncio.create_task(_guarded(env, calls, example))
@@ -64,7 +64,7 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
             if calls.limit and (env.command is not None or _tells(error, calls.limit)):
                 rewarded, failure = replace(GAVE_UP, untrained=rewarded.untrained), None
     finally:
-        program.cancel()  # one that does not heed it is left behind, and its key refused
+        program.cancel()  # a program that ignores this is left; its key is refused
         answered = calls.close(rewarded.untrained)
         if env.run is None:
             await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
@@ -105,7 +105,7 @@ async def run_program(env: AgentEnv, calls: Any, example: Example) -> Rewarded:
 async def _process(env: AgentEnv, calls: Any, example: Example) -> Any:
     assert env.command is not None
     told = {name: getattr(example, name) for name in ("id", "prompt", "answer", "info")}
-    with contextlib.ExitStack() as stack:  # files, not pipes: what the command starts may hold those open
+    with contextlib.ExitStack() as stack:  # not pipes: the command's children may hold them open
         given, out, err = (stack.enter_context(tempfile.TemporaryFile("a+b")) for _ in range(3))
         given.write(json.dumps(told, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n")
         given.seek(0)
@@ -151,7 +151,7 @@ def _tail(file: IO[bytes]) -> str:
 
 
 def _tells(error: BaseException | None, words: str) -> bool:
-    """Return True if an error, one of its group, or its cause contains these words."""
+    """Return True if the traceback of an error, with its causes, contains these words."""
     while error is not None:
         if words in "".join(traceback.format_exception(error)):
             return True

@@ -13,12 +13,12 @@ from hone.errors import UserError
 from hone.types import BOUND, LARGEST_REWARD, Outcome
 
 MOST_REWARDS = 64
-"""Rewards that a program may give a rollout."""
+"""Most rewards that a program may give a rollout."""
 
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Limits of a rollout: `max_tokens` of all calls (None: any), `timeout` in seconds; `concurrency` of rollouts."""
+    """Limits of a rollout: `max_tokens` in all (None: any), `timeout` in seconds. `concurrency`: rollouts at once."""
 
     max_calls: int = 64
     max_tokens: int | None = None
@@ -34,7 +34,7 @@ class AgentLimits:
                 raise UserError(f"{name} of an agent is {value!r}; it must be a {what} above 0")
 
     def reached(self, calls: int, tokens: int) -> str | None:
-        """Return the limit reached by a rollout with this usage, in words; None if none."""
+        """Return in words the limit that a rollout with `calls` and `tokens` has reached, or None."""
         if calls >= self.max_calls:
             return f"the rollout has made its {self.max_calls} calls (max_calls)"
         if self.max_tokens is not None and tokens >= self.max_tokens:
@@ -43,7 +43,7 @@ class AgentLimits:
 
     @classmethod
     def of(cls, limits: Any) -> AgentLimits:
-        """Return the limits of a config's `agent_limits`. Raises UserError if wrong."""
+        """Return the limits of a config's `agent_limits`. Raises UserError if a key or value is wrong."""
         known = cls.__dataclass_fields__
         if limits is not None and not (isinstance(limits, Mapping) and limits.keys() <= known.keys()):
             raise UserError(f"agent_limits is {limits!r}; its keys are {', '.join(known)}")
@@ -54,9 +54,9 @@ class AgentLimits:
 class Rewarded:
     """A rollout's scores by name, and their weights (by default 1).
 
-    `right`: the answer is right; by default, if the first score is at least 1. Calls with a session id in `untrained`
-    are not trained. `gave_up`: the program failed at a limit that the model used up. `calls` are rewards of the calls,
-    in order; None: all calls share the rollout's reward.
+    `right`: the answer is right; None: it is right if the first score is at least 1. Calls with a session id in
+    `untrained` are not trained. `gave_up`: the program failed because the model had used up a limit. `calls`: a reward
+    for each call, in order; None: all calls share the rollout's reward.
     """
 
     scores: Mapping[str, float]
@@ -71,14 +71,14 @@ class Rewarded:
         return state if self.weights is None else state | {"weights": dict(self.weights), "right": self.right}
 
     def miscounted(self, answered: int) -> tuple[Outcome, str] | None:
-        """Return a failure if `calls` has another length than `answered`, else None."""
+        """Return a failure if the number of rewards in `calls` is not `answered`, else None."""
         if self.calls is None or len(self.calls) == answered:
             return None
         return Outcome.GRADER_ERROR, f"the program gave {len(self.calls)} rewards of calls; {answered} were answered"
 
 
 class ProgramFailed(Exception):
-    """Why a rollout has no reward, in words, and its outcome. `untrained` as in `Rewarded`."""
+    """A rollout has no reward; `words` say why. `untrained` as in `Rewarded`."""
 
     def __init__(
         self, words: str, outcome: Outcome = Outcome.GRADER_ERROR, untrained: frozenset[str] = frozenset()
@@ -88,7 +88,7 @@ class ProgramFailed(Exception):
 
 
 def checked_rollout(given: Any) -> Rewarded:
-    """Return a program's rewards; its key `calls` may hold rewards of calls. Raises ValueError."""
+    """Return the rewards in a program's answer; the key `calls` may hold a reward per call. Raises ValueError."""
     given_calls = given.get("calls") if isinstance(given, dict) else None
     if not (isinstance(given_calls, list | tuple) or (isinstance(given_calls, np.ndarray) and given_calls.ndim == 1)):
         return Rewarded(checked_rewards(given))
@@ -102,7 +102,7 @@ def checked_rollout(given: Any) -> Rewarded:
 
 
 def checked_rewards(given: Any) -> dict[str, float]:
-    """Return a program's rewards by name; a number is `reward`. Raises ValueError, with the reason."""
+    """Return a program's rewards by name; a number gets the name `reward`. Raises ValueError with the reason."""
     rewards = given if isinstance(given, dict) else {"reward": given}
     if not 0 < len(rewards) <= MOST_REWARDS:
         raise ValueError(f"the program gave {len(rewards)} rewards; give 1 to {MOST_REWARDS}")

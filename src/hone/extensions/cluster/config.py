@@ -16,21 +16,21 @@ class ClusterConfig(BaseConfig):
     bare = "address"
 
     address: str | None = None
-    """The Ray cluster: `auto` for this machine's, or HOST:PORT; by default Ray is started here.
+    """The Ray cluster: HOST:PORT, or `auto` for the one running here; by default hone starts Ray here.
     Implies mode cluster."""
     cpus: int = Field(default=1, ge=1)
-    """Cores of each trainer rank and each replica, also with a GPU."""
+    """Cores for each trainer rank and each replica, even if it has a GPU."""
     graders: int = Field(default=0, ge=0, le=4096)
-    """Grading processes on the nodes, one core each; 0 grades on this machine, as `grading.workers` says."""
+    """Grading processes on the nodes, one core each. 0: grade on this machine with `grading.workers`."""
 
 
 class EvalClusterConfig(ClusterConfig):
-    """Many machines: Ray places servers of the model and graders on them (pip install 'ray>=2.59')."""
+    """Many machines: Ray places model servers and graders on them (pip install 'ray>=2.59')."""
 
     replicas: int = Field(default=1, ge=1, le=256)
-    """Servers of the model."""
+    """Number of model servers."""
     port: int = Field(default=8000, ge=1, le=65535)
-    """Port on this machine for all of these servers."""
+    """Port on this machine through which all servers answer."""
 
 
 class RLKeys(BaseConfig):
@@ -41,13 +41,13 @@ class RLKeys(BaseConfig):
 
     @model_validator(mode="after")
     def _check_cluster(self: Any) -> Any:
-        """Turn mode cluster into mode split with a section cluster."""
+        """Replace mode cluster by mode split with a section cluster."""
         if self.mode == "cluster" and self.cluster is None:
             self.cluster = ClusterConfig()
         if self.cluster is None:
             return self
         if self.mode == "colocated":
-            raise UserError("mode colocated is one process, but there is a section cluster: leave out one of them")
+            raise UserError("mode colocated is one process, so it can't use a cluster: leave out one of the two")
         if self.orchestrator.client.urls:
             raise UserError(
                 "a cluster starts the run's servers, but orchestrator.client.base_url names running ones: leave out "

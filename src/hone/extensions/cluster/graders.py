@@ -1,7 +1,7 @@
 """Grading processes on the nodes of a cluster: each is a process of `grading.pool`, in a Ray actor.
 
-The task's code is sent along. A node with the same files at the same paths (a shared file system) uses these; else they
-are written to a folder. Their digests are checked as in any worker.
+The task's code is sent to the node. A node with equal files at the same paths (a shared file system) uses its files;
+another node writes the code to a folder. Digests are checked as in any worker.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hone.extensions.cluster.nodes import SAY_AFTER, check_versions
 from hone.grading.pool import START_SECONDS, Closed, ExitStatus, InvalidAnswer, Process, Stopped, readable
 
 LOOK = 0.1
-"""Seconds between checks that an answer is still wanted."""
+"""Seconds between checks that the pool still wants an answer."""
 END_SECONDS, UNPLACED_SECONDS = 5.0, 1.0
-"""Seconds that a placed actor, or one not yet placed, has to end its process; then both are killed."""
+"""Seconds for a placed and an unplaced actor to end its process; then actor and process are killed."""
 
 
 class Grader:
@@ -52,9 +52,9 @@ class Grader:
         return self._outcome(lambda: self._process.get_ready(self._never))
 
     def ask(self, number: int, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
-        """Return ("answer", result of `Process.ask`), ("late", None), ("garbled", None) or ("closed", exit and words).
+        """Return ("answer", result of `Process.ask`), ("late", None), ("garbled", None) or ("closed", (code, words)).
 
-        Questions are numbered from 0; each waits for the previous one.
+        Questions are numbered from 0; each question waits for the previous one.
         """
         with self._turns:
             self._turns.wait_for(lambda: self._next == number or self._has_ended)
@@ -63,7 +63,7 @@ class Grader:
             kind, found = self._outcome(lambda: self._process.ask(question, cpu, clock, self._never))
             self._next += 1
             if kind != "answer" or found[2]:
-                self._has_ended = True  # what was sent ahead is asked of another process
+                self._has_ended = True  # another process gets the question sent ahead
             self._turns.notify_all()
             return kind, found
 
@@ -85,9 +85,9 @@ class Grader:
 
 
 class RemoteProcess:
-    """A `pool.Process` on a node. If the node is lost, the process counts as killed, and its question is asked again.
+    """A `pool.Process` on a node. If the node is lost, the process counts as killed, and the question is asked again.
 
-    It uses the node's Python; `python` is ignored.
+    The node's Python runs the process; `python` is ignored.
     """
 
     pid, is_far = 0, True
@@ -101,10 +101,10 @@ class RemoteProcess:
         sources: dict[str, str] = arguments[4]
         code = {file: Path(file).read_bytes() for file in sources if Path(file).is_file()}
         relative = str(script.relative_to(Path(__file__).parents[2]))
-        # Three threads: it can be ended while it works at a question, and the next one waits.
+        # Threads: for a question, the next question, and `end`.
         options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=3)
         self._actor = options.remote(relative, list(arguments), memory_bytes, dict(environment), code)
-        # Asked once: a round that ends without this process leaves it to the next to wait for it.
+        # Called once: if a round ends before these return, the next round waits for them.
         self._facts, self._started = self._actor.facts.remote(), self._actor.get_ready.remote()
 
     @property
@@ -123,7 +123,7 @@ class RemoteProcess:
         return error
 
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
-        # The actor keeps the time.
+        # The actor checks the time limits.
         sent, self._sent = self._sent, None
         reference = sent if sent is not None else self._send(question, cpu, clock)
         if self.ahead is not None:
@@ -149,14 +149,14 @@ class RemoteProcess:
         self._actor.end.remote()
 
     def finish(self) -> ExitStatus:
-        with contextlib.suppress(RayError):  # one that nobody has asked yet may have a folder, too
+        with contextlib.suppress(RayError):  # also if unused: it may have a folder
             ray.get(self._actor.end.remote(), timeout=END_SECONDS if self._is_placed else UNPLACED_SECONDS)
         ray.kill(self._actor)
         self._ended = self._ended or ExitStatus(None, "")
         return self._ended
 
     def _get(self, reference: Any, stop: int, deadline: float | None, waits_for: str | None = None) -> Any:
-        """Return a result. Raises Stopped if the pool no longer wants it, Closed if node or actor is gone."""
+        """Return the actor's result. Raises Stopped if the pool no longer wants it, Closed if the actor is gone."""
         began, said = time.monotonic(), 0.0
         while not ray.wait([reference], timeout=LOOK)[0]:
             if readable(stop, 0):
@@ -176,9 +176,9 @@ class RemoteProcess:
 
 
 def arguments_for_node(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path) -> list[Any]:
-    """Return the arguments of `worker_main.start` here; write the task's code to `folder` if the node lacks it.
+    """Return the arguments of `worker_main.start` for this node; write `code` to `folder` if the node lacks it.
 
-    `path` becomes its entries that hold the task's files, then this node's `sys.path`.
+    The new `path`: entries of the old one that hold the task's files, then this node's `sys.path`.
     """
     env_id, kwargs, home, path, sources, *more = arguments
     shared = Path(home).is_dir() and all(

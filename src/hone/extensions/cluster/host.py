@@ -1,7 +1,7 @@
 """The Ray actor that runs one process of the run on a node.
 
-A server listens only on 127.0.0.1 of its node; the actor opens a gate to it for holders of the run's secret. Weights
-come through Ray's object store, one copy a node, and are written to the node's memory.
+A server listens only on 127.0.0.1 of its node. The actor opens a gate to it for clients that send the run's secret.
+Weights come through Ray's object store, one copy per node, and are written to the node's memory.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Host:
     ) -> int:
         """Start the process; return its pid. A server gets a free port of 127.0.0.1.
 
-        `env` is added to the node's variables. `files` are texts that the process reads, by paths in `command`.
+        `env` is added to the node's variables. `files`: paths in `command` → texts that the process reads there.
         """
         for name, text in files.items():
             (Path(self._folder.name) / Path(name).name).write_text(text, encoding="utf-8")
         if (memory := env.get(VARIABLE)) is not None and (lock := join_folder(Path(memory))) is not None:
             self._memory = Path(memory), lock
-        # Ray gives a worker one thread, whatever the cores that it reserved.
+        # Ray gives a worker one thread, whatever its cores.
         foreign = {"OMP_NUM_THREADS", *FOREIGN}
         inherited = {name: value for name, value in os.environ.items() if name not in foreign}
         os.chdir(cwd if os.path.isdir(cwd) else tempfile.gettempdir())
@@ -98,7 +98,7 @@ class Host:
             await asyncio.sleep(WATCH)
 
     async def _opened(self) -> tuple[str, int] | None:
-        """Open the gate if the server accepts connections; return the gate's address."""
+        """Open the gate if the server accepts connections; return the gate's address, else None."""
         secret, port = self._secret, self._port
         assert port is not None
         try:
@@ -129,7 +129,7 @@ class Host:
         return os.path.exists(path)
 
     async def take(self, folder: str, files: Mapping[str, Any]) -> None:
-        """Write files into a new folder, atomically, unless it exists; keep one older folder beside it."""
+        """Write files into a new folder, atomically, unless it exists. Keeps one older version."""
         async with self._taking:
             await asyncio.to_thread(put_files, Path(folder), files)
 
@@ -142,17 +142,17 @@ def versions() -> dict[str, Any]:
 
 
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write files into a new `folder`, atomically; one process of the node at a time does so.
+    """Write files into a new `folder`, atomically. A lock admits one process of the node at a time.
 
-    Keeps the newest other version, which a server may still read. OSError if there is no room; then no file is left.
+    Keeps the newest other version, which a server may still read. If there is no room: OSError, and no file is left.
     """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.parent / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the process ends, however it does
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends
         if folder.exists():
             return
-        shutil.rmtree(fresh, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(fresh, ignore_errors=True)  # left by a killed process
         try:
             for name, content in files.items():
                 (fresh / name).parent.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,8 @@
     with Cluster(config.cluster, roles, say) as cluster:
         Launch(..., child=cluster.child).run()
 
-The trainer's rank 0 is on the launcher's node, with the run directory; servers and other ranks may be on any node. If a
-role's node is gone, the role waits until another node has room.
+The trainer's rank 0 runs on the launcher's node, which has the run directory; servers and other ranks run on any node.
+If a role's node is lost, the role waits until another node has room.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from hone.extensions.cluster.config import ClusterConfig
 
 VARIABLE = "HONE_CLUSTER"
-"""Variable of the orchestrator: the cluster's address, a space, and the run's namespace."""
+"""Variable of the orchestrator: the cluster's address, a space, the run's namespace."""
 TOKEN = Path.home() / ".ray" / "auth_token"
 """Ray's file with the token of this user's clusters."""
 SAY_AFTER = 10.0
-"""Seconds that a role waits for room before a line says so."""
+"""Seconds that a role waits for room before a line reports the wait."""
 CONNECT = 10.0
 """Seconds that the head of the cluster may take to answer."""
 ENDING = 5.0
 """Seconds that an actor has to end its process."""
 TRAVEL = ("HONE_", "HF_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "VLLM_")
-"""Prefixes of the variables that a process on a node gets from this machine; others come from the node."""
+"""Prefixes of environment variables that a node's process gets from this machine; others are the node's."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^(Raylet is terminated|The node with node id|A worker died)",
@@ -66,11 +66,11 @@ class Needs:
 
 
 class Cluster:
-    """A run's connection to a cluster while entered. The run has trainer `ranks` and servers.
+    """Context: a run's connection to a cluster. `ranks`: number of trainer ranks.
 
-    `ports` are this machine's ports of the servers, by role; servers may share a port. If `on_gpus` is true and the
-    cluster has GPUs, a rank has one GPU and a server `server_gpus`. Raises UserError if Ray is missing, or if the
-    address has no cluster of this version of Ray.
+    `ports`: server's role → port on this machine; servers may share a port. If `on_gpus` is true and the cluster has
+    GPUs, a rank gets one GPU, and a server gets `server_gpus`. Raises UserError if Ray is missing, or if the address
+    has no cluster with this version of Ray.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Cluster:
         return Needs(self.config.cpus, gpus)
 
     def __exit__(self, *_: object) -> None:
-        for child in self._children:  # Ray has to be there until their threads have ended
+        for child in self._children:  # their threads need Ray
             child.join()
         self.tunnels.close()
         self._ray.shutdown()
@@ -145,7 +145,7 @@ class Cluster:
     def child(
         self, role: str, rank: int | None, command: Sequence[str], env: dict[str, str], log: Log, echo: bool
     ) -> Child:
-        """Start a process of a role: the orchestrator on this machine, any other where there is room."""
+        """Start a process of a role: the orchestrator on this machine, others on a node with room."""
         if role == ORCHESTRATOR:
             return Child(role, rank, command, env | self.variables, log, echo)
         if role in self.ports:
@@ -155,7 +155,7 @@ class Cluster:
         return child
 
     def host(self, role: str, rank: int | None) -> Any:
-        """Return a new actor for a process of a role; it starts once there is room."""
+        """Return a new actor for a process of a role. The actor starts once there is room."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from hone.extensions.cluster.host import Host
@@ -167,7 +167,7 @@ class Cluster:
         return self._ray.remote(Host).options(scheduling_strategy=room, name=self._fresh(name), **options).remote()
 
     def _room(self, role: str) -> Any:
-        """Return a role's placement group, made at the first call. Ray moves bundles off a lost node."""
+        """Return a role's placement group, made at the first call. If a node is lost, Ray moves its bundles."""
         from ray.util.placement_group import placement_group
 
         with self._placing:
@@ -179,7 +179,7 @@ class Cluster:
             return self._rooms[role]
 
     def _fresh(self, name: str) -> str:
-        """Kill the actor `name`, if any; return `name` once it is free."""
+        """Kill the actor `name`, if it exists; return `name` once a new actor can have it."""
         try:
             self._ray.kill(self._ray.get_actor(name))
         except ValueError:
@@ -217,7 +217,7 @@ class RemoteChild(Child):
         return f"is lost with its node or its actor ({self._lost})" if self._lost else super().cause
 
     def send(self, signum: int) -> None:
-        if self._host is None:  # nothing that could heed it
+        if self._host is None:  # not placed yet
             self.kill()
         elif self.code is None:
             self._host.send.remote(signum)
@@ -251,7 +251,7 @@ class RemoteChild(Child):
     def _live(self) -> None:
         ray, cluster, host = self._cluster._ray, self._cluster, None
         try:
-            if cluster.ranks:  # first: servers must not take the last cores, for without a trainer there is no run
+            if cluster.ranks:  # servers must not take the trainer's cores
                 self._wait(cluster._room(TRAINER).ready(), TRAINER)
             host = cluster.host(self.role, self.rank)
             facts = self._placed(host.facts.remote())
@@ -328,13 +328,13 @@ class RemoteChild(Child):
 
 
 def connect(address: str | None, namespace: str, cores: float | None = None) -> str:
-    """Connect to the cluster at `address`, or start one with `cores`; return its address. UserError if that fails."""
+    """Connect to the cluster at `address`; if None, start one with `cores`. Return its address. Raises UserError."""
     if address is not None and address != "auto" and not address.rpartition(":")[2].isdecimal():
         raise UserError(f"cluster.address is {address!r}; it must be HOST:PORT, or auto")
     try:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        # As Ray does for a cluster that it starts itself, but not for a given address; it looks when it is imported.
+        # Ray does this for clusters that it starts, not for an address. It reads the variable at import.
         if address and (TOKEN.is_file() or "RAY_AUTH_TOKEN" in os.environ):
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray
@@ -343,7 +343,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
         raise UserError("a cluster needs Ray, which is not installed: pip install 'ray>=2.59'") from None
     start = {} if address else {"num_cpus": int(cores or 1), "include_dashboard": False}
     try:
-        if address and ":" in address:  # where nothing answers, Ray tries for minutes
+        if address and ":" in address:  # without an answer Ray tries for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=CONNECT).close()
         ray.init(address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **start)
@@ -362,4 +362,4 @@ def check_versions(facts: Mapping[str, Any]) -> None:
     other = [f"{name} {facts[name]}" for name, version in versions().items() if facts[name] != version]
     if other:
         here = ", ".join(f"{name} {value}" for name, value in versions().items())
-        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {here}: install these there")
+        raise UserError(f"node {facts['name']} has {', '.join(other)}, but this machine {here}: install the same there")

@@ -1,4 +1,4 @@
-"""Servers on a cluster, behind one port of this machine, for `hone eval`.
+"""Model servers on a cluster, behind one port of this machine, for `hone eval`.
 
 with Replicas(config.cluster, {role: command}, port, env, say):
     evaluate at http://127.0.0.1:PORT/v1
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 LOOK = 0.2
 """Seconds between checks of the servers."""
 RESTARTS = 3
-"""Most restarts of a killed server. A server that exited is not restarted."""
+"""Most restarts of a killed server. A server that exits is not restarted."""
 
 
 class Replicas:
-    """Servers on a cluster, with `commands` by role. A killed server starts again. Entering waits until one listens."""
+    """Servers on a cluster; `commands`: role → command. Restarts a killed server. Entering waits for the first one."""
 
     def __init__(
         self,
@@ -104,4 +104,4 @@ class Replicas:
                 raise UserError(f"{child.name} {child.cause} while it loaded")
         self._replace()
         if not self._children:
-            raise UserError("none of the servers came up: see the lines above")
+            raise UserError("no server could be started: see the lines above")

@@ -1,8 +1,8 @@
-"""Ports of this machine that forward to the run's servers on any nodes.
+"""Ports of this machine that forward connections to the run's servers on any nodes.
 
 Clients see servers at fixed addresses on 127.0.0.1. A server listens only on 127.0.0.1 of its node; a gate on the node
-lets in connections that begin with the run's secret. A connection goes to the server with the fewest connections;
-without a server it is closed at once.
+admits connections that begin with the run's secret. A connection to a shared port goes to the server with the fewest
+connections. If no server runs, it is closed at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 
 PART = 2**20
-"""Most bytes forwarded at a time."""
+"""Most bytes read and forwarded at a time."""
 GREETING = 10.0
 """Seconds for a connection to send the secret."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -22,7 +22,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(eq=False)
 class Gate:
-    """The address of a server's gate on its node, and the connections to it from here."""
+    """The address of a server's gate on its node, and the open connections to it from here."""
 
     address: str
     port: int
@@ -47,7 +47,7 @@ class Tunnels:
             asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     def point(self, port: int, role: str, gate: Gate | None) -> None:
-        """Forward a port to a role's gate. If `gate` is None, stop; end connections that a dead node leaves open."""
+        """Forward a port to a role's gate, or stop if `gate` is None. Ends connections to the role's old gate."""
 
         def change() -> None:
             for writer in old.connections if (old := self._gates[port].pop(role, None)) else ():

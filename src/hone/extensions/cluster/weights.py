@@ -1,4 +1,4 @@
-"""Sends weights to servers on other nodes: through Ray's object store, one copy a node, to memory there.
+"""Sends weights into the memory of servers' nodes, through Ray's object store: one copy per node.
 
 Fleet(servers, carry=Carrier(roles, memory))
 """
@@ -16,14 +16,14 @@ from hone.client import ServerUnavailable
 from hone.errors import Halt
 
 SECONDS, LOOK_SECONDS = 600.0, 20.0
-"""Seconds that a node may take to get a version of the weights, and to say if it has that version."""
+"""Seconds for a node to get a version of the weights, and to answer if it has a version."""
 
 
 class Carrier:
-    """Brings a version of the weights to a server's node; `roles[number]` is that server's role.
+    """Copies a version of the weights to a server's node. `roles[number]` is the role of server `number`.
 
-    Versions are in the folder `memory` of each node, under the same names. If memory was full, the version must be on a
-    file system that all nodes share.
+    Each node has the versions in its folder `memory`. If there was no room in memory, the version must be on a file
+    system that all nodes share.
     """
 
     def __init__(self, roles: Sequence[str], memory: Path | None) -> None:
@@ -45,7 +45,7 @@ class Carrier:
                     "nodes share, or free memory in /dev/shm, through which weights travel"
                 )
             ray.get(host.take.remote(str(folder), self._store(folder)), timeout=SECONDS)
-        except RayTaskError as error:  # not of Ray, but of the node's memory
+        except RayTaskError as error:  # an error on the node
             if not isinstance(error.cause, OSError):
                 raise
             raise Halt(
@@ -58,7 +58,7 @@ class Carrier:
             ) from error
 
     def _store(self, folder: Path) -> Any:
-        """Return a version's files in the object store, put there once; drops the version before."""
+        """Return the object store's reference to a version's files, stored once. Drops the previous version."""
         import ray
 
         with self._storing:

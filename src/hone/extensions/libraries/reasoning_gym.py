@@ -3,9 +3,9 @@
     hone eval reasoning-gym:leg_counting -m hone/tiny -n 20 -a '{"min_animals": 2}'
 
 An answer in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`) is worth 0.1, plus 0.9 times the score of
-reasoning-gym's `score_answer`, partial credit included; it is correct if that score is 1. Row i is row i of
-reasoning-gym's data set for the seed. A tenth of the questions, by their hash, is held out for evaluation; no seed
-changes it. Rows are made and scored in a separate process, under a limit of processor time.
+reasoning-gym's `score_answer`, partial credit included; it is correct if this score is 1. Row i is row i of
+reasoning-gym's data set for the seed. A tenth of the questions, chosen by hash and independent of the seed, is held out
+for evaluation. A separate process makes and scores rows, under a limit of processor time.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from hone.types import Example, Message, content_hash
 
 FORMAT_HINT = "\nGive the final answer, and nothing else, in <answer> tags."
 HELD_OUT = 10
-"""One of this many questions belongs to evaluation, by its hash."""
+"""One in HELD_OUT questions, chosen by hash, belongs to evaluation."""
 STRIDE = 1_000_000
-"""Step to the next candidate if a row belongs to the other split; also the most rows of a split."""
+"""Step to the next candidate row if a row is in the other split; also the most rows of a split."""
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
-"""Seconds of processor time to score an answer and to make a row; seconds by the clock for either."""
+"""Processor seconds to score an answer and to make a row; clock seconds for either."""
 
 EVALUATES = (
     "its score evaluates the answer as Python code (eval, or sympy's parse_expr), and hone evaluates nothing that a "
@@ -78,11 +78,11 @@ string_manipulation string_splitting string_synthesis sudoku survo syllogism tim
 tsumego word_ladder word_sequence_reversal word_sorting zebra_puzzles
 """
 SCORED = frozenset(_SCORED.split())
-"""The tasks that are scored faithfully, as `benchmarks/reasoning_gym_tasks.py` measured with reasoning-gym 0.1.25."""
+"""Tasks with faithful scores: measured by `benchmarks/reasoning_gym_tasks.py` with reasoning-gym 0.1.25."""
 
 
 class ReasoningGym(SingleTurnEnv):
-    """Rows have the column `index`, the number of a row of reasoning-gym's data set: `env.example(index=3)`."""
+    """Rows have the column `index`, a row number in reasoning-gym's data set: `env.example(index=3)`."""
 
     audit_allows = MappingProxyType(
         {
@@ -122,13 +122,13 @@ class ReasoningGym(SingleTurnEnv):
         return {"question": question + self.hint, "answer": answer, "info": {"index": index}}
 
     def reference(self, example: Example) -> str:
-        """Return reasoning-gym's answer; in rows of a split its score gives full marks."""
+        """Return reasoning-gym's answer. For rows of a split its score is 1."""
         return self.parser_of_answers.wrap(example.answer)
 
     def rows(self, split: str, count: int) -> Rows:
-        """Return `count` rows of a split. Row i is reasoning-gym's row i if this is in the split.
+        """Return `count` rows of a split. Row i is reasoning-gym's row i, or a later row if row i is unsuitable.
 
-        Skips rows with an answer that is empty, too long, or without full marks by reasoning-gym's score.
+        A row is unsuitable if it is in the other split, or if its answer is empty, too long, or has a score below 1.
         """
 
         def make(i: int) -> Row:
@@ -137,14 +137,14 @@ class ReasoningGym(SingleTurnEnv):
                 if is_held_out(question) == (split == "eval") and self._is_right(index, answer):
                     return {"index": index}
             raise UserError(
-                f"{self.id} has too few different questions: of {ATTEMPTS} none fits the {split} split and has an "
+                f"{self.id} has too few different questions: none of {ATTEMPTS} is in the {split} split and has an "
                 "answer; choose arguments with more variety, or another task"
             )
 
         return indexed_rows(make, count, f"{self.id} ({split})")
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """Return the environment's digests; "data" digests arguments, not rows."""
+        """Return the environment's digests. "data" is a digest of arguments, not of rows."""
         counts = [len(self.split(name)) for name in splits]
         data = content_hash([self.task, self.config, self.hint, self.system_prompt, counts])
         assert self.module is not None
@@ -166,14 +166,14 @@ class ReasoningGym(SingleTurnEnv):
             raise UserError(f"{self.id} cannot be made ({reason}): take other arguments or another seed") from None
 
     def _takes_own_answer(self, index: int, answer: str) -> bool:
-        """Return True if reasoning-gym's answer, as it is read from a completion, is worth full marks."""
+        """Return True if reasoning-gym's answer, once parsed from a completion, has score 1."""
         read = self.parser_of_answers.parse(self.parser_of_answers.wrap(answer))
         score = 0.0 if read is None else self._score(index, read, MAKE_SECONDS)
         return not isinstance(score, GraderFailure) and score >= 1.0
 
     def _score(self, index: int, answer: str, cpu_seconds: int) -> float | GraderFailure:
         try:
-            # The process remembers the row, unless another has taken its place: making it may take longer than scoring.
+            # Make the row first, as this may take longer than scoring. The process caches it.
             self._worker.ask(["entry", index], MAKE_SECONDS, CLOCK_SECONDS)
             return self._worker.ask(["score", index, answer], cpu_seconds, CLOCK_SECONDS)
         except NoVerdict as nothing:
@@ -181,7 +181,7 @@ class ReasoningGym(SingleTurnEnv):
 
 
 def is_held_out(question: str) -> bool:
-    """Return True for the held-out tenth of the questions; no seed changes it."""
+    """Return True for the tenth of questions that is held out, whatever the seed."""
     return hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % HELD_OUT == 0
 
 
@@ -196,7 +196,7 @@ def load(
     system_prompt: str = "",
     **config: Any,
 ) -> ReasoningGym:
-    """Load the task `name` with this configuration. UserError without reasoning-gym, or for an unsuitable task."""
+    """Load the task `name`, configured by `config`. UserError if reasoning-gym is missing or the task unsuitable."""
     task = name.replace("-", "_")
     if task in REFUSED:
         raise UserError(f"reasoning-gym:{name} is refused: {REFUSED[task]}")
@@ -210,7 +210,7 @@ def load(
             "pip install 'reasoning-gym>=0.1.25,<0.2'"
         )
     if "size" in config:
-        raise UserError(f"reasoning-gym:{name}: for size write num_train_examples and num_eval_examples")
+        raise UserError(f"reasoning-gym:{name}: give num_train_examples and num_eval_examples instead of size")
     env = ReasoningGym(
         task,
         {"seed": seed} | config,

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 SIZE = 5_000
-"""Rows of one data set. Row 5,000 is the first row of the next data set, with a seed higher by 5,000. In most tasks a
-larger data set has the same row: they make row i from seed + i. Other tasks make all rows at once."""
+"""Rows of one data set. Row 5,000 is the first row of the next data set, with a seed higher by 5,000. Most tasks make
+row i from seed + i, so that a larger data set has the same row. Other tasks make all rows at once."""
 
 
 def start(task: str, config: dict[str, Any]) -> Callable[[list[Any]], Any]:
-    """Return the function that answers questions about the data set `task` of this configuration:
+    """Return the function that answers questions about the data set of `task` with `config`:
 
-    - `["check"]`: null, or what is wrong with the configuration, in words;
+    - `["check"]`: an error of the configuration, in words, or null;
     - `["entry", index]`: question and answer of a row;
     - `["score", index, answer]`: the score of an answer.
     """

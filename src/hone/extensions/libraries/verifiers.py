@@ -2,13 +2,13 @@
 
     hone eval verifiers:my-taskset -m hone/tiny -n 20 -a '{"split": "train"}'
 
-- **Text**: a taskset with only prompts and answers is scored by its `task.score(trace)`. Each reward function is a
-  component with its weight. verifiers and the taskset run in a separate process, with limited processor time, and
+- **Text**: if a taskset has only prompts and answers, its `task.score(trace)` scores the answers. Each reward function
+  is a component with its weight. verifiers and the taskset run in a separate process, with limited processor time, and
   without network once the tasks are loaded.
-- **Episodes**: verifiers runs any other taskset (`verifiers_driver.py`). Its agents call the policy like programs: see
+- **Episodes**: verifiers runs any other taskset (`verifiers_driver.py`). The taskset's agents call the policy, as in
   `hone.extensions.agents`. Rewards are components, metrics are components without weight.
 
-Both run in hone's environment or in `.venv-verifiers`.
+The processes use hone's Python environment or `.venv-verifiers`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from hone.types import Example, Message, Outcome
 OWN_ENVIRONMENT = Path(".venv-verifiers/bin/python")
 CHECKOUT = Path(hone.__file__).resolve().parents[2]
 SCORE_SECONDS, LOAD_SECONDS = 5, 600
-"""Processor time for scoring an answer, and for importing verifiers or loading a taskset."""
+"""Processor seconds to score an answer, and to import verifiers or load a taskset."""
 SCORE_CLOCK = 60.0
-"""Clock time for scoring."""
+"""Clock seconds to score an answer."""
 
 
 class TasksetProcess:
-    """A taskset in a process, loaded again if that restarts. Raises UserError if the taskset is refused."""
+    """A taskset in a separate process; reloads it if the process restarts. UserError if the taskset is refused."""
 
     worker = Path(__file__).with_name("verifiers_worker.py")
     driver = Path(__file__).with_name("verifiers_driver.py")  # makes rollouts, in a separate process
@@ -58,14 +58,14 @@ class TasksetProcess:
         self._keys: list[str] | None = None
         reply = self._admitted(["describe"])
         self.weights: dict[str, float] = reply.get("weights", {})
-        """Weights of the reward functions, in the order they run; empty where verifiers makes the rollouts."""
+        """Weights of the reward functions, in the order they run; empty if verifiers makes the rollouts."""
         self.env: dict[str, Any] | None = reply.get("env")
-        """Config of the environment for rollouts."""
+        """Config of verifiers' environment; None if text is scored."""
         self.sources: dict[str, str] = reply["sources"]
         """A digest of the taskset's source, and the version of verifiers."""
 
     def keys(self) -> list[str]:
-        """Load the tasks; return a digest of each prompt. Raises UserError if a reload gives other tasks."""
+        """Load the tasks; return each prompt's digest. Raises UserError if a reload gives other tasks."""
         self._admitted(["describe"])
         keys = self._admitted(["load", self.limit])["keys"]
         if self._keys is not None and self._keys != keys:
@@ -110,7 +110,7 @@ class TasksetProcess:
 
 
 class Tasks(SingleTurnEnv):
-    """Rows have the column `index`, the number of a task of the taskset: `env.example(index=3)`."""
+    """Rows have the column `index`, a task's number in the taskset: `env.example(index=3)`."""
 
     def __init__(self, served: TasksetProcess, **kwargs: Any) -> None:
         self._served = served
@@ -129,7 +129,7 @@ class Tasks(SingleTurnEnv):
 
 
 class Verifiers(Tasks):
-    """Tasks with answers that are scored as text."""
+    """Tasks with text answers, scored by the taskset."""
 
     has_own_process = True
 
@@ -139,7 +139,7 @@ class Verifiers(Tasks):
         super().__init__(served, rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
 
     def _component(self, name: str, first: bool) -> RewardFunc:
-        """Return the reward function `name`. The first one lets the taskset compute all scores."""
+        """Return the reward function `name`. If `first` is true, it makes the taskset compute all scores."""
 
         @inline
         def component(completion: list[Message], info: dict[str, Any], state: dict[str, Any]) -> float | GraderFailure:
@@ -154,7 +154,7 @@ class Verifiers(Tasks):
 
 
 class Episodes(AgentEnv, Tasks):
-    """Tasks for which verifiers makes and rewards rollouts, in a separate process that the first rollout starts."""
+    """Tasks with rollouts and rewards by verifiers, in a separate process that the first rollout starts."""
 
     def __init__(self, served: TasksetProcess, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
         super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)
@@ -201,10 +201,10 @@ def load(
 ) -> Tasks:
     """Load the taskset `name` of verifiers; `config` are fields of its configuration.
 
-    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the function of largest
-    weight. `held_out` is the share of prompts for evaluation. `max_tasks` limits an endless taskset. verifiers makes
-    the rollouts, within `agent_limits`, if text alone can't be scored or `env` is given: the config of an environment
-    of verifiers (`{}`: the taskset's). UserError without verifiers, and for a refused taskset.
+    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the function of
+    largest weight. `held_out` is the share of prompts for evaluation. `max_tasks` limits an endless taskset. If text
+    alone can't be scored, or if `env` (config of a verifiers environment; `{}`: the taskset's) is given, verifiers
+    makes the rollouts, within `agent_limits`. UserError if verifiers is missing or the taskset refused.
     """
     env_id = f"verifiers:{name}"
     if not 0 < held_out < 1:
@@ -231,7 +231,7 @@ def load(
         return Episodes(served, correctness, limits, **data)
     if agent_limits is not None:
         raise UserError(
-            f'{env_id}: agent_limits are for rollouts that verifiers makes: add "env": {{}}, or leave them out'
+            f'{env_id}: agent_limits need rollouts by verifiers: add "env": {{}}, or leave agent_limits out'
         )
     weights = served.weights
     correctness = correctness or max(weights, key=lambda reward: weights[reward])
@@ -241,7 +241,7 @@ def load(
 
 
 def _python(env_id: str) -> Path:
-    """Return a Python with verifiers: this one, or the one in `.venv-verifiers`, here or in hone's checkout."""
+    """Return a Python with verifiers: this one, or `.venv-verifiers` here or in hone's checkout."""
     if importlib.util.find_spec("verifiers") is not None:
         return Path(sys.executable)
     for candidate in (OWN_ENVIRONMENT.absolute(), CHECKOUT / OWN_ENVIRONMENT):

@@ -2,10 +2,10 @@
 
     python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
 
-`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7; its key must be `task`. The
-episode calls the model at `url` with the API key `key`. `{"cancel": 3}` cancels it. Standard output gets a line
-`{"ready": true}`, then one for each episode: its number and `summary`; if cancelled, at once its number alone.
-Libraries print to standard error. When the input ends, all processes end.
+`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` starts episode 3 of task 7, which must have the key `task`.
+The episode calls the model at `url` with the API key `key`. `{"cancel": 3}` cancels episode 3. Standard output gets a
+line `{"ready": true}`, then a line for each episode: its number and `summary`, or, at once, the number alone if it is
+cancelled. Libraries print to standard error. When the input ends, all processes end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 POLICY_URL = "http://policy.invalid/v1"
-"""A placeholder for the policy's endpoint, which changes with each step: `policy_client` routes calls."""
+"""Placeholder for the policy's endpoint, which changes with each step; `policy_client` sets it."""
 
 
 def main() -> None:
     told = json.loads(sys.argv[1])
-    # Children of libraries get neither the orders, with their keys, nor the answers.
+    # Libraries' children must not inherit the orders (with keys) or the answers.
     orders, out = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -70,7 +70,7 @@ async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, Any]], Any]]:
-    """Yield the function that makes the episode of an order and returns its `summary`."""
+    """Yield a function that makes the episode for an order, and returns the episode's `summary`."""
     from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
     from verifiers.v1.env import RunSlot  # pyright: ignore[reportMissingImports]
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # pyright: ignore[reportMissingImports]
@@ -101,8 +101,8 @@ async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, An
 
 
 def summary(episode: Any) -> dict[str, Any]:
-    """Return an episode's `scores` and `weights` of rewards and metrics, or `failed`; and `untrained` traces, which are
-    not the policy's. Several traces of an agent give means.
+    """Return `scores` and `weights` of an episode's rewards and metrics, or the reason it `failed`; and `untrained`:
+    ids of traces by agents that are not trained. Scores are means over an agent's traces.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     untrained = [trace.id for trace in episode.traces if not trace.agent.trainable]
@@ -131,7 +131,7 @@ def summary(episode: Any) -> dict[str, Any]:
 
 
 def policy_client() -> dict[str, tuple[str, str]]:
-    """Route calls of the policy to the endpoint of their trace's episode; return {trace: (URL, key)}.
+    """Let verifiers send a trace's calls to its episode's endpoint; return the dict to fill: {trace: (URL, key)}.
 
     verifiers stores a client for each endpoint, but the policy's endpoint changes with each episode.
     """
@@ -155,9 +155,9 @@ def policy_client() -> dict[str, tuple[str, str]]:
 
 
 def use_installed_packages() -> None:
-    """Let local programs use this environment if it meets their requirements.
+    """Run local programs in this Python environment if it meets their requirements.
 
-    Else verifiers makes an environment for each program by `uv`, which needs a package index.
+    Otherwise verifiers makes an environment for each program with `uv`, which needs a package index.
     """
     from verifiers.v1.runtimes import SubprocessRuntime  # pyright: ignore[reportMissingImports]
 

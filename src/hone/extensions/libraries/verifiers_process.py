@@ -26,17 +26,17 @@ from hone.processes import Process
 from hone.web import without_local_proxy
 
 LOAD_CLOCK = 3600.0
-"""Seconds that loading a taskset may take by the clock: a download may take long."""
+"""Clock seconds to load a taskset; high, because a download may take long."""
 END_SECONDS = 10.0
-"""Time for verifiers to end its children."""
+"""Seconds for verifiers to end its child processes."""
 CONFIRM_SECONDS = 5.0
-"""Time to confirm that an episode is cancelled; after that the process counts as blocked."""
+"""Seconds to confirm a cancelled episode; then the process counts as blocked."""
 
 BLOCKED = "a reward, a tool or a hook that waits must `await`"
 
 
 class Driver:
-    """The process that makes episodes (`verifiers_driver.py`). It is replaced if it has ended or is blocked."""
+    """Runs `verifiers_driver.py` in a process, and replaces a process that has ended or is blocked."""
 
     def __init__(self, python: Path, script: Path, order: dict[str, Any], name: str) -> None:
         self._command = [str(python), "-P", str(script), json.dumps(order)]
@@ -46,7 +46,7 @@ class Driver:
         self._numbers = itertools.count()
 
     def start(self) -> DriverProcess:
-        """Return the ready process; start one if there is none. Raises UserError if it does not get ready."""
+        """Return the running process, or start one. Raises UserError if it does not get ready."""
         with self._lock:
             if self._process is not None and self._process.is_alive and not self._process.confirms_cancels():
                 print(f"{self._name} is blocked and replaced: {BLOCKED}", file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ class Driver:
             return self._process
 
     async def episode(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Return an episode's `verifiers_driver.summary`. Raises ProgramFailed if the episode is lost."""
+        """Run an episode; return its `verifiers_driver.summary`. Raises ProgramFailed if the process ends."""
         try:
             process = await asyncio.to_thread(self.start)
         except UserError as error:
@@ -71,7 +71,7 @@ class Driver:
 
 
 class DriverProcess:
-    """One process of the driver, and its open episodes."""
+    """A process of `verifiers_driver.py`, and its running episodes."""
 
     def __init__(self, command: list[str], name: str) -> None:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
@@ -84,7 +84,7 @@ class DriverProcess:
         self._sending = threading.Lock()
         self._open: dict[int, Future[dict[str, Any]]] = {}
         self._given_up: dict[int, threading.Event] = {}
-        """Cancelled episodes that are not confirmed yet."""
+        """Cancelled episodes without a confirmation, by number."""
         self._is_over = self._is_blocked = False
         if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
             self.end()
@@ -100,7 +100,7 @@ class DriverProcess:
         return self._process.pid
 
     async def episode(self, number: int, order: dict[str, Any]) -> dict[str, Any]:
-        """Return an episode's summary. Raises ProgramFailed if the process ends."""
+        """Run an episode; return its summary. Raises ProgramFailed if the process ends."""
         future = self._open[number] = Future[dict[str, Any]]()
         future.set_running_or_notify_cancel()  # from now on only `take` and `lose` settle it
         try:
@@ -120,7 +120,7 @@ class DriverProcess:
             self._open.pop(number, None)
 
     def take(self, found: dict[str, Any]) -> None:
-        """Give an episode its result, or note that it was cancelled."""
+        """Handle an episode's result, or the confirmation of a cancelled episode."""
         if (event := self._given_up.pop(found["number"], None)) is not None:
             event.set()
         if (future := self._open.pop(found["number"], None)) is not None:
@@ -131,13 +131,13 @@ class DriverProcess:
         return all(event.wait(CONFIRM_SECONDS) for event in list(self._given_up.values()))
 
     def kill(self) -> None:
-        """End a blocked process, and all its children, at once."""
+        """Kill a blocked process and all its children."""
         self._is_blocked = True
         self._process.kill()
         self.end()
 
     def lose(self) -> None:
-        """Fail all episodes: the process has ended."""
+        """Let all open episodes fail, as the process has ended."""
         self._is_over = True
         while self._given_up:
             self._given_up.popitem()[1].set()

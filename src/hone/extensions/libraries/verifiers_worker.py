@@ -21,7 +21,7 @@ from typing import Any
 def start(
     taskset_id: str, config: dict[str, Any], folder: str, env: dict[str, Any] | None
 ) -> Callable[[list[Any]], Any]:
-    """Return the function that answers questions about a taskset, installed or a package in `folder`:
+    """Return the function that answers questions about a taskset (installed, or a package in `folder`):
 
     - `["describe"]`: {"sources": digests} with {"weights": by reward function} or, if text alone can't be scored,
       {"env": the config of the environment that verifiers runs}; or {"refused": why};
@@ -38,7 +38,7 @@ IMAGES = "a prompt of more than text, which hone's models don't read"
 
 
 class TasksetRefused(Exception):
-    """Says why a taskset cannot be scored."""
+    """A taskset can't be scored; the message says why."""
 
 
 class LoadedTaskset:
@@ -47,7 +47,7 @@ class LoadedTaskset:
         self.tasks: list[Any] = []
         self.episodes: str | None = None
         self.here: list[str] = []
-        """Agents of episodes that run on this machine without a container."""
+        """Names of the episodes' agents that run on this machine without a container."""
 
     def describe(self) -> dict[str, Any]:
         try:
@@ -114,7 +114,7 @@ class LoadedTaskset:
         return taskset
 
     def _needs_episodes(self) -> str | None:
-        """Return why verifiers has to make the rollouts, in words; None if prompts and answers suffice."""
+        """Return the reason why verifiers must make the rollouts; None if prompts and answers suffice."""
         kind, config = type(self.taskset).task_type(), self.taskset.config
         if self.drives != "SingleAgentEnv":
             return f"its {self.drives} has rules of its own"
@@ -135,7 +135,7 @@ class LoadedTaskset:
 
     def _rewards(self) -> list[Callable[..., Any]]:
         kind = type(self.taskset).task_type()
-        # without content: its reward functions are looked at, not run
+        # without content: only to list reward functions
         return kind(kind.data_type().model_construct(), self.taskset.config.task).hooks("reward")
 
     def _weights(self) -> dict[str, float]:
@@ -145,7 +145,7 @@ class LoadedTaskset:
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
 
     def _episodes(self) -> dict[str, Any]:
-        """Return the config of the environment that makes the rollouts. Its defaults run no code of a model here."""
+        """Return the config of the environment for rollouts. By default no code of a model runs on this machine."""
         from pydantic import ValidationError
         from verifiers.v1.configs.agent import agent_config_fields  # pyright: ignore[reportMissingImports]
         from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
@@ -203,7 +203,7 @@ def _docker_answers() -> bool:
 
 
 def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) -> None:
-    """Raise TasksetRefused if the task needs more than text or, if `episodes`, than agents in `here` have."""
+    """Raise TasksetRefused if a task needs more than text; if `episodes`: images, or a container for agents `here`."""
     problem = problem_of(task.data)
     if episodes and here:
         data = task.data
@@ -221,7 +221,7 @@ def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) 
 
 
 def problem_of(data: Any) -> str | None:
-    """Return a task's needs beyond a prompt of text, in words; None if there are none."""
+    """Return what a task has beyond a text prompt, in words; None if nothing."""
     if data.prompt is None:
         return "no prompt, so a user opens the conversation"
     for field in ("image", "agent_user", "skills", "artifacts"):
@@ -243,7 +243,7 @@ def messages(task: Any) -> list[dict[str, str]]:
 
 
 def trace_of(task: Any, text: str, stop_reason: str) -> Any:
-    """Return the trace of one answer to a task, like a rollout of verifiers."""
+    """Return a trace with this answer to a task, like a rollout of verifiers."""
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
     from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
 
@@ -269,7 +269,7 @@ async def _score(task: Any, trace: Any) -> None:
 
 
 def _missing(error: Exception) -> str:
-    """Return in brackets the import that failed: verifiers says that the module with this import is not found."""
+    """Return the failed import in brackets. verifiers reports only the importing module."""
     name = getattr(error.__cause__, "name", None)
     return f" ({error.__cause__})" if name and name not in str(error) else ""
 
@@ -294,7 +294,7 @@ def _required(fn: Callable[..., Any], name: str) -> bool:
 
 
 def _stay_offline() -> None:
-    """Refuse all connections: a reward that needs one fails, so that no service decides what a run learns."""
+    """Refuse all connections: a reward that needs a service fails. No service may decide what a run learns."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError("hone scores without network")

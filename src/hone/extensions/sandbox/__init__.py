@@ -1,1 +1,1 @@
-"""Runs a model's code in processes without rights."""
+"""Runs code that a model wrote, isolated from this machine."""

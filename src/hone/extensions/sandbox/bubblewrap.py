@@ -1,5 +1,5 @@
-"""bubblewrap: the command that makes a sandbox of namespaces and an empty file system, the files that code can read
-there, and why the command may fail here.
+"""bubblewrap: the command that makes a sandbox from namespaces and an empty file system, the files that code can read
+in it, and the error if the command fails here.
 
 Code sees the interpreter, its standard library, their shared libraries and the requested packages. These have other
 paths in the sandbox (`/python`, `/lib`, `/packages`), so a traceback tells nothing about this machine.
@@ -23,7 +23,7 @@ LIBRARIES, PACKAGES = "/lib", "/packages"
 _LEFT_OUT = ("_tkinter", "readline", "_curses", "_curses_panel", "nis", "_ssl")
 """Modules for a screen, a terminal or the network, which need most of the shared libraries."""
 
-# The libraries are found as the loader does it: by loading them. `dlopen` runs no Python code of a module.
+# Loads the libraries to learn their paths. `dlopen` runs no Python code of a module.
 _PROBE = """
 import ctypes, json, os, sys
 library = os.path.dirname(os.__file__)
@@ -57,16 +57,16 @@ _SYSCTLS = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 )
 _FIRST_USER = int.from_bytes(os.urandom(4), "big")
-"""Random: containers of one machine share user ids, and may have equal process ids."""
+"""Random, as containers on one machine share user ids and may have equal process ids."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to make the sandbox: by root, who can mount without a user namespace, or in a user namespace."""
+    """A way to make the sandbox: in a user namespace, or without one by root, who may mount."""
 
     user_namespace: bool
     disable_userns: bool = False
-    """True: bubblewrap makes the kernel refuse more user namespaces; the system call filter always does so."""
+    """True: bubblewrap also makes the kernel refuse user namespaces; the system call filter always does."""
     become_nobody: bool = False
     """True: root becomes nobody before bubblewrap starts."""
 
@@ -94,18 +94,18 @@ def executable() -> str:
 def command(
     bwrap: str, way: Way, mounts: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
 ) -> list[str]:
-    # Root keeps its rights up to `main.py`, which gives them all up by becoming another user: where bubblewrap
-    # takes some of them, the kernel no longer gives the same addresses each time.
+    # Root keeps its rights until `main.py` drops them by becoming another user. If bubblewrap dropped some, memory
+    # addresses would not repeat.
     words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if way.user_namespace:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
         words += ["--disable-userns"] if way.disable_userns else []
-    # Not --die-with-parent: killed while it sets up, bubblewrap leaves its child waiting for ever. `main.py`,
-    # as process 1, notices when hone is gone.
+    # Not --die-with-parent: if bubblewrap is killed during setup, its child waits forever. `main.py`, as process 1,
+    # notices when hone is gone.
     words += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
     for name, value in environment("/scratch").items():
         words += ["--setenv", name, value]
-    # bubblewrap makes the folders above for their owner alone where what is shown is.
+    # bubblewrap would make the parents of private content private.
     above = {str(folder) for _, target in mounts.binds for folder in Path(target).parents} | {"/dev"}
     for folder in sorted(above - {"/"}):
         words += ["--perms", "0755", "--dir", folder]
@@ -123,7 +123,7 @@ def command(
 
 
 def environment(scratch: str) -> dict[str, str]:
-    """Return the code's environment variables."""
+    """Return the environment variables for the code."""
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
         "HOME": scratch,
@@ -160,7 +160,7 @@ def _sysctl(name: str) -> str | None:
 
 @functools.cache
 def _uid_map() -> list[int]:
-    """Return the first user id here, its id outside, and the number of ids; without such a file, all ids."""
+    """Return the namespace's first user id, its id outside, and the number of ids; by default all ids."""
     try:
         return [int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3]]
     except OSError:
@@ -168,7 +168,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return an unused user id for sandbox `number`, from the last quarter of ids; nobody's if ids are few."""
+    """Return an unused user id for sandbox `number`, from the last quarter of ids; NOBODY if ids are few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY
@@ -187,13 +187,13 @@ class Readable:
 
 
 def base_executable() -> str:
-    """Return the Python that a virtual environment was made from, links resolved; else this one."""
+    """Return the Python that this virtual environment is based on, or this Python; links resolved."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache
 def readable(packages: tuple[str, ...] = ()) -> Readable:
-    """Return the files of the interpreter and `packages` (import names). UserError for a missing package."""
+    """Return the files of the interpreter and `packages` (import names). UserError if a package is missing."""
     roots = package_roots(packages)
     extensions = [str(file) for root in roots for file in root.rglob("*.so*")] if roots else []
     executable = base_executable()
@@ -222,7 +222,7 @@ def readable(packages: tuple[str, ...] = ()) -> Readable:
 
 @functools.cache
 def package_roots(packages: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the folders and modules of the distributions that hold these import names, and of all they require."""
+    """Return folders and modules of the distributions with these import names, and of their requirements."""
     if not packages:
         return ()
     from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
@@ -243,7 +243,7 @@ def package_roots(packages: tuple[str, ...]) -> tuple[Path, ...]:
         seen.add(name)
         try:
             found = distribution(name)
-        except PackageNotFoundError:  # of a requirement that is met otherwise, or not needed on this machine
+        except PackageNotFoundError:  # a requirement met otherwise, or not needed here
             continue
         tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
         for top in sorted(top for top in tops if not top.endswith((".dist-info", ".egg-info", ".pth"))):

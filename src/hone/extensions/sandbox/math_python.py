@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 SYSTEM_PROMPT = "You may run Python with the tool `python`, and will see what it prints."
 CPU_SECONDS, CLOCK_SECONDS = 5, 8
-"""Limits of a call. Clock time is below the deadline of a turn (`grading.timeout`), so the model learns the reason."""
+"""Limits of a call. The clock limit is below a turn's deadline (`grading.timeout`), so the model gets the reason."""
 TRACEBACK_LINES = 8
 
-# Runs in the sandbox: the code, and if its last line is an expression, prints that one's value, as a notebook does.
+# Runs the code in the sandbox. If its last line is an expression, prints the value.
 RUNNER = """\
 def _run(source):
     import ast, linecache
@@ -54,7 +54,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 
 
 class FinalParser(MathParser):
-    """Reads the answer in a message that calls no tool; a message with a call has none yet."""
+    """Reads the answer in the last message; None if the message calls a tool."""
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
         messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
@@ -72,7 +72,7 @@ def tool_syntax(completion: list[Message]) -> float:
 
 
 def tool_use(completion: list[Message]) -> float:
-    """1 if the tool (not the model's imitation) answered a well-formed call without an error, else 0."""
+    """1 if the tool itself (not text by the model) answered a well-formed call without an error, else 0."""
     called = False
     for message in completion:
         if message.get("role") == "tool":
@@ -91,10 +91,10 @@ def code_of(call: dict[str, Any]) -> str | None:
 
 
 class MathPython(ToolEnv):
-    """Has rows as in math-problems. The tool runs in a sandbox with `isolation` and `packages`."""
+    """Rows as in math-problems. The tool runs code in a sandbox with `isolation` and `packages`."""
 
     def __init__(self, *, hint: str, isolation: Isolation, packages: Sequence[str], **kwargs: Any) -> None:
-        # A sandbox that cannot start says nothing about the code: the sample fails.
+        # If a sandbox can't start, the sample fails.
         super().__init__(
             id="math-python", parser=PARSER, tools=[self.python], stop_errors=[OSError, UserError], **kwargs
         )
@@ -125,7 +125,7 @@ class MathPython(ToolEnv):
         return {"prompt": prompt_of(row, self.hint), "answer": answer_of(row), "info": row.get("info")}
 
     def reference(self, example: Example) -> list[Message]:  # type: ignore[override]
-        """Return a conversation that deserves full marks: a call, the tool's answer, the model's."""
+        """Return a conversation with full marks: a call, the tool's answer, the model's answer."""
         arguments = json.dumps({"code": f"print({example.answer!r})"})
         call = {"id": "reference", "type": "function", "function": {"name": "python", "arguments": arguments}}
         return [
@@ -136,7 +136,7 @@ class MathPython(ToolEnv):
 
 
 def answer_of_run(ran: Ran) -> str:
-    """Return the tool's answer about a run, without memory addresses, so that another run gives the same answer."""
+    """Return the tool's answer about a run, without memory addresses, so that equal runs give equal answers."""
     printed = _ADDRESS.sub(" at 0x…>", ran.output.rstrip())
     if ran.status == "ok":
         return printed or "(it printed nothing)"
@@ -173,9 +173,9 @@ def load_environment(
 ) -> MathPython:
     """Problems from `dataset` and `eval_dataset` as in math-problems, in at most `max_turns` completions each.
 
-    The weight of a right answer is 1; the weights of the tool's components together must be less. `format_hint` adds to
-    each question how to answer. The tool runs in a `sandbox` by "bubblewrap"; "none" protects nothing, for a machine
-    that has nothing to lose. `packages` are import names ("sympy") that the code may use.
+    A right answer weighs 1; `syntax_weight` and `use_weight` together must be less. `format_hint` adds to each question
+    how to answer. `sandbox` isolates the tool: by "bubblewrap", or "none", without protection, for a machine that has
+    nothing to lose. `packages` are import names ("sympy") that the code may use.
     """
     weights = (syntax_weight, use_weight)
     if not all(weight >= 0 for weight in weights) or sum(weights) >= 1:

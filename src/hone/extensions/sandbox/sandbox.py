@@ -3,10 +3,10 @@
     ran = Sandbox().run("print(6 * 7)")
     ran.status, ran.output  # ("ok", "42\\n")
 
-bubblewrap gives the code new namespaces, a file system that holds the interpreter and an empty scratch folder, no
-network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes. The kernel
-limits single processes, so hone adds up a tree's processor time, memory and processes at short intervals, from /proc.
-`main.py` starts the code. See docs/tasks.md for the sandbox's promises.
+bubblewrap gives the code new namespaces, a file system with the interpreter and an empty scratch folder, no network and
+no rights. A filter (`seccomp.py`) refuses system calls that no calculation makes. The kernel's limits are for one
+process, so hone sums processor time, memory and processes of the process tree at short intervals, from /proc. `main.py`
+starts the code. See docs/tasks.md for the guarantees.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ Status = Literal["ok", "error", "timeout", "memory", "output", "processes"]
 Isolation = Literal["bubblewrap", "none"]
 
 NO_MEMORY = 86
-"""The exit code of code that ended with a MemoryError."""
+"""Exit code of a program that ended with a MemoryError."""
 NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
-"""Process and threads of `main.py` itself."""
+"""Tasks (process and threads) of `main.py` itself."""
 INTERVAL = 0.05
 """Seconds between checks of a process tree's usage."""
 GONE_SECONDS = 10.0
-"""Time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
+"""Longest time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
 """Time to make a sandbox on a busy machine."""
 _BACKSTOP_SECONDS = 5
-"""Seconds after the deadline when `main.py` ends code."""
+"""Seconds after the deadline until `main.py` ends the code."""
 _INODES = 16384
-"""Most files and folders in the scratch folder: no other limit counts the kernel's memory for them."""
+"""Most files and folders in the scratch folder: no other limit counts their kernel memory."""
 _SOURCE = Path(__file__).with_name("main.py").read_text(encoding="utf-8")
 _ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
 """Arguments of personality(2)."""
@@ -64,9 +64,9 @@ _TICK = os.sysconf("SC_CLK_TCK")
 _RESIDENT = (b"RssAnon", b"RssShmem", b"VmSwap")
 _PROPORTIONAL = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 _KERNEL_KNOWS_CHILDREN = os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children")
-"""Kernels of all large distributions have this file (CONFIG_PROC_CHILDREN); others may not."""
+"""True if the kernel lists child processes (CONFIG_PROC_CHILDREN), as in all large distributions."""
 _works: dict[tuple[str, tuple[str, ...], int], Place] = {}
-"""Places that worked before, by bubblewrap, packages and user."""
+"""Places that worked before, by path of bubblewrap, packages and user id."""
 _warned = threading.Event()
 _numbers = itertools.count()
 
@@ -76,16 +76,16 @@ class Limits:
     """Limits of one call, over all of its processes."""
 
     cpu_seconds: float = 5
-    """Processor time of all processes; a single one may use whole seconds, rounded up."""
+    """Processor time of all processes. For a single process it is rounded up to whole seconds."""
     clock_seconds: float = 15
     memory_mib: int = 512
-    """Also the address space of each process."""
+    """Memory of all processes; also the address space of each process."""
     processes: int = 16
     """Processes and threads at one time."""
     output_bytes: int = 65536
-    """Each of standard output and standard error."""
+    """For standard output, and the same for standard error."""
     scratch_mib: int = 64
-    """Also the size of one file."""
+    """Size of the scratch folder, and of a file."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -101,15 +101,15 @@ PROBE = Limits(cpu_seconds=30, clock_seconds=30, memory_mib=2048, processes=4, s
 
 @dataclass(frozen=True)
 class Ran:
-    """The result of the code.
+    """The result of running code.
 
-    `status`: "ok" (exit code 0), "error" (an exception, or any other end), or the limit that ended it: "timeout" (of
-    processor or clock), "memory", "output", "processes". "memory" is also an uncaught MemoryError.
+    `status`: "ok" (exit code 0), "error" (an exception, or any other end), or the limit that ended the code: "timeout"
+    (of processor or clock), "memory" (also for an uncaught MemoryError), "output", "processes".
     """
 
     output: str
     errors: str
-    """The standard error; the traceback of an exception stands at its end."""
+    """The standard error; at its end the traceback of an exception."""
     status: Status
     exit_code: int | None
     """As in `subprocess`: -N if signal N ended the code; None if a limit did."""
@@ -118,7 +118,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Place:
-    """The way to run code: bubblewrap with filter and files; if `way` is None, a plain process."""
+    """A way to run code: bubblewrap with a filter and files or, if `way` is None, a plain process."""
 
     way: Way | None
     bwrap: str = ""
@@ -128,10 +128,10 @@ class Place:
 
 
 class Sandbox:
-    """Runs code within `limits`; `packages` are import names ("sympy") that it may use beside the standard library.
+    """Runs code within `limits`. Beside the standard library it may import `packages` (import names, like "sympy").
 
-    `isolation` "none" hides only the environment variables from the code: for a machine without anything valuable.
-    Raises UserError, with the reason and the remedy, if bubblewrap is missing or does not work here.
+    With `isolation` "none" only environment variables are hidden from the code: for a machine without anything
+    valuable. Raises UserError, with reason and remedy, if bubblewrap is missing or does not work here.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Sandbox:
             self._place = _way_that_works(Place(None, bwrap, program, mounts, self.packages))
 
     def run(self, code: str, stdin: str = "") -> Ran:
-        """Run `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
+        """Run `code` as the main module of a new interpreter, with standard input `stdin`. Blocks; thread-safe.
 
         Raises OSError if the process can't be started, and UserError if `code` or `stdin` is not text.
         """
@@ -186,13 +186,13 @@ def _way_that_works(place: Place) -> Place:
 
 
 class Started:
-    """A process that is ready for the code. `run` starts the code; leaving the context ends its tree.
+    """A process that is ready for the code. `run` starts the code; leaving the context ends the process tree.
 
-    Raises OSError, with its stderr, if it can't start; UserError if this process ignores SIGCHLD.
+    Raises OSError, with the process's stderr, if it can't start; UserError if the calling process ignores SIGCHLD.
     """
 
     def __init__(self, place: Place, limits: Limits, code: bytes, stdin: bytes) -> None:
-        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # what is started would do so too, and may not stop it
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # children would inherit this
             raise UserError(
                 "this process ignores SIGCHLD, so the sandbox can't learn how code ended: call "
                 "signal.signal(signal.SIGCHLD, signal.SIG_DFL)"
@@ -227,7 +227,7 @@ class Started:
                 del environment["LD_LIBRARY_PATH"]
                 command = [base_executable(), *_inside(given, folder, "main.py", beside)]
             else:
-                # A file, not a pipe: bubblewrap would die of a pipe that hone no longer reads, and strand its child.
+                # Not a pipe: bubblewrap would die of a pipe that nobody reads, and leave its child.
                 self._status, filter_fd = self._file(b""), self._file(place.filter, sealed=True)
                 inherited += [self._status, filter_fd]
                 uid = 0 if place.way.user_namespace else bubblewrap.own_user(next(_numbers))
@@ -274,7 +274,7 @@ class Started:
                 self._drop(fd)
 
     def run(self) -> Ran:
-        """Start the code, and collect its output until it ends or exceeds a limit; then end its tree."""
+        """Start the code; collect its output until it ends or exceeds a limit; then end the process tree."""
         streams = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
         killed: Status | None = None
         began = looked = time.monotonic()
@@ -303,7 +303,7 @@ class Started:
         line = os.read(self._report, 64) if killed is None and readable(self._report, 0) else b""
         exit_code = int(line) if line.endswith(b"\n") else None
         for fd, text in streams.items():
-            os.set_blocking(fd, False)  # someone may have got away with it, and hold it open
+            os.set_blocking(fd, False)  # a process may hold it open
             with contextlib.suppress(BlockingIOError):
                 while len(text) <= self._limits.output_bytes and self._read(fd, text):
                     pass
@@ -329,8 +329,8 @@ class Started:
         gone = True
         if self.tree is not None:
             gone = self.tree.kill_root()
-            # bubblewrap takes leave of its child, and ends; killed before, it would leave a dead process to this one
-            # where that is the first of a container.
+            # bubblewrap reaps its child, then ends. Killed before, it would leave a zombie if hone is process 1 of a
+            # container.
             readable(self._ended, GONE_SECONDS)
         self.process.kill()
         self.process.wait()
@@ -348,7 +348,7 @@ class Started:
             text = (self.process.stderr.read() or b"").decode("utf-8", "replace").strip()
             raise OSError(NOT_STARTED + (text[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds"))
         self.tree = Tree(root)
-        with contextlib.suppress(OSError):  # if memory runs out, the kernel ends this, not hone
+        with contextlib.suppress(OSError):  # out of memory, the kernel kills this first
             Path(f"/proc/{root}/oom_score_adj").write_text("1000")
         if self._way is not None:
             with contextlib.suppress(OSError):
@@ -356,7 +356,7 @@ class Started:
                 self._fds.add(self._scratch)
 
     def _withdraw(self) -> None:
-        """Close the pipe that a starting process waits for, to end it. Killing bubblewrap would strand its child."""
+        """End a starting process by closing the pipe that it waits on. Killing bubblewrap would leave its child."""
         self._drop(self._go)
         self.process.wait(_BACKSTOP_SECONDS)
 
@@ -374,7 +374,7 @@ class Started:
     def _passed(self, seconds: float) -> Status | None:
         assert self.tree is not None
         limits, (cpu_seconds, memory_bytes, tasks) = self._limits, self.tree.usage()
-        # The kernel looks at the time of each process, and comes first where there is one.
+        # The kernel limits each process's time; for a single process its limit comes first.
         if cpu_seconds > limits.cpu_seconds + 0.5 or seconds > limits.clock_seconds:
             return "timeout"
         if tasks > limits.processes + OWN_TASKS:
@@ -390,13 +390,13 @@ class Started:
         return None
 
     def _read(self, source: int, output: bytearray) -> bool:
-        """Append output up to its limit. Return False at its end."""
+        """Append to `output` from `source`, up to the limit. Return False at the end of `source`."""
         part = os.read(source, 1 << 16)
         output += part[: max(0, self._limits.output_bytes + 1 - len(output))]
         return bool(part)
 
     def _file(self, content: bytes, sealed: bool = False) -> int:
-        """Return a file in memory, open at its beginning; nobody can change a sealed one."""
+        """Return a file in memory, at its beginning. If `sealed` is true, nobody can change it."""
         fd = os.memfd_create("hone", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds.add(fd)
         with os.fdopen(fd, "wb", closefd=False) as file:
@@ -444,13 +444,13 @@ class Tree:
     def usage(self) -> tuple[float, int, int]:
         """Return seconds of processor time so far, bytes of memory now, number of threads now.
 
-        Processor time includes ended processes that were waited for. A page shared since a fork counts for each process
-        (see `memory_bytes`).
+        Processor time includes ended processes that their parent waited for. A page shared since a fork counts for
+        each process (see `memory_bytes`).
         """
         ticks = kib = tasks = 0
         for pid in self.pids():
             with contextlib.suppress(OSError, IndexError):
-                with open(f"/proc/{pid}/stat", "rb") as file:  # bytes: a process gives itself any name it likes
+                with open(f"/proc/{pid}/stat", "rb") as file:  # bytes: a process may have any name
                     ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
                 with open(f"/proc/{pid}/status", "rb") as file:
                     fields = dict(line.split(b":", 1) for line in file)
@@ -459,7 +459,7 @@ class Tree:
         return ticks / _TICK, kib << 10, tasks
 
     def memory_bytes(self) -> int | None:
-        """Measure memory in use, each shared page once. Slower than `usage`. None if the kernel denies it."""
+        """Measure bytes in use; a shared page counts once. Slower than `usage`. None if the kernel denies it."""
         kib = 0
         for pid in self.pids():
             try:
@@ -472,7 +472,7 @@ class Tree:
         return kib << 10
 
     def kill_below(self) -> None:
-        """End all below the root, which must stay to reap orphans."""
+        """Kill all processes except the root, which must stay to reap orphans."""
         deadline = time.monotonic() + GONE_SECONDS
         while (others := self.pids()[1:]) and time.monotonic() < deadline:
             for pid in others:
@@ -481,7 +481,7 @@ class Tree:
             time.sleep(0.002)
 
     def kill_root(self) -> bool:
-        """End the root; if it is process 1 of a namespace, all others end first. Return False if that is slow."""
+        """Kill the root; if it is process 1 of a namespace, the others end first. Return False if it is slow."""
         if self._root is None:
             return True
         with contextlib.suppress(ProcessLookupError):
@@ -496,7 +496,7 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Start processes of the block without address randomisation, so that `print(object())` repeats."""
+    """Start the block's processes without address randomisation, so that `print(object())` repeats."""
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
     if before != -1:
@@ -509,13 +509,13 @@ def _fixed_addresses() -> Iterator[None]:
 
 
 def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> list[str]:
-    """Return the interpreter's arguments. All numbers have the same length, so they take the same memory each time."""
+    """Return the interpreter's arguments. All numbers have equal length, so that memory addresses repeat."""
     words = [f"{key}={value:016d}" for key, value in given.items()]
     return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, scratch, name, packages, *words]
 
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
-    """Compute RLIMIT_NPROC, which counts all of the user's processes; from Linux 5.14 on only in the namespace."""
+    """Return the value for RLIMIT_NPROC, which counts the user's tasks; since Linux 5.14 only in the namespace."""
     if way is None:
         others = _tasks_of(uid)
     elif not way.user_namespace:

@@ -1,8 +1,9 @@
 """The system calls that code in the sandbox may not make, as a filter program for the kernel.
 
 The program is classic BPF over `struct seccomp_data` (number, architecture, instruction pointer, six arguments of 64
-bits), as seccomp(2) describes it. Calls that no calculation needs get EPERM, calls newer than the list ENOSYS, as on an
-older kernel; calls of another architecture kill the process. Numbers: asm/unistd_64.h and asm-generic/unistd.h.
+bits), as seccomp(2) describes it. A call that no calculation needs returns EPERM. A call newer than the list returns
+ENOSYS, as on an older kernel. A call of another architecture kills the process. Numbers: asm/unistd_64.h and
+asm-generic/unistd.h.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ vmsplice 278 75, remap_file_pages 216 234, setxattr 188 5, lsetxattr 189 6, fset
 mlock2 325 284, mlockall 151 230, mbind 237 235, migrate_pages 256 238, move_pages 279 239,
 set_mempolicy 238 237, set_mempolicy_home_node 450 450, io_setup 206 0,
 """
-"""Names; numbers on x86_64 and on aarch64 (-: no such call)."""
+"""Name, number on x86_64, number on aarch64 (-: no such call)."""
 DENIED: dict[str, tuple[int | None, int | None]] = {
     name: (int(x86_64), None if aarch64 == "-" else int(aarch64))
     for line in _DENIED.splitlines()
@@ -57,14 +58,13 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 
 CLONE, CLONE3, IOCTL, SIGACTION = (56, 220), (435, 435), (16, 29), (13, 134)
 LAST = 450
-"""The newest call that is known here (set_mempolicy_home_node, Linux 5.17). Higher numbers are later calls or,
-with bit 30 set on x86_64, calls of the x32 ABI."""
+"""Newest call in this list (set_mempolicy_home_node, Linux 5.17). Higher: later calls, or the x32 ABI (bit 30)."""
 NEW_NAMESPACES = 0x7E020000
-"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; NEWTIME is for clone3 and unshare alone."""
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; only clone3 and unshare take NEWTIME."""
 TERMINAL_INPUT = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX, which type into a terminal. The kernel looks at the low 32 bits of the request alone."""
+"""TIOCSTI and TIOCLINUX, which type into a terminal. The kernel reads only the low 32 bits of the request."""
 SIGCHLD = 17
-"""If a process ignores SIGCHLD, the kernel forgets its ended children's processor time, so no limit holds."""
+"""If a process ignores SIGCHLD, the kernel does not count its ended children's processor time."""
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 ERRNO = 0x00050000
@@ -73,7 +73,7 @@ _NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets; of an argume
 
 
 def program(machine: str | None = None) -> bytes:
-    """Return the filter for a machine (default: this one) as an array of `struct sock_filter`. UserError for others."""
+    """Return the filter for `machine` (default: this one), an array of `struct sock_filter`. UserError if unknown."""
     machine = machine or platform.machine()
     if machine not in MACHINES:
         raise UserError(

@@ -1,1 +1,1 @@
-"""Rewards by a language model or a server."""
+"""Rewards from a language model or a server; a teacher's scores."""

@@ -14,20 +14,20 @@ from hone.errors import UserError
 
 class TeacherConfig(AskedConfig):
     """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
-    towards it. The teacher has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
+    towards its scores. This teacher has the policy's tokenizer; hone (`inference`) or vLLM serves it."""
 
     place = "teacher"
 
     base_url: Annotated[str, Meta(decides="rounding")]
-    """Ask the server at this URL, such as http://localhost:8001/v1."""
+    """URL of the teacher's server, such as http://localhost:8001/v1."""
     timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
     """Seconds to wait for the answer to a request (one completion); then the run ends."""
     model: str | None = None
-    """The teacher's model name on that server; by default the only one listed."""
+    """The teacher's model name on the server; by default the only model there."""
     coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Weight of log π_teacher - log π (minus the token's reverse KL) in a token's advantage."""
     reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Weight of the completion's advantage from rewards, added to that; 0: learn only from the teacher."""
+    """Weight of the advantage from rewards in a token's advantage; 0: learn only from the teacher."""
 
     @field_validator("base_url")
     @classmethod
@@ -48,17 +48,17 @@ class RLKeys(BaseConfig):
         orch, samplings = self.orchestrator, [one.orchestrator.sampling for one in self.tasks().values()]
         if any(sampling.temperature != 1 or sampling.cuts for sampling in samplings):
             raise UserError(
-                "a teacher's probabilities are compared with the policy's own: set orchestrator.sampling.temperature "
-                "to 1, and leave out top_k, top_p and min_p"
+                "comparing with a teacher needs the policy's unchanged probabilities: set "
+                "orchestrator.sampling.temperature to 1, and leave out top_k, top_p and min_p"
             )
         if orch.refill is not None:
             raise UserError(
-                "a teacher makes groups of equal rewards teach something too, so orchestrator.refill has nothing to "
+                "with a teacher, groups of equal rewards are trained, too, so orchestrator.refill has nothing to "
                 "replace: leave it out"
             )
         if self.trainer.loss.type == "gspo":
             raise UserError(
                 'trainer.loss.type = "gspo" has one ratio for a completion, but a teacher scores each token: '
-                'set it to "clip"'
+                'set trainer.loss.type to "clip"'
             )
         return self

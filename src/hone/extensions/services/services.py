@@ -5,9 +5,9 @@
 
     hone.rl(reward_funcs=[correct, helpful], ...)         or a line of a task file:  Rubric([correct, helpful])
 
-A reply is recorded once per question in the run's `judgements.jsonl`, with its tokens: the same completion always gets
-the same reward, and `regrade` and `verify` need no network. If a service does not answer with a number within its
-bounds, the sample is a `grader_error`, never a reward of 0.
+The reply to a question is recorded once, in the run's `judgements.jsonl`, with its token counts. So equal completions
+get equal rewards, and `regrade` and `verify` need no network. If a service does not answer with a number within its
+bounds, the sample is a `grader_error`; its reward is never 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OUT_OF = re.compile(r"\d\W*\b(?:out\s+)?of\s*\Z", re.IGNORECASE)
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in a text; None if it has none, or an ambiguous one, such as `4/5` and `4 out of 5`."""
+    """Return the last number in a text; None without a number, or if it is ambiguous, as in `4/5` and `4 out of 5`."""
     found = LastNumberParser().parse(text)
     if found is None or "/" in found or _OUT_OF.search(text.rpartition(found)[0][-100:]):
         return None
@@ -51,10 +51,10 @@ class Judge(Service):
 
     With `out_of` 10, `7`, `7/10` and `7 out of 10` are 7. A number below 0 or above `out_of`, a number on another scale
     (`4/5`), and a reply that was cut off (`finish_reason` is not "stop") are errors. `prompt` is a template of the
-    request, with {prompt}, {completion} and {answer}. `read` returns the number in a reply, or None. The key is in the
-    variable `api_key_env`. `price` is the cost of a million tokens, in and out; `concurrency` the most requests at a
-    time. A judge waits `timeout` seconds for a reply and asks up to `retries` times again, in all twice `timeout` at
-    most: its task's `grading.timeout` is no shorter.
+    request, with {prompt}, {completion} and {answer}. `read` returns the number in a reply, or None. The environment
+    variable `api_key_env` has the API key. `price`: cost per million input and output tokens. `concurrency`: most
+    requests at a time. A judge waits `timeout` seconds for a reply, and retries up to `retries` times, at most twice
+    `timeout` seconds in all. `grading.timeout` of the task is at least as long.
     """
 
     model: str
@@ -114,8 +114,8 @@ class HTTPReward(Service):
     """A reward by a server: `prompt`, `completion` (messages), `answer` and `info` are posted to `url` as JSON.
 
     The server answers within `timeout` seconds with a number within `bounds`, or {"reward": number}. If it is down or
-    busy, it is asked up to `retries` times again, in all twice `timeout` at most. Its key is in the variable
-    `api_key_env`.
+    busy, hone retries up to `retries` times, at most twice `timeout` seconds in all. The environment variable
+    `api_key_env` has its API key.
     """
 
     url: str
@@ -130,7 +130,7 @@ class HTTPReward(Service):
         super().__post_init__()
         server_url(self.url.partition("?")[0], "api_key_env")
         if not (len(self.bounds) == 2 and -math.inf < self.bounds[0] < self.bounds[1] < math.inf):
-            raise UserError(f"bounds of {self.name!r} are {self.bounds!r}: give the least and the largest reward")
+            raise UserError(f"bounds of {self.name!r} are {self.bounds!r}: give the lowest and the highest reward")
 
     async def __call__(self, state: dict[str, Any]) -> float:
         asked = {name: state[name] for name in ("prompt", "completion", "answer", "info")}
@@ -144,7 +144,7 @@ class HTTPReward(Service):
 
 
 async def _post(service: Service, url: str, body: dict[str, Any]) -> Any:
-    """Return the service's JSON answer, with retries within `patience`."""
+    """Return the service's JSON answer. Retries within `service.patience`."""
     shown = shown_url(url)
     if url.endswith("?…"):
         raise ValueError(f"the query of {shown} was not written into the run: give the reward function again")

@@ -3,8 +3,8 @@
     teacher = Teacher.connect(config.teacher, renderer, vocab_size, seq_len)
     groups = teacher(groups)              # with the column teacher_logprobs
 
-A request has the token ids of one prompt and completion. hone's server and vLLM answer with the logprobs of the
-prompt's tokens (`prompt_logprobs`).
+A request has the token ids of one prompt and completion. hone's server and vLLM answer with the logprobs of both
+(`prompt_logprobs`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
 def connect(config: Any, renderer: ChatRenderer, vocab_size: int) -> tuple[Teacher, str]:
-    """Connect to the teacher of a run; return it and its name for errors."""
+    """Connect to a run's teacher; return the teacher and its name for errors."""
     teacher = Teacher.connect(config.teacher, renderer, vocab_size, config.seq_len)
     return teacher, f"the teacher at {config.teacher.base_url}"
 
 
 def advantages(config: Any, advantage: Any, logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray) -> np.ndarray:
-    """Return the advantages `[T]` of the tokens of a completion, by the config's coefficients."""
+    """Return the advantages `[T]` of a completion's tokens, with the config's `coef` and `reward_coef`."""
     return distilled(advantage, logprobs_T, teacher_logprobs_T, config.teacher.coef, config.teacher.reward_coef)
 
 
 def metrics(scored: Sequence[tuple[Segment, np.ndarray]]) -> dict[str, float]:
-    """Compute the mean reverse KL to the teacher over the sampled tokens of a step."""
+    """Compute the mean reverse KL to the teacher over a step's sampled tokens."""
     kl = np.concatenate([reverse_kl(one.logprobs, logprobs_T)[one.sampled_mask] for one, logprobs_T in scored])
     return {"teacher/kl": float(kl.mean())}
 
@@ -57,7 +57,7 @@ class Teacher:
     @classmethod
     def connect(cls, config: TeacherConfig, renderer: ChatRenderer, vocab_size: int, seq_len: int) -> Teacher:
         """Connect to the teacher. Raises UserError unless its server has the policy's tokenizer, accepts all
-        `vocab_size` ids, has room for `seq_len` tokens, and answers `prompt_logprobs`.
+        `vocab_size` ids, has room for `seq_len` tokens, and returns `prompt_logprobs`.
         """
         key = api_key(config.api_key_var, "--teacher.api-key-var")
         patience = {"timeout": config.timeout, "max_retries": config.max_retries}
@@ -81,7 +81,7 @@ class Teacher:
             return await asyncio.gather(*(self._score(client, ids) for ids in sequences))
 
     async def _score(self, client: ServerClient, ids: list[int]) -> list[float]:
-        """Return the logprobs of all tokens except the first."""
+        """Return the logprobs of all tokens in `ids` except the first."""
         answer = await client.post("/v1/completions", self.server.scoring([ids]))
         try:
             (row,) = scores(answer, [ids])
@@ -106,7 +106,7 @@ class Teacher:
                 names = ", ".join(entry.id for entry in served[:20]) or "no model"
                 raise UserError(f"{url} serves {names}: name the teacher among these by --teacher.model")
             hones = known[0].owner == HONE
-            room, needed = known[0].max_model_len, seq_len + (not hones)  # others sample a token in any case
+            room, needed = known[0].max_model_len, seq_len + (not hones)  # others always sample a token
             if room is not None and room < needed:
                 raise UserError(f"the teacher at {url} has room for {room} tokens, and needs {needed}: lower seq_len")
             teacher = cls(Server.of(endpoint, known[0]))
@@ -129,7 +129,7 @@ class Teacher:
             return teacher
 
     async def _ids(self, client: ServerClient, text: str, more: dict[str, Any]) -> list[int]:
-        """Return the server's token ids of `text`, without the first."""
+        """Return the server's token ids for `text`, except the first."""
         answer = await client.post("/v1/completions", self.server.scoring([text]) | more)
         try:
             return [int(token) for entry in answer["choices"][0]["prompt_logprobs"][1:] for token in entry]

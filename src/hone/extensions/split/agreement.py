@@ -1,4 +1,4 @@
-"""The trainer's checks before a session: its config and checkpoint must fit the orchestrator's run."""
+"""The trainer's checks before a session: config and checkpoint must fit the orchestrator's run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hone.trainer.step import Trainer
 
 
 def shared_values(config: RLConfig) -> dict[str, Any]:
-    """Return keys and values that decide what a trainer computes, for `Session.shared`: both roles must agree.
+    """Return keys and values that must be equal for trainer and orchestrator: `Session.shared`.
 
     A model in a local folder is named by its absolute path.
     """
@@ -34,13 +34,13 @@ def shared_values(config: RLConfig) -> dict[str, Any]:
 
 
 def check_agreement(config: RLConfig, session: Session, place: str) -> None:
-    """Raise UserError if a shared key differs between the session and `config`. `place` is the config's name."""
+    """Raise UserError if a shared key differs between session and `config`. `place` names the config in the error."""
     for key, ours in shared_values(config).items():
         theirs = session.shared.get(key, ours)
         if ours != theirs:
             raise UserError(
                 f"{key} is {ours} in {place}, but {theirs} in the orchestrator's "
-                f"({Path(session.output_dir) / CONFIG}): set the same value in both files, or by "
+                f"({Path(session.output_dir) / CONFIG}): set the same value in both files, or give "
                 f"--{key.replace('_', '-')}"
             )
 
@@ -59,7 +59,7 @@ def checkpoint_of(session: Session) -> Path | None:
 
 
 def check_checkpoint(folder: Path, trainer: Trainer) -> None:
-    """Raise UserError if a checkpoint has another model than the trainer. Reads only shapes."""
+    """Raise UserError if names, shapes or dtypes of a checkpoint's tensors differ from the trainer's model."""
     if problem := misfit(shapes(folder), trainer.model.trained):
         raise UserError(
             f"{folder} has another model than this trainer ({problem}): start the trainer with the model and the "

@@ -1,4 +1,4 @@
-"""The launcher: starts the roles of a run in mode split, each in a separate process, and ends them.
+"""The launcher: starts the roles of a run in mode split, each in separate processes, and ends them.
 
     Launch(roles, ...).run()      returns the orchestrator's exit code
 
@@ -37,11 +37,11 @@ PATIENCE = 10.0
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TOGETHER = 60.0
-"""Seconds within which several servers that were killed or lost count as one restart."""
+"""Seconds: servers that are killed or lost within this time count as one restart."""
 _LETTING_GO = 30.0
 """Seconds that a dead server's port may stay in use."""
 _FOLLOWING = 2.0
-"""Seconds to wait for other processes' errors after the first process has ended."""
+"""Seconds after the first process's end to wait for errors of other processes."""
 _AT_ONCE = 3.0
 """Seconds for the orchestrator to record the interruption after a second Ctrl-C."""
 _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -50,7 +50,7 @@ _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTER
 
 @dataclass(frozen=True)
 class Role:
-    """A role's command, with arguments `first` at the start and `again` at restarts; `port` for a local server."""
+    """A role's command, its arguments at the start (`first`) and at restarts (`again`), a local server's port."""
 
     name: str
     command: Sequence[str]
@@ -62,7 +62,7 @@ class Role:
 
 
 class Stop:
-    """While entered, records signals instead of ending. `first` is the first signal. Main thread only."""
+    """Context that records signals; they don't end the process. `first` is the first signal. Main thread only."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -93,11 +93,11 @@ class Stop:
 
 @dataclass(eq=False)
 class Launch:
-    """The processes of one run in `folder`. `began` gets the processes; `opened` runs once the run directory is in use.
+    """The processes of one run in `folder`. `began` gets the started processes. Once run.json names the
+    orchestrator, `opened` runs, and logs move from `scratch` to `folder`/logs.
 
-    Logs are in `scratch` before `opened`, in `folder`/logs after it. `env` are the variables of all processes. `child`
-    starts a process, `say` prints a line, `from_where` names the checkpoint to resume from, and `go_on` is the command
-    to resume.
+    `env`: variables of all processes. `child` starts a process, `say` prints a line, `from_where` names the checkpoint
+    to resume from. `go_on`: the command to resume.
     """
 
     roles: Sequence[Role]
@@ -115,7 +115,7 @@ class Launch:
     _children: dict[str, list[Child]] = field(default_factory=dict, init=False)
     _restarted: int = field(default=0, init=False)
     _died_together: tuple[float, set[str]] = field(default=(float("-inf"), set()), init=False)
-    """Deaths of servers that count as one restart: time of the first; all roles."""
+    """Deaths of servers that count as one restart: time of the first death, roles of these servers."""
     _unnoted: list[dict[str, Any]] = field(default_factory=list, init=False)
     """Restarts that no orchestrator has recorded yet."""
     _is_open: bool = field(default=False, init=False)
@@ -126,7 +126,7 @@ class Launch:
         self._logs = {role.name: Log(self.scratch / f"{role.name}.log") for role in self.roles}
 
     def run(self) -> int:
-        """Start all roles, and return the orchestrator's exit code at the end. A second Ctrl-C ends all at once.
+        """Start all roles; return the orchestrator's exit code at the end. A second Ctrl-C ends all processes at once.
 
         Raises UserError if a role's death ends the run.
         """
@@ -162,7 +162,7 @@ class Launch:
             children.append(self.child(role.name, rank, command, env | ranked, self._logs[role.name], drives))
 
     def _turn(self) -> int | None:
-        """Handle new signals and deaths; return the exit code once the run has ended."""
+        """Handle new signals and ended processes; return the exit code once the run has ended."""
         self._look_at_run()
         for signum in self._stop.take():
             if not self._is_open:
@@ -183,10 +183,10 @@ class Launch:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def _look_at_run(self) -> None:
-        """If run.json names the orchestrator, restarts are recorded: forget them. The first time, call `opened`."""
+        """Once run.json names the orchestrator, it has recorded the restarts: clear them. Call `opened` once."""
         if self._is_open and not self._unnoted:
             return
-        from hone.runs.view import PROCESS_LOGS, run_info  # loads packages, which the start does without
+        from hone.runs.view import PROCESS_LOGS, run_info  # slow to import
 
         with contextlib.suppress(OSError):
             info = run_info(self.folder) or {}
@@ -201,7 +201,7 @@ class Launch:
                 self.opened()
 
     def _judge(self, dead: list[Child]) -> int | None:
-        """Handle deaths: return the run's exit code, raise UserError, or restart roles and return None."""
+        """Handle ended processes: return the run's exit code, raise UserError, or restart roles and return None."""
         code, stopping = self._driver.code, self._stop.first
         if code is not None and (stopping or code in _FINISHED):
             return code if code >= 0 else 128 + (stopping or 0)
@@ -210,7 +210,7 @@ class Launch:
             if serves(culprit.role):
                 if self._others_serve() and all(serves(child.role) for child in dead):
                     return None
-                self._driver.send(signal.SIGTERM)  # nothing can be sampled: the step has to be given up
+                self._driver.send(signal.SIGTERM)  # without a server the step can't end
                 self._within(self.grace_seconds + SLACK)
                 return None
             lost = f"{culprit.cause}: the state after the last checkpoint is lost. Go on with: {self.go_on}"
@@ -219,7 +219,7 @@ class Launch:
         if not self._is_open:
             return self._not_begun(culprit)
         several = sum(serves(role.name) for role in self.roles) > 1
-        waits = several and code is None and all(serves(child.role) for child in dead)  # the orchestrator does
+        waits = several and code is None and all(serves(child.role) for child in dead)  # the orchestrator waits
         if waits and culprit.code != 2 and (self._restarted < self.restarts or self._died_with_others(dead)):
             self._start_servers(dead)
             return None
@@ -237,7 +237,7 @@ class Launch:
         return None
 
     def _culprit(self, dead: list[Child]) -> Child:
-        """Return the likely cause: a process that exited with 2, else a killed one, else the first."""
+        """Return the likely cause: a process with exit code 2, else a killed process, else the first."""
         if all(child.role == TRAINER and (child.code or 0) >= 0 for child in dead):
             ranks = self._children[TRAINER]
             self._wait(ranks, _FOLLOWING)
@@ -245,11 +245,11 @@ class Launch:
         return min(dead, key=lambda child: (child.code != 2, (child.code or 0) >= 0))
 
     def _not_begun(self, culprit: Child) -> int:
-        """Raise UserError with the reason of a failed start; return 2 if the orchestrator has printed it."""
+        """Return 2 if the orchestrator has printed why the start failed; else raise UserError."""
         if culprit.code != 2:
             when = "while it loaded" if serves(culprit.role) else "before the run began"
             raise UserError(f"{culprit.name} {culprit.cause} {when}; its log: {self._logs[culprit.role].path}")
-        self._wait([self._driver], _FOLLOWING)  # what is wrong for one is often wrong for all
+        self._wait([self._driver], _FOLLOWING)  # roles often fail for the same reason
         if self._driver.code == 2:
             return 2
         raise UserError(f"{culprit.name} ended: {culprit.error}")
@@ -269,14 +269,14 @@ class Launch:
         return any(serves(child.role) and child.code is None for child in self._all())
 
     def _died_with_others(self, dead: Sequence[Child]) -> bool:
-        """Return True if other servers were killed just before, such as by the shutdown of a node."""
+        """Return True if these and other servers were killed almost together, as when a node shuts down."""
         since, roles = self._died_together
-        # One without a pid was lost before it had found a place.
+        # A child without pid was lost before it was placed.
         killed = all((child.code or 0) < 0 and (child.role not in roles or not child.pid) for child in dead)
         return killed and time.monotonic() < since + _TOGETHER
 
     def _start_servers(self, dead: Sequence[Child]) -> None:
-        """Restart dead servers; the orchestrator uses the others, or waits."""
+        """Restart dead servers. Meanwhile the orchestrator uses other servers, or waits."""
         names = {child.role for child in dead}
         if self._died_with_others(dead):
             self._died_together[1].update(names)
@@ -290,7 +290,7 @@ class Launch:
         self._start_when_free([role for role in self.roles if role.name in names])
 
     def _start_when_free(self, roles: Sequence[Role]) -> None:
-        """Start roles once ports are free: a dead server's children (vLLM) may hold its port for a while."""
+        """Start roles once their ports are free: children of a dead vLLM may hold its port for a while."""
         ports, until = [role.port for role in roles if role.port], time.monotonic() + _LETTING_GO
         while any(map(port_problem, ports)) and time.monotonic() < until and self._stop.first is None:
             time.sleep(TICK)
@@ -302,7 +302,7 @@ class Launch:
 
 
 def _is_done(child: Child) -> bool:
-    """Return True for a trainer that exited with 0, at the end of the run."""
+    """Return True for a trainer that has exited with code 0: the run is done."""
     return child.role == TRAINER and child.code == 0
 
 
@@ -311,7 +311,7 @@ def _capital(text: str) -> str:
 
 
 def port_problem(port: int) -> OSError | None:
-    """Return the error of listening on `port`; None if it is free."""
+    """Return the error of binding to `port`; None if the port is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""The processes of the roles that `hone rl` starts in mode split, and their configs."""
+"""Configs and processes of the roles that `hone rl` starts in mode split."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from hone.runs.view import LAUNCHER as LOCK
 
 
 def run_split(config: RLConfig) -> int:
-    """Start the processes of all roles, and return the orchestrator's exit code when all have ended.
+    """Start the processes of all roles; return the orchestrator's exit code when all processes have ended.
 
     The roles read the config from files of the launcher, so a restarted role reads the same config. Raises UserError if
-    a role can't be started, or its death ends the run.
+    a role can't be started, or if its death ends the run.
     """
     folder, inference = config.output_dir, config.inference
     if holder(folder) is not None:
@@ -102,7 +102,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
     whole.write_text(run_toml(config, "rl"), encoding="utf-8")
     python = [sys.executable, "-P", "-m", "hone.cli"]
     drift, first = ["--allow-drift"] if config.allow_drift else [], []
-    if (resume := config.resume) is not None:  # config.toml does not hold it
+    if (resume := config.resume) is not None:  # not in config.toml
         first = ["--resume", *([] if resume.step is None else ["--resume.step", str(resume.step)])]
         first += [] if resume.dir is None else ["--resume.dir", str(resume.dir)]
     ranks = config.trainer.ranks
@@ -111,7 +111,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
     shares = any(not set(gpus).isdisjoint(placement.trainer) for gpus in placement.inference)
 
     def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
-        """Return the environment variables of a role that computes: its GPUs and its cores."""
+        """Return the environment variables that give a role its GPUs and cores."""
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         return {CORES: str((1 if machines else processes) * cores)} | devices
 
@@ -136,13 +136,13 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
         served, port = scratch / f"{name}.toml", config.inference.port + number
         served.write_text(to_toml(changed(serve_config(config, on_gpus, shares), {"port": port})), encoding="utf-8")
         command = [*python, INFERENCE, "@", str(served)]
-        here = None if machines else port  # on another machine it has another one
+        here = None if machines else port  # on another machine the port differs
         servers.append(Role(name, command, env=computing(gpus, 1), port=here))
     return [*servers, trainer, driver]
 
 
 def variables(memory: Path | None) -> dict[str, str]:
-    """Return the variables of all roles: unbuffered output, no spinning on shared cores, the folder `memory`."""
+    """Return all roles' variables: this process's, unbuffered output, and the folder `memory`."""
     foreign = (*FOREIGN, DETACHED, VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if name not in foreign}
     launched = {COMMAND: json.dumps(sys.argv), LAUNCHER: str(os.getpid())}
@@ -151,7 +151,7 @@ def variables(memory: Path | None) -> dict[str, str]:
 
 
 def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeConfig:
-    """Return the config of a server of the run. It takes less memory if it `shares` a GPU with the trainer."""
+    """Return the config of a server of the run; with less memory if it shares a GPU with the trainer (`shares`)."""
     inference = config.inference
     names = EngineConfig.model_fields.keys() - {"replicas", "kv_gib"}
     settings: dict[str, Any] = {name: getattr(inference, name) for name in names}

@@ -23,10 +23,10 @@ def server_roles(count: int) -> list[str]:
 
 
 def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> Placement:
-    """Place servers on the first GPUs, with `each` GPUs a server, and the trainer's ranks on the last GPUs.
+    """Place servers on the first GPUs, `each` GPUs per server, and the trainer's ranks on the last GPUs.
 
-    If GPUs are too few, a single server of one GPU shares it with the trainer. Without GPUs the tuples are empty.
-    UserError if ranks (NCCL refuses that), several servers, or a server of several GPUs would share a GPU.
+    If GPUs are too few, a single server with one GPU shares it with the trainer. Without GPUs the tuples are empty.
+    Raises UserError if two ranks (NCCL refuses this), several servers, or a server of several GPUs had to share a GPU.
     """
     wanted = servers * each
     if gpus and wanted > 1 and wanted + ranks > len(gpus):

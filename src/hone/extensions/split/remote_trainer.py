@@ -36,12 +36,12 @@ from hone.trainer.token_stats import TokenStats
 LOOK = 0.02
 """Seconds between checks of another thread or process."""
 FAREWELL = 10.0
-"""Seconds for a trainer to notice the session's end."""
+"""Seconds that a trainer may take to confirm the session's end."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A trainer's version: result, each server's canary logprobs (None: not loaded), seconds and error of loading."""
+    """A version and its loading: `scores` are each server's canary logprobs; None if servers did not load it."""
 
     result: Result
     scores: Sequence[Sequence[float]] | None = None
@@ -50,16 +50,16 @@ class Published:
 
 
 class _Closed(Exception):
-    """Raised to end `_publish_all`."""
+    """The session is closed: ends `_publish_all`."""
 
 
 class RemoteTrainer(Updates):
     """`Updates` by a trainer in other processes; the first `take` returns the version that `session` begins with.
 
     `alive` runs at every check while waiting, and may raise. After `saver.stop` abandons a step, or a server fails,
-    servers get no more weights, but `take` still returns later versions of the trainer. The trainer writes its part of
-    the checkpoints that `saver` wants. If `holds(version)`, the servers keep this version until `release`, so that it
-    alone is evaluated.
+    servers get no more weights, but `take` still returns the trainer's later versions. The trainer writes its part of
+    the checkpoints that `saver` wants. If `holds(version)` is true, the servers keep this version until `release`,
+    for its evaluation.
     """
 
     saver: Saver
@@ -79,12 +79,12 @@ class RemoteTrainer(Updates):
         self.max_steps, self.holds, self.alive = max_steps, holds, alive
         self.version = self._put = session.start
         self.retained: int | None = None
-        """The version that is being saved: keep its weights."""
+        """The version that is being saved; its weights are not removed."""
         self.published: Published | None = None
         """Result of publishing `version`."""
         self._released = session.start - 1
         self._served = session.start
-        """The servers' version: its files are mapped, and must not be overwritten."""
+        """The servers' version. They map its files, which must not be overwritten."""
         self._quiet = self._closed = self._ended = self._by_disk = False
         self._done: SimpleQueue[Published | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._publish_all, name="publisher", daemon=True)
@@ -127,7 +127,7 @@ class RemoteTrainer(Updates):
         return Update(result.metrics, weights, timings, tokens)
 
     def publish(self, version: int) -> Gap | None:
-        """Return the largest gap of all servers; None if no server can score given tokens."""
+        """Return the largest gap of a server to the trainer; None if no server can score given tokens."""
         self._note_servers()
         published = self.published
         assert published is not None and published.result.version == version
@@ -160,9 +160,9 @@ class RemoteTrainer(Updates):
         return self._weights
 
     def part(self, version: int) -> Path:
-        """Return the folder with the trainer's part of the checkpoint of the current `version`.
+        """Return the folder with the trainer's part of the checkpoint; `version` is the current one.
 
-        If no batch asked for that part, end the session: the trainer writes the part, and waits for another session.
+        If no batch's order asked for this part, end the session: the trainer writes it, and waits for another session.
         """
         if version not in self._parts:
             assert self._put == version, "no batch is on its way"
@@ -172,7 +172,7 @@ class RemoteTrainer(Updates):
         return self._parts.pop(version)
 
     def close(self) -> None:
-        """End the session, in any state, and the thread; notify a trainer that waits for a batch."""
+        """End the thread and the session, whatever its state; tell a trainer that waits for a batch."""
         self._quiet = self._closed = True
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -197,7 +197,7 @@ class RemoteTrainer(Updates):
         self.transport.put(Order(version, "end", save=folder))
 
     def _collect(self) -> Published:
-        """Return the next version when its publication has ended or failed."""
+        """Wait until the servers have loaded the next version, or failed to; return it."""
         while True:
             try:
                 published = self._done.get(timeout=LOOK)
@@ -213,7 +213,7 @@ class RemoteTrainer(Updates):
             return published
 
     def _interrupt(self) -> None:
-        """End a wait by an exception if the trainer is gone or, in the thread, if the session is closed."""
+        """Called while waiting: raises if the trainer is gone or, in the thread, if the session is closed."""
         if not self._closed:
             self.alive()
         elif threading.current_thread() is self._thread:
@@ -258,7 +258,7 @@ def link_files(source: Path, folder: Path) -> None:
     def link(file: str, target: str) -> None:
         try:
             os.link(file, target)
-        except OSError:  # another file system, or one without links
+        except OSError:  # another file system, or no links
             shutil.copyfile(file, target)
 
     shutil.copytree(source, folder, copy_function=link, dirs_exist_ok=True)

@@ -1,8 +1,8 @@
 """The trainer of a run in mode split: receives batches by the transport, and publishes weights.
 
 A session of the orchestrator begins with the initial model or a checkpoint. The trainer publishes these weights, then
-new weights after every batch, and each time a result. A restarted orchestrator opens another session. On several ranks
-only rank 0 uses the transport; the other ranks follow it.
+new weights after every batch, each time with a result. A restarted orchestrator opens another session. Only rank 0 uses
+the transport; other ranks follow rank 0.
 
     hone trainer @ train.toml
     torchrun --nproc-per-node 2 src/hone/extensions/split/serve.py @ train.toml
@@ -27,11 +27,11 @@ from hone.trainer.ranked import RankedTrainer
 from hone.trainer.token_stats import TokenStats
 
 SAY_AFTER = 60.0
-"""Seconds of waiting until a line says so; repeated whenever the wait has doubled."""
+"""Seconds of waiting before a line reports the wait; repeated when the wait has doubled."""
 
 
 class TrainerLoop:
-    """Serves sessions until a run has ended. `trainer.start` begins with the initial model."""
+    """Serves sessions until the run has ended. `trainer.start` begins with the initial model."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class TrainerLoop:
         save: str | None = None,
         tokens: TokenStats | None = None,
     ) -> None:
-        """Write the weights and, if `save` is set, the trainer's part of a checkpoint; then put the result."""
+        """Write the weights and, into the folder `save` if given, the trainer's checkpoint part; send the result."""
         began, version = time.perf_counter(), self.trainer.version
         reserve = partial(reserve_policy, self.trainer.trainer)
         with self.transport.weights_dir(version, reserve) as (folder, reserved):
@@ -135,9 +135,9 @@ class TrainerLoop:
         self.transport.put_result(Result(version, metrics, self.trainer.fingerprint(), scores, seconds, saved, arrays))
 
     def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
-        """Write the trainer's part of a checkpoint. Raises UserError if it can't be written.
+        """Write the trainer's part of a checkpoint into `folder`. Raises UserError if that fails.
 
-        Returns False if the folder is gone: a restarted orchestrator removes unfinished parts.
+        Returns False if the folder is gone: a restarted orchestrator removes unfinished checkpoints.
         """
         began = time.perf_counter()
         try:

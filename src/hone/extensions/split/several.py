@@ -47,7 +47,7 @@ HELLO_SECONDS = 1.0
 
 
 class SeveralProcesses:
-    """Servers sample, and a trainer in other processes trains. `launched`: a launcher watches the trainer."""
+    """Servers sample; a trainer in other processes trains. `launched`: a launcher watches the trainer."""
 
     def __init__(self, launched: bool) -> None:
         self.launched = launched
@@ -136,7 +136,7 @@ class SeveralProcesses:
 
         def reached(url: str, patience: float) -> Server:
             """Return the server at `url`. Raises UserError if it does not fit the run, NoServer if nothing answers."""
-            # A server that died is started again, alone or with this process: the client is not to try for long.
+            # A dead server is restarted, so the client must not retry for long.
             endpoint = endpoint_of(config, url)
             endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
             weights = self.transport.weights_root / "none"
@@ -170,7 +170,7 @@ def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Calla
         looked = time.monotonic()
         now = transport.hello(timeout=0)
         missed = missed + 1 if now is None or now.id != hello.id else 0
-        if missed == 2:  # once is not enough: its last words may not have been looked for since it left
+        if missed == 2:  # the first time, its last messages may be unread
             config = shlex.quote(str(folder / view.CONFIG))
             raise UserError(
                 f"the trainer (process {hello.pid} on {hello.host}) is gone, with its work since the last "

@@ -1,18 +1,18 @@
 """Messages between the processes of a run in mode split, through a shared folder. Needs no torch.
 
-    TRANSPORT/session.npz                             the current session; names of its folders have its id
+    TRANSPORT/session.npz                             the current session, with its id
     TRANSPORT/hello.npz                               the current trainer
-    TRANSPORT/session-<id>/order_N.npz                written by put, removed by order
-    TRANSPORT/session-<id>/result_N.npz               written by put_result, removed by result
+    TRANSPORT/session-<id>/order_N.npz                written by `put`, removed by `order`
+    TRANSPORT/session-<id>/result_N.npz               written by `put_result`, removed by `result`
     TRANSPORT/weights/session-<id>/step_N/            weights in Hugging Face layout, for servers
-    MEMORY/session-<id>/step_N/                       the same in memory, if all are on one machine
+    MEMORY/session-<id>/step_N/                       weights in memory instead, if all processes share a machine
     MEMORY/session-<id>/spare/                        an older version, to be overwritten
 
-Each message is a file in NumPy's `.npz` format, with checksums: its arrays, and the other fields as JSON. It has one
-writer and one reader, and appears complete, by a rename, without locks. On NFS a rename may be seen late, and a removed
-file may be seen for a while. So a reader first lists the folder (which refreshes NFS), and takes a system error or a
-damaged file for "not yet". Files are not flushed to the disk, as only running processes need them. The next session
-removes the files of a killed process.
+Each message is a file in NumPy's `.npz` format, with checksums: arrays, and the other fields as JSON. It has one writer
+and one reader. A rename makes the complete file appear; there are no locks. On NFS a rename may be seen late, and a
+removed file may be seen for a while. So a reader first lists the folder (which refreshes NFS), and takes a system error
+or a damaged file for "not yet". Files are not flushed to the disk, as only running processes need them. The next
+session removes the files of a killed process.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ Record = TypeVar("Record", "Session", "Hello", "Order", "Result")
 SESSION, HELLO = "session.npz", "hello.npz"
 SPARE = "spare"
 PREFIX = "session-"
-"""Prefix of sessions' folders; a new session removes old ones."""
+"""Prefix of sessions' folders. A new session removes old folders."""
 PATIENCE = 30.0
-"""Seconds to wait for weights after their result."""
+"""Seconds that weights may appear later than their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
-"""Seconds between checks: SHARE of the time waited, but within SHORTEST and LONGEST."""
+"""Seconds between checks: SHARE times the seconds waited, at least SHORTEST and at most LONGEST."""
 _FACTS = "facts"
 
 
 @dataclass(frozen=True)
 class Session:
-    """One process of the orchestrator, from opening the run to its end. The trainer starts anew for each session.
+    """One orchestrator process, described for the trainer, which starts anew for each session.
 
     `start` is the first version: the version in `checkpoint` (a folder with the trainer's part), or 0, the initial
     model. `shared` are keys and values that must be equal in both roles. `temperature` is the rollouts' temperature.
     Every result has the logprobs of the token ids in `canary`. Rollouts may be `lag` versions old (`max_async_level`).
-    `memory` is a folder in memory for weights. If the KL is in the reward, the trainer computes advantages, of
-    `rollouts` a prompt, as the section `advantage` says.
+    `memory` is a folder in memory for weights. If the KL is in the reward, the trainer computes the advantages, from
+    `rollouts` rollouts per prompt and the config section `advantage`.
     """
 
     id: str
@@ -78,10 +78,10 @@ class Session:
 
 @dataclass(frozen=True)
 class Hello:
-    """A running trainer, described before any session.
+    """A running trainer's description, written before any session.
 
     `fingerprint` and `parameters` describe the initial model. Rank 0 is process `pid` on `host`. `settings` is the
-    section `trainer` of its config. `digests` has digests of an adapter and of the user's functions.
+    section `trainer` of its config. `digests` has digests of the adapter, if any, and of the user's functions.
     """
 
     id: str
@@ -100,8 +100,8 @@ class Hello:
 class Order:
     """The trainer's task at version `step`: make an update on the batch in `arrays`, or end the session.
 
-    `save` is an existing folder for the trainer's part of a checkpoint: of version `step` + 1 after a batch, of `step`
-    at the end. `tokens` is the number of tokens in the batch.
+    `save` is an existing folder for the trainer's part of a checkpoint: version `step` + 1 if the order is a batch,
+    `step` if it ends the session. `tokens` is the number of tokens in the batch.
     """
 
     step: int
@@ -116,8 +116,8 @@ class Result:
     """Reports that the weights of `version` are written. A session's first result is for its `start`, without metrics.
 
     `canary` are logprobs of the session's canary tokens except the first, at the session's temperature. `seconds` by
-    activity: "train", "wait" (idle, before the order), "publish", "save". `saved`: the order's `save` is written.
-    `arrays` are statistics of the step's tokens (`TokenStats`), if recorded.
+    activity: "train", "wait" (idle, before the order), "publish", "save". `saved` is true if the folder `save` of the
+    order is written. `arrays` are statistics of the step's tokens (`TokenStats`), if recorded.
     """
 
     version: int
@@ -134,7 +134,7 @@ def open_transport(config: RLConfig) -> FileTransport:
 
 
 class FileTransport:
-    """One role's end of the transport. `max_tokens` limits the tokens of waiting batches (`Order.tokens`).
+    """One role's access to the transport. `max_tokens` limits the tokens of waiting batches.
 
     `interrupt` runs at each check of a method that waits, and may raise. All methods raise UserError if the folder is
     read-only, full, removed, or in use by another run.
@@ -147,7 +147,7 @@ class FileTransport:
         self._session: Session | None = None
         self._hello: Hello | None = None
         self._put: dict[int, int] = {}
-        """Tokens of the batches that may still wait, by step."""
+        """Tokens of batches that may still wait for the trainer, by step."""
         if self.weights_root.is_symlink():
             raise UserError(
                 f"{self.weights_root} is a link, and hone removes old weights there: give another folder with "
@@ -170,7 +170,7 @@ class FileTransport:
                     remove(root / name)
 
     def hello(self, timeout: float | None = None) -> Hello | None:
-        """Return the running trainer; None if there is none after `timeout` seconds (None: wait forever)."""
+        """Return the running trainer; None if none runs after `timeout` seconds (None: wait forever)."""
 
         def look() -> Hello | None:
             hello = self._read(self.path / HELLO, Hello)
@@ -179,7 +179,7 @@ class FileTransport:
         return self._poll(look, timeout)
 
     def put(self, order: Order) -> float:
-        """Send an order to the trainer; returns the seconds that the batch waited for room.
+        """Send an order to the trainer, once there is room for its batch; return the seconds waited.
 
         There is room if no batch waits, or if the waiting batches and this one have at most `max_tokens` tokens.
         """
@@ -205,9 +205,9 @@ class FileTransport:
         return len(self._put), sum(self._put.values())
 
     def result(self, version: int, wait: bool = True) -> Result | None:
-        """Remove and return the result of `version`; if `wait` is false, None while there is no result.
+        """Remove and return the result of `version`. If `wait` is false, return None while there is no result.
 
-        After an order to end, its version gets a second result.
+        An order to end the session gives its version a second result.
         """
 
         def look() -> Result | None:
@@ -217,7 +217,7 @@ class FileTransport:
         return self._poll(look, None if wait else 0)
 
     def weights(self, version: int) -> Path:
-        """Return the weights' folder of a version with a result. Raises UserError if it doesn't appear."""
+        """Return the folder of a version's weights, after its result. Raises UserError if no folder appears."""
         name = f"step_{version}"
         found = self._poll(lambda: next((f / name for f in self._weight_folders if name in names(f)), None), PATIENCE)
         if found is None:
@@ -225,7 +225,7 @@ class FileTransport:
         return found
 
     def drop(self, version: int, retained: int | None = None) -> None:
-        """Remove the weights of `version` and of older versions, except `retained`.
+        """Remove the weights of `version` and older versions, except version `retained`.
 
         In memory one folder becomes `spare`: the next version overwrites its files. The caller guarantees that no
         server reads these files.
@@ -239,7 +239,7 @@ class FileTransport:
                     remove(folder / name)
 
     def close(self) -> None:
-        """End the session: remove all its files. Leave another session and its trainer alone."""
+        """End the session: remove its files. Another session's files and the trainer's hello stay."""
         if self._session is None:
             return
         if not self._replaced():
@@ -257,9 +257,8 @@ class FileTransport:
             self._write(self.path / HELLO, hello)
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
-        """Wait for a session with an id other than `other_than`; return it. If `wait` is false, None if there is none.
-
-        The trainer's other methods use this session.
+        """Wait for a session with another id than `other_than`; return it. If `wait` is false, return None if there is
+        no such session. The trainer's other methods then use the session.
         """
 
         def look() -> Session | None:
@@ -272,7 +271,7 @@ class FileTransport:
         return session
 
     def order(self, step: int) -> Order | None:
-        """Wait for the order at `step`; remove and return it. None once there is another session."""
+        """Wait for the order at `step`; remove and return it. Return None if another session has started."""
 
         def look() -> Order | bool | None:
             self._check_hello()
@@ -283,7 +282,8 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
-        """Yield a folder for weights, published after the block; and True if `reserve` found room for it in memory."""
+        """Yield a folder for weights, and True if it is in memory (`reserve` found room). Publish it after the
+        block."""
         name, memory = f"{NEW_PREFIX}step_{version}", self._memory
         fresh = self._disk / name
         try:
@@ -304,7 +304,7 @@ class FileTransport:
                     remove(folder)
 
     def put_result(self, result: Result) -> None:
-        """Report the result of an order. Write its weights first."""
+        """Send a result. The caller writes the weights first."""
         with self._explaining(may_be_over=True):
             self._write(self._result_file(result.version), result)
 
@@ -323,14 +323,14 @@ class FileTransport:
             return None
         try:
             record = decode(kind, path)
-        except (OSError, ValueError):  # removed meanwhile, or the server's handle of it is stale
+        except (OSError, ValueError):  # removed meanwhile, or a stale NFS handle
             return None
         if take:
             remove(path)
         return record
 
     def _write(self, path: Path, record: Session | Hello | Order | Result) -> None:
-        """Write a record whole or not at all, in a folder that exists."""
+        """Write a record atomically. Its folder must exist."""
         temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
         temporary.write_bytes(encode(record))
         os.replace(temporary, path)
@@ -346,7 +346,7 @@ class FileTransport:
 
     @property
     def _memory(self) -> Path | None:
-        """This session's weights in memory; None if it has no folder there."""
+        """Folder of this session's weights in memory; None if all weights go to disk."""
         assert self._session is not None
         return Path(self._session.memory) / self._folder.name if self._session.memory else None
 
@@ -361,7 +361,7 @@ class FileTransport:
         return self._folder / f"result_{version}.npz"
 
     def _poll(self, look: Callable[[], T | None], timeout: float | None = None) -> T | None:
-        """Call `look()` until it returns a value; return that, or None after `timeout` seconds (None: wait forever)."""
+        """Call `look()` until it returns a value; return it, or None after `timeout` seconds (None: never)."""
         began = time.monotonic()
         while True:
             self.interrupt()
@@ -378,7 +378,7 @@ class FileTransport:
         return bool(current and self._session and current.id != self._session.id)
 
     def _is_over(self) -> bool:
-        """Return True if the orchestrator has ended this session, or opened another."""
+        """Return True if the orchestrator has ended this session or opened another session."""
         return self._replaced() or not self._folder.exists()
 
     def _check_ours(self) -> None:
@@ -386,7 +386,7 @@ class FileTransport:
             raise UserError(f"another run has begun to use {self.path}: give every run its own --transport.path")
 
     def _check_hello(self) -> None:
-        """Write this trainer's hello again if an older run removed it. UserError if another trainer's is there."""
+        """Rewrite this trainer's hello if an older run removed it. UserError if another trainer's is there."""
         if self._hello is None:
             return
         current = self._read(self.path / HELLO, Hello)
@@ -395,7 +395,7 @@ class FileTransport:
         elif current is not None and current.id != self._hello.id:
             raise UserError(
                 f"another trainer (process {current.pid} on {current.host}) has begun to use {self.path}: a run has "
-                "one trainer; for another run give --transport.path"
+                "one trainer; give another run its own --transport.path"
             )
 
     def _remove_empty(self) -> None:
@@ -405,7 +405,7 @@ class FileTransport:
 
     @contextmanager
     def _explaining(self, may_be_over: bool = False) -> Iterator[None]:
-        """Turn system errors in this folder into UserError; if `may_be_over`, ignore them after the session's end."""
+        """Turn system errors of the block into UserError; if `may_be_over`, ignore errors after the session's end."""
         try:
             yield
         except Exception as error:
@@ -423,7 +423,7 @@ class FileTransport:
 
 
 def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
-    """Return True if `reserve` finds room in the folder `memory / name`. Reuses the spare folder."""
+    """Make the folder `memory / name`, or rename the spare one. Return True if `reserve` finds room."""
     try:
         with suppress(OSError):  # there is none
             (memory / SPARE).rename(memory / name)
@@ -435,7 +435,7 @@ def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
 
 
 def _lives(hello: Hello) -> bool:
-    """Return False if the trainer's process ran on this machine and has ended."""
+    """Return False if the trainer ran on this machine and has ended; else True."""
     try:
         if hello.host == socket.gethostname():
             os.kill(hello.pid, 0)
@@ -459,7 +459,7 @@ def remove(path: Path) -> None:
 
 
 def encode(record: Session | Hello | Order | Result) -> bytes:
-    """Return the record as the bytes of a file. Floats are exact, NaN and infinities too."""
+    """Return the bytes of a record's file. Floats stay exact, also NaN and infinities."""
     facts = dict(vars(record))
     arrays: dict[str, Any] = facts.pop("arrays", {})
     text = json.dumps(facts, default=lambda value: value.item() if isinstance(value, np.generic) else str(value))
@@ -469,7 +469,7 @@ def encode(record: Session | Hello | Order | Result) -> bytes:
 
 
 def decode(kind: type[Record], path: Path) -> Record:
-    """Read a record from a file. ValueError if it is damaged; fields that this version doesn't know are left out."""
+    """Read a record from a file, without fields that this version doesn't know. ValueError if the file is damaged."""
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}

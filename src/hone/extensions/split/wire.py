@@ -13,13 +13,13 @@ _COLUMN = "column/"
 
 
 def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
-    """Return a batch as arrays: S sequences, N tokens in all, end to end.
+    """Return a batch as named arrays. The S sequences are concatenated to N tokens.
 
-    `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
-    `logprobs` float32, each `[N]`; without `logprobs` if the sequences have none. If tokens have separate advantages,
-    there is `token_advantages` `[N]` float32 instead of `advantages`. `counts` int64 `[4]`: the filtered counts, and
-    the longest completion's tokens. A column is `column/NAME` `[N]`; a ragged one `column/NAME/values`, and
-    `column/NAME/counts` `[N]`. If the sequences have rewards, `rewards` float64 and `pools` int64 are `[S]`.
+    `[S]`: `lengths`, `groups`, `samples` int64, `advantages` float64; if sequences have rewards, `rewards` float64 and
+    `pools` int64. `[N]`: `token_ids` int32, `loss_mask` bool, and, if sequences have logprobs, `logprobs` float32.
+    If tokens have separate advantages, `token_advantages` `[N]` float32 replaces `advantages`. `counts` `[4]` int64:
+    the filtered counts, and the number of tokens of the longest completion. A column NAME is `column/NAME` `[N]`; a
+    ragged column is `column/NAME/values`, and `column/NAME/counts` `[N]`.
     """
     sequences = batch.sequences
 
@@ -60,7 +60,7 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
 
 
 def from_arrays(arrays: dict[str, np.ndarray]) -> Batch:
-    """Return the batch that `to_arrays` was given; its token ids are int64."""
+    """Return the batch that `to_arrays` converted, with token ids as int64."""
     *filtered, longest = arrays["counts"].tolist()
     cuts = np.cumsum(arrays["lengths"])[:-1]
 

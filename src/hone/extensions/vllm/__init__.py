@@ -1,1 +1,1 @@
-"""vLLM as the sampler: a separate server, in a separate environment, that takes new weights in place."""
+"""vLLM as the sampler: a server in a separate Python environment, which loads new weights in place."""

@@ -13,20 +13,20 @@ from hone.config.base import BaseConfig, Meta
 from hone.errors import UserError
 
 GPU_GIB = 8.0
-"""Default GiB for keys and values of vLLM on the trainer's GPU: in bf16 75k tokens of Qwen3-0.6B."""
+"""Default GiB for vLLM's keys and values on the trainer's GPU; holds 75k tokens of Qwen3-0.6B in bf16."""
 
 
 class EngineKeys(BaseConfig):
     """Keys of the section `inference` and of `hone inference`."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """vLLM's `--dtype`. `auto`: in `rl` as `precision` says; in `inference` fp32 weights become bf16."""
+    """vLLM's `--dtype`. `auto`: `rl` follows `precision`; `inference` serves fp32 weights in bf16."""
     tensor_parallel: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=64)
-    """GPUs that each vLLM is spread over."""
+    """GPUs over which each vLLM is spread."""
     max_lora_rank: int | None = Field(default=None, ge=1, le=512)
-    """Send only adapters to vLLM, of up to this rank; by default it gets merged weights."""
+    """Send vLLM only adapters, of up to this rank. By default vLLM gets merged weights."""
     vllm_python: Annotated[Path | None, Meta(decides="nothing")] = None
-    """Python of an environment with vLLM; by default this one if it has vLLM, else `.venv-vllm`'s."""
+    """Python of an environment with vLLM; by default hone's if it has vLLM, else `.venv-vllm`'s."""
 
     @model_validator(mode="after")
     def _check_parallel(self: Any) -> Any:
@@ -72,11 +72,11 @@ class RLKeys(BaseConfig):
             if self.model.lora is None or self.inference.backend != "vllm" or self.model.lora.rank > most:
                 raise UserError(
                     f"inference.max_lora_rank = {most} needs inference.backend = vllm and a model.lora.rank of up to "
-                    f"{most}: set both, or leave it out"
+                    f"{most}: set both, or leave max_lora_rank out"
                 )
             if self.model.lora.base is not None:
                 raise UserError(
-                    f"vLLM has unquantised weights, not model.lora.base = {self.model.lora.base}: leave out "
-                    "inference.max_lora_rank, so that vLLM gets the weights that are trained"
+                    f"vLLM would add adapters to unquantised weights, but model.lora.base = {self.model.lora.base}: "
+                    "leave out inference.max_lora_rank, so that vLLM gets merged weights"
                 )
         return self

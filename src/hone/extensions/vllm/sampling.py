@@ -23,14 +23,14 @@ from hone.trainer.step import Trainer
 
 
 def sampler(config: Any) -> MakePolicy:
-    """Return the function `policy`. Raises UserError if there is no vLLM for the device."""
+    """Return the function `policy`. Raises UserError if no vLLM for the device is installed."""
     flag = "--inference.vllm-python"
     check_device(find_vllm(config.inference.vllm_python, flag), config.model.device, flag)
     return policy
 
 
 class SleepingPolicy(ServerPolicy):
-    """Samples by a vLLM on the trainer's GPU. The vLLM frees its memory while the trainer works."""
+    """Samples with a vLLM on the trainer's GPU. vLLM frees its memory while the trainer works."""
 
     def __init__(self, vllm: VllmServer, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -54,9 +54,9 @@ class SleepingPolicy(ServerPolicy):
 
 
 def policy(stack: ExitStack, config: Any, run: RunWriter, trainer: Trainer, renderer: ChatRenderer) -> ServerPolicy:
-    """Start vLLM, which ends with `stack`, and return the policy behind it."""
+    """Start vLLM until `stack` closes; return the policy that samples with it."""
     alone = config.inference.max_lora_rank is not None
-    # Parts of other models than hone's own may stay in fp32 there.
+    # With other implementations, parts of the model may stay in fp32.
     half = config.inference.served_dtype(config) == "bfloat16" and trainer.model.config.implementation == "hone"
     spool = spool_of(stack, config, run, trainer, True, alone, torch.bfloat16 if half else None)
     with run.phase("start"):
@@ -67,7 +67,7 @@ def policy(stack: ExitStack, config: Any, run: RunWriter, trainer: Trainer, rend
 
 
 def _vllm(config: Any, run: RunWriter, trainer: Trainer, renderer: ChatRenderer, spool: Spool) -> VllmServer:
-    """Return a vLLM of the model as it is now; if it gets only adapters, without the adapter."""
+    """Return a vLLM with the current model; without the adapter if updates send only adapters."""
     folder = spool.folder / "model"
     off = {name: torch.zeros_like(p) for name, p in trainer.model.trained.items()} if spool.adapter_alone else None
     save_model(trainer.model, folder, parameters=off)

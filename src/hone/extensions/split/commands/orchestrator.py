@@ -14,7 +14,7 @@ from hone.loops.rl import RL
 
 
 def run(config: RLConfig) -> int:
-    """Drive a run in mode split to its end; return the exit code. run.json records the launcher's command, if any."""
+    """Drive a run in mode split to its end; return the exit code. run.json gets the command that the user typed."""
     typed = os.environ.get(COMMAND)
     rl = RL(config, observers=attached(config, "rl"), processes=SeveralProcesses(launched=bool(typed)))
     rl.command = json.loads(typed) if typed else sys.argv

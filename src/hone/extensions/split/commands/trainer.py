@@ -39,7 +39,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(config: TrainerRole) -> int:
-    """Train until the run is done, then return 0. SIGTERM and Ctrl-C end it at once (143, 130), without saving.
+    """Train until the run is done, then return 0. SIGTERM (143) and Ctrl-C (130) end at once, without saving.
 
     Under torchrun every rank runs this; only rank 0 uses the transport.
     """
@@ -62,14 +62,14 @@ def run(config: TrainerRole) -> int:
 
 
 def _end(signum: int, _frame: FrameType | None) -> None:
-    for number in ENDING:  # torchrun sends on what its children may have got already
+    for number in ENDING:  # torchrun may send the signal again
         signal.signal(number, lambda *_: None)
     sys.unraisablehook = _say_unless_half_open
     raise SystemExit(128 + signum)
 
 
 def _say_unless_half_open(problem: Any) -> None:
-    """Report an exception that could not be raised, unless a signal interrupted a ZipFile."""
+    """Report an exception of a destructor, unless a signal interrupted a ZipFile."""
     if not (isinstance(problem.exc_value, AttributeError) and problem.object is zipfile.ZipFile.__del__):
         sys.__unraisablehook__(problem)
 
@@ -103,11 +103,11 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         settings=config.trainer.model_dump(mode="json", exclude=set()),
         digests=adapter | UserFunctions.of(config).digests,
     )
-    loaded = [model]  # for the first session; each further one begins with another, when the one before has gone
+    loaded = [model]  # for the first session; later sessions load another
     del model
 
     def make(temperature: float, lag: int, rollouts: int, advantage: dict[str, Any]) -> Trainer:
-        """Make the trainer of a session: the session's settings override the trainer's config."""
+        """Make the trainer of a session. The session's settings override the config."""
         values = {"sampling.temperature": temperature, "max_async_level": lag, "rollouts_per_example": rollouts}
         values |= {"advantage": AdvantageConfig(**advantage)}
         session_config = changed(config, {f"orchestrator.{name}": value for name, value in values.items()})

@@ -1,7 +1,7 @@
-"""hone's code in vLLM's processes: loads weights in place, and adds HTTP paths for that.
+"""hone's code in vLLM's processes: loads weights in place, and adds HTTP paths for it.
 
-Found on PYTHONPATH, in an environment without hone: imports only packages of vLLM. `WorkerExtension` becomes a base of
-vLLM's worker (`--worker-extension-cls`), `UpdateWeights` wraps its server (`--middleware`).
+vLLM finds it on PYTHONPATH. Its environment lacks hone, so only vLLM's packages are imported. `WorkerExtension` becomes
+a base of vLLM's worker (`--worker-extension-cls`); `UpdateWeights` wraps vLLM's server (`--middleware`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
-"""Weights are loaded only from below this folder or MEMORY (if set); without ROOT, never."""
+"""Weights are loaded only from below this folder, or MEMORY if set; if ROOT is not set, never."""
 MEMORY = os.environ.get("HONE_SHARED_MEMORY")
 ADAPTER = "adapter"
-"""Folder of an adapter within the folder of weights."""
+"""Name of an adapter's folder within a folder of weights."""
 KEY = os.environ.get("VLLM_API_KEY")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
-"""Paths that need no key, and answer while the model is partly updated. vLLM wants the key under some paths only."""
+"""Paths that need no key, and answer even if the model is partly updated. vLLM checks only some paths."""
 
 
 class WorkerExtension:
@@ -39,16 +39,16 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
         if current_platform.is_cpu() and head is not None and embedding is not None:
-            # On a CPU matrices are multiplied from a packed copy, and only a layer's own reload renews it: the copy of
-            # a head tied to the embedding stays what it was.
+            # On a CPU, layers multiply with a packed copy, which only a reload of the layer renews. A tied head would
+            # keep its old copy.
             head.quant_method.process_weights_after_loading(head)
 
 
 class UpdateWeights:
     """Answers `POST /update_weights` as hone's server does; `GET /v1/models` also has the weights' version and folder,
-    and a name for this process. `POST /sleep` frees the GPU until the next update. Requires the key, if there is one;
-    else serves only programs of this machine. An update that fails while weights are being written leaves the model
-    partly updated: the server then refuses requests (503) until an update succeeds.
+    and an id of this process. `POST /sleep` frees the GPU until the next update. If KEY is set, requests need the key;
+    else only programs of this machine are served. An update that fails while it writes weights leaves the model partly
+    updated: the server then refuses requests (503) until an update succeeds.
     """
 
     def __init__(self, app: Any) -> None:
@@ -97,10 +97,10 @@ class UpdateWeights:
                     await asyncio.to_thread(check_weights, folder, engine.model_config.hf_config)
             except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
                 return 400, _error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
-            # Requests in flight wait where they are. Nothing computed by the old weights may be read again: caches are
-            # emptied, and running requests compute their keys and values anew.
+            # Running requests wait. Nothing computed by the old weights may be reused: caches are emptied, and running
+            # requests recompute their keys and values.
             await engine.pause_generation(mode="keep", clear_cache=False)
-            before, self.version, self.path = self.version, version, path  # told before any token is theirs
+            before, self.version, self.path = self.version, version, path  # reported before a token is sampled with it
             try:
                 if self.asleep:
                     await engine.wake_up(["weights"])
@@ -127,13 +127,13 @@ class UpdateWeights:
         if not engine.model_config.enable_sleep_mode:
             return 400, _error("this server does not sleep: no trainer that started it shares its GPU")
         async with self.lock:
-            # Level 2 forgets the weights, which an update brings anew; under an adapter they stay what they are.
+            # Level 2 drops the weights, which an update reloads; with adapters the weights stay.
             await engine.sleep(1 if engine.vllm_config.lora_config is not None else 2)
             self.asleep = True
         return 200, {"status": "ok"}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Return vLLM's answer, with the version and the folder of the weights, as hone's server has them."""
+        """Send vLLM's list of models, with the weights' version and folder added as in hone's server."""
         sent: list[dict[str, Any]] = []
 
         async def keep(message: dict[str, Any]) -> None:
@@ -155,12 +155,12 @@ class UpdateWeights:
 
 
 async def _load_adapter(engine: Any, models: Any, folder: Path) -> None:
-    """Replace the adapter, and use it for requests to the model."""
+    """Replace the adapter; requests to the model use the new one."""
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
     request = {"lora_name": models.base_model_paths[0].name, "lora_int_id": 1, "lora_path": str(folder)}
     await engine.add_lora(LoRARequest(**request, load_inplace=True))
-    models.lora_requests[request["lora_name"]] = LoRARequest(**request)  # which would be loaded for each, in place
+    models.lora_requests[request["lora_name"]] = LoRARequest(**request)  # in place it would reload each time
 
 
 def _has_key(scope: dict[str, Any]) -> bool:
@@ -171,7 +171,7 @@ def _has_key(scope: dict[str, Any]) -> bool:
 
 
 def _from_elsewhere(scope: dict[str, Any]) -> bool:
-    """Return True if Host is not localhost or Origin is another site: a web page asks, which vLLM would allow."""
+    """Return True if Host is not localhost or Origin is another site: vLLM would allow a web page's request."""
     headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
     host, origin = headers.get(b"host", ""), headers.get(b"origin")
     try:
@@ -182,7 +182,7 @@ def _from_elsewhere(scope: dict[str, Any]) -> bool:
 
 
 def weights_folder(path: str) -> Path:
-    """Return the folder `path`, absolute or relative to the root. ValueError if it is not below a root."""
+    """Return the folder at `path`, absolute or relative to ROOT. ValueError if it is not below ROOT or MEMORY."""
     assert ROOT is not None
     root = Path(ROOT).resolve()
     folder = (root / path).resolve()
@@ -198,7 +198,7 @@ def _is_below_a_root(path: Path) -> bool:
 
 
 def check_weights(folder: Path, config: Any) -> None:
-    """Raise ValueError unless `folder` has exactly the tensors and shapes of a model of `config`."""
+    """Raise ValueError unless the tensors in `folder` have exactly the names and shapes of a model with `config`."""
     there = finite_shapes(folder)
     if not there:
         raise ValueError(f"{folder} has no safetensors: give a folder of saved weights, such as weights/step_20")
@@ -210,15 +210,14 @@ def check_weights(folder: Path, config: Any) -> None:
 
 
 def check_adapter(folder: Path) -> None:
-    """Raise ValueError unless `folder` has an adapter of finite values. vLLM finds out whether it fits the model."""
+    """Raise ValueError unless `folder` has an adapter with finite values. vLLM checks if it fits the model."""
     if not (folder / "adapter_config.json").is_file() or not finite_shapes(folder):
         raise ValueError(f"this server takes adapters (--max-lora-rank), but {folder} has none: use a run with LoRA")
 
 
 def finite_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return name → shape of the tensors in `folder`. Raises ValueError if a value is not finite, or a file not below a
-    root.
-    """
+    """Return name → shape of the tensors in `folder`. ValueError if a value is not finite, or a file links out of
+    ROOT and MEMORY."""
     from safetensors import SafetensorError, safe_open
 
     there: dict[str, list[int]] = {}
@@ -248,13 +247,13 @@ def shapes_of(config: Any) -> dict[str, list[int]]:
 
 @cache
 def expected_shapes(config: str, kind: type) -> dict[str, list[int]]:
-    """Return name → shape of each tensor in the files of a model; `config`: JSON of a `kind`."""
+    """Return name → shape of each tensor in a model's files. `config`: JSON for the config class `kind`."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(kind.from_dict(json.loads(config)))
-    named = dict(model.named_parameters())  # of tensors that are tied, the first
+    named = dict(model.named_parameters())  # of tied tensors only the first
     return {name: list(parameter.shape) for name, parameter in named.items()}
 
 
