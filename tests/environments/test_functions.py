@@ -323,7 +323,7 @@ def test_the_flags_stand_for_the_task(here):
     assert env(*data) == env(*tiny, *data) == ("functions", args)
     weights = ["--orchestrator.env.args.weights", "[1, 0.5]"]
     assert env(*tiny, *data, *weights) == ("functions", args | {"weights": [1, 0.5]})
-    with pytest.raises(UserError, match="or else --reward"):
+    with pytest.raises(UserError, match="the task is set twice: leave out"):
         env(*data, "--orchestrator.env.id", "gsm8k")
     Path("task.toml").write_text('reward = "a:b"\ndata = "p.jsonl"\n')
     assert env("@", "task.toml") == ("functions", {"rewards": ["a:b"], "data": "p.jsonl"})

@@ -54,7 +54,7 @@ def test_a_shape_comes_from_the_preset_a_config_or_a_folder(tmp_path: Path) -> N
     assert shape_of("hone/tiny", init) == tiny_config(init)
     (tmp_path / "config.json").write_text(json.dumps(tiny_config(init).to_hf()))
     assert shape_of(tmp_path) == shape_of(str(tmp_path)) == tiny_config(init)
-    with pytest.raises(UserError, match="there is no model folder outputs/none/weights"):
+    with pytest.raises(UserError, match="outputs/none/weights is neither a model folder"):
         shape_of("outputs/none/weights")
 
 

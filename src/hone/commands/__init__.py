@@ -1,1 +1,1 @@
-"""The functions of `hone COMMAND`; `hone.cli` has their table."""
+"""The functions of the commands in `hone.cli.COMMANDS`."""

@@ -66,7 +66,7 @@ class Limits:
     hash_seed: int = 0
 
     def seconds(self, waits: int) -> tuple[float | None, float]:
-        """Return the limits (processor time, wall time) of a request with functions that may wait `waits` times."""
+        """Return a request's limits (processor time, wall time); `waits`: how many of its functions are async."""
         clock = self.timeout * (waits + 1)
         return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
 

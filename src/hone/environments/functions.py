@@ -373,7 +373,7 @@ def given_task(
         named["reference"] = reference
     data = [rows[name] or named.get(name) for name in rows]
     if data == [None, None]:
-        raise UserError("there is no data set: give dataset=…, a path, a hub id or a list of dicts")
+        raise UserError("there is no data set: set dataset to a path, a hub id or a list of dicts")
 
     def load() -> Environment:
         not_more = ("rewards", "agent", "agent_command", "agent_limits", "agent_env", "reference", *rows)

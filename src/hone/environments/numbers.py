@@ -227,7 +227,7 @@ def _value(blob: str) -> Fraction | None:
 
 
 def _last(text: str, numerals: Sequence[_Numeral]) -> tuple[_Numeral, int]:
-    """Return the last number and its count ("3 or 3": 2). Raises Ambiguous if another number is joined to it."""
+    """Return the last number and how often it is repeated ("3 or 3": 2). Raises Ambiguous for "3 or 4"."""
     last, count = numerals[-1], 1
     if last.value is None or _SCALED.match(text, last.end):
         raise Ambiguous(last.text)

@@ -67,7 +67,7 @@ _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 
 
 class StartFailure(Halt):
-    """A process could not be started; the last line says why. If others have started, the run saves its state."""
+    """A process could not start; the message's last line says why. A run in progress saves its state."""
 
 
 class NoVerdict(Exception):

@@ -17,7 +17,7 @@ def sample_tokens(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Return token ids `[B]` int64, logprobs `[B]` float32, and, if `params.keeps_ids` is true, the mask `[B, V]` of
-    ids that the cuts left. Logprobs are then of the cut distribution.
+    ids that `truncate` kept. Logprobs are then normalised over these.
 
     Draws by `inverse_cdf`: the first token with a cumulative probability over u. A row with NaN or +inf among its
     logits gets an arbitrary token, with the logprob NaN.

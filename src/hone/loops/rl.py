@@ -88,7 +88,7 @@ class OneProcess:
         if config.orchestrator.lag > 0:
             raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
         if len(config.server_urls) > 1:
-            raise UserError("several servers need mode split: use the command `hone rl`, or name one server")
+            raise UserError('several servers need mode "split": run `hone rl`, or name one server')
         check_state(config.trainer.optim)
         config.check_kl_in_reward()  # also with `advantages`, which the config did not name when it was parsed
         decoder = model_config(rl.source, config.model.init, config.model.implementation)

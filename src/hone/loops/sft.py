@@ -1,6 +1,6 @@
 """SFT: cross-entropy on the assistant's tokens of packed conversations, AdamW, one update a step.
 
-Step N takes the next examples in the order of (seed, epoch), joins them end to end, and minimises the mean negative
+Step N takes the next examples (shuffled by seed and epoch), joins them end to end, and minimises the mean negative
 log-likelihood over all assistant tokens of the step. No padding, no attention across examples, no label smoothing, no
 sample weights. A checkpoint holds the trainer, the position in the data and two counters.
 

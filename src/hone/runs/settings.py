@@ -127,7 +127,7 @@ def about(name: str) -> Meta:
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat settings; paths of the run's own files no longer depend on the run's directory."""
+    """Return flat settings; in paths of the run's own files, "RUN" replaces the run's directory."""
     return moved(settings, settings.get("output_dir", ""), "RUN")
 
 

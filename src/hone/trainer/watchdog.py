@@ -1,6 +1,6 @@
 """Notices that another rank's process has ended.
 
-Then gloo's collectives fail at once, but NCCL's only after a timeout of ten minutes. torchrun ends only ranks on the
+On such a loss, gloo's collectives fail at once, but NCCL's only after ten minutes. torchrun ends only ranks on the
 same machine: by SIGTERM, which all ranks except rank 0 ignore, and 30 seconds later by SIGKILL.
 """
 

@@ -70,7 +70,7 @@ def test_lock_step_is_done_again_in_one_process(
     before = tampering.snapshot(lock_step)
     code, text = tool(bench, capsys, "verify", "lock-step", "--steps", str(STEPS))
     assert code == 0 and "6 steps and the evaluation at the end came out equal, bit for bit" in text, text
-    assert "not as they were" not in text and "note" not in text, text
+    assert "differ from the run" not in text and "note" not in text, text
     code, text = tool(bench, capsys, "replay", "lock-step")
     assert code == 0 and "verdict       equal: every update has the run's metrics and weights" in text
     assert tampering.snapshot(lock_step) == before

@@ -56,7 +56,7 @@ def test_weights_come_with_their_adapter(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ("--inference.batch-invariant", None),
         ("", "a server without inference.batch_invariant"),
-        ("--inference.batch-invariant --orchestrator.max-async-level 2", "weights are there, up to 2 versions"),
+        ("--inference.batch-invariant --orchestrator.max-async-level 2", "whichever weights are there, up to 2"),
         ("--orchestrator.client.base-url http://localhost:8000/v1", "the server at http://localhost:8000/v1"),
         ("--inference.backend vllm", "vLLM"),
     ],

@@ -1,4 +1,4 @@
-"""Differences between this machine and a run's, from run.json: versions, hardware, threads, variables, sources.
+"""Compares this machine with the one in a run's run.json: versions, hardware, threads, variables, sources.
 
 Such differences can make a re-execution differ although nobody changed the run.
 """

@@ -38,7 +38,7 @@ class RecordedPolicy:
     ) -> list[Segment]:
         turns = []
         if missing := [request.sample_id for request in requests if request.sample_id not in self.recorded]:
-            raise UserError(f"the run has no completion {missing[0]}: compare it with another copy")
+            raise UserError(f"the run lacks completion {missing[0]}: compare the run with a copy")
         for index, request in enumerate(requests):
             turn = self._turn(request, self.recorded[request.sample_id], sampling.stop_strings)
             turns.append(segment_of(request, *turn, self._renderer, sampling.stop_strings))

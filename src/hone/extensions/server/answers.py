@@ -200,7 +200,7 @@ class TokensAnswer(Answer):
 class CallReader:
     """Reads the tool calls of one sample.
 
-    Shows text before calls while sampling, all calls at the end; cut samples or unreadable calls as unchanged text.
+    Shows text before calls while sampling, then the calls. A cut sample or one with an unreadable call stays text.
     """
 
     def __init__(self, renderer: ChatRenderer, tools: list[Tool]) -> None:
