@@ -67,7 +67,7 @@ def _draws(node: ast.Call) -> bool:
 
 def test_no_global_random_state() -> None:
     found = {(str(path.relative_to(ROOT)), offence) for path in FILES for offence in offences(path.read_text())}
-    assert found == {(file, "imports secrets") for file in SECRETS}
+    assert found == {(file, "imports secrets") for file in SECRETS if (ROOT / file).is_file()}
 
 
 FOUND = [

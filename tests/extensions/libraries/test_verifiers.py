@@ -66,7 +66,7 @@ def test_arguments_reach_the_taskset_and_wrong_ones_are_named(here: Path):
     assert env.example(index=0).prompt[1]["content"] == "Write Paris, please."
     for arguments, message in (
         ({"polit": True}, "does not take 'polit'"),
-        ({"correctness": "speed"}, "its reward functions are exact, letters"),
+        ({"correctness": "speed"}, "is not one of its rewards exact, letters"),
         ({"held_out": 1.5}, "a share between 0 and 1"),
     ):
         with pytest.raises(UserError, match=message):
