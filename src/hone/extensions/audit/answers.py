@@ -1,4 +1,4 @@
-r"""Finds a completion's answer, its marks and its kind, and makes wrong answers.
+r"""Finds the answer in a reference, the marks around it and its kind, and makes wrong answers.
 
 statement_of(subject)  # head "6 * 7 is\n", opening "<answer>", answer "42", closing "</answer>", tail "\n"
 kind_of(subject), wrong_answer(subject, subjects)  # Kind.NUMBER, "43"
@@ -20,20 +20,20 @@ from hone.extensions.audit.probes import Subject
 
 
 class Form(StrEnum):
-    """The marks of an answer in a completion."""
+    """The marks around an answer in a completion."""
 
     TAG = "tag"
     BOXED = "boxed"
     LINE = "line"
-    """The rest of a line: `ANSWER: 42`, `The answer is 42.`"""
+    """The answer is the rest of a line: `ANSWER: 42`, `The answer is 42.`"""
     CODE = "code"
-    """JSON or code: the answer has only one spelling."""
+    """JSON or code, where an answer has only one spelling."""
     BARE = "bare"
     """No marks: the completion is the answer."""
 
 
 class Kind(StrEnum):
-    """The kind of an answer, by its text."""
+    """The kind of an answer, judged by its text."""
 
     NUMBER = "number"
     EXPRESSION = "expression"
@@ -66,7 +66,7 @@ _CLOSED = re.compile(r"<(think|thinking|reasoning|thought|scratchpad)>.*?</\1>\s
 _WORD = re.compile(r"[^\W\d_]+|\([A-Z]\)")
 _DATE = r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}"
 _PARTED = re.compile(rf"{_DATE}|\d+[-–]\d+|\d+:\d+(?::\d+)?")
-"""A date, range, score or time: not arithmetic, though it can be read as such."""
+"""A date, range, score or time, which must not be computed as arithmetic."""
 _MATH = re.compile(r"\\|[\^_=]|(?<!\w)[A-Za-z](?!\w)|[0-9]\s*[-+*/,]|[0-9][a-z](?!\w)")
 _SYMBOLS = re.compile(r"[0-9]\s*[-+*]\s*[A-Za-z](?!\w)")
 _LONG_WORD = re.compile(r"(?<!\\)\b[^\W\d_]{4,}")
@@ -91,7 +91,6 @@ class Statement:
 
     @property
     def marked(self) -> str:
-        """The answer with its marks."""
         return self.opening + self.answer + self.closing
 
     @property
@@ -102,16 +101,15 @@ class Statement:
 
     @property
     def frame(self) -> str:
-        """The thought's tags around filler text, for tasks that require them."""
+        """The tags of the thought around filler text, for tasks that require a thought."""
         blocks = _CLOSED.findall(self.head)
         return "".join(f"<{tag}>\nI have thought about it.\n</{tag}>\n" for tag in blocks)
 
     def stating(self, answer: str) -> str:
-        """Return `frame` and `answer` in the reference's marks."""
+        """Return `frame`, followed by `answer` in the reference's marks."""
         return self.frame + self.opening + answer + self.closing
 
     def answering(self, answer: str) -> str:
-        """Return the completion with another answer."""
         return replace(self, answer=answer).text
 
 
@@ -125,9 +123,10 @@ def statement_of(subject: Subject) -> Statement:
 
 
 def answer_span(subject: Subject) -> tuple[int, int] | None:
-    """Find what the parser reads in the reference, else the example's answer, else a commonly marked answer.
+    """Return the span of the answer in the reference's text; None if no answer is found.
 
-    For an answer in a fenced block, return the whole block.
+    The answer is what the parser reads. Otherwise, it is the example's answer or a text in common marks; if that is in
+    a code fence, the answer is the whole block.
     """
     text = subject.text
     if not text.strip():
@@ -143,7 +142,7 @@ def answer_span(subject: Subject) -> tuple[int, int] | None:
 
 
 def _stated(subject: Subject, text: str) -> tuple[int, int] | None:
-    """Find the example's answer (the last one), else the last marked answer, else the whole text."""
+    """Return the span of the example's answer (its last place), else of the last marked answer, else of all text."""
     gold = subject.example.answer.rpartition("####")[2].strip()
     forms = [re.compile(rf"(?<![\w.]){re.escape(gold)}(?!\w|[.,]\d)")] if gold else []
     for form in (*forms, *_FORMS):
@@ -230,7 +229,7 @@ def _value(node: ast.AST) -> Fraction:
 
 
 def answer_of(subject: Subject) -> str:
-    """Return the reference's answer, else the example's."""
+    """Return the answer in the reference; if none is found, the example's answer."""
     span = answer_span(subject)
     return subject.text[slice(*span)] if span else subject.example.answer.strip()
 
@@ -275,7 +274,7 @@ def other_answers(subject: Subject, subjects: Sequence[Subject]) -> list[str]:
 
 
 def shifted(answer: str, by: int = 1) -> str | None:
-    """Add `by` to an integer, or to the first digit of a decimal (to exceed tolerances); None for other texts."""
+    """Add `by` to an integer, or to the first digit of a decimal, to exceed tolerances. Return None for other texts."""
     if not PLAIN.fullmatch(answer):
         return None
     whole, point, decimals = answer.partition(".")

@@ -1,7 +1,7 @@
 """Checks that a text gets the same reward each time: in another process, and after other texts.
 
-Fresh worker processes compute all rewards, even of `inline` functions. One process grades the texts in
-order, then in reverse; the other grades them in order, with another hash seed.
+Fresh worker processes compute all rewards, even those of `inline` functions. The first process grades the texts in
+order, then in reverse. The second process has another hash seed, and grades the texts in order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
 
 
 def _in_order(prober: Prober, texts: Sequence[Text]) -> list[Probe]:
-    """Grade one text at a time, in order; stop after `MOST_HUNG` timeouts."""
     probes: list[Probe] = []
     for text in texts:
         prober.hung.clear()

@@ -38,15 +38,15 @@ class AuditConfig(BaseConfig):
     template: str | None = None
     """Audit the chat template of this model instead: a folder in Hugging Face layout, a hub id, or `hone/tiny`."""
     num_examples: int = Field(default=32, ge=1, validation_alias=AliasChoices("num_examples", "n"))
-    """Examples to try."""
+    """Number of examples to try."""
     split: Literal["train", "eval"] = "train"
     """Split of the examples."""
     allow: dict[str, str] = {}
-    """Intended findings, and why: `--allow.growth "answers are short"`."""
+    """Findings that are intended, with the reason: `--allow.growth "answers are short"`."""
     timeout: float = Field(default=2.0, gt=0)
     """Seconds of processor time that grading one text may take."""
     model: str | None = Field(default=None, validation_alias=AliasChoices("model", "m"))
-    """Also sample from this model (named as in `hone eval`): pass rate, equal rewards, truncation."""
+    """Also sample from this model (named as in `hone eval`), to measure pass rate, equal rewards and truncation."""
     rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions of the model per example."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
@@ -54,7 +54,7 @@ class AuditConfig(BaseConfig):
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Sampling temperature of the model."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the choice of examples and of sampling."""
+    """Seed that chooses the examples, and seed of sampling."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the report as JSON instead of tables."""
     html: Path | None = None

@@ -13,7 +13,7 @@ from hone.model.tool_calls import Call, openai_call
 from hone.types import Message, content_hash
 
 CALLS_AT_ONCE = 4
-"""Number of calls in a message with several."""
+"""Number of tool calls in a message that makes several."""
 MOST_TURNS = 64
 """Maximum number of turns of a conversation."""
 ANSWERED = 2
@@ -63,7 +63,7 @@ def wrong_text(subject: Subject, subjects: Sequence[Subject]) -> str | None:
 
 
 def terse_text(subject: Subject) -> str | None:
-    """Return only the reference's marked answer; None if the reference holds nothing else."""
+    """Return the reference's answer in its marks, without other text; None if the reference has no other text."""
     statement = statement_of(subject)
     terse = statement.stating(statement.answer)
     return terse if statement.answer and terse.strip() != subject.text.strip() else None
@@ -85,7 +85,9 @@ def _say(text: str) -> Message:
 
 
 def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield (name, script): the reference with another last message; in tasks with tools, mostly that message alone."""
+    """Yield (name, script): the reference with another last message or, for most texts of tasks with tools, only that
+    message.
+    """
     s = statement_of(subject)
     answers = [
         ("no answer", "", STYLES),
@@ -104,7 +106,7 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
 
 
 def _conversations(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield (name, conversation): one message repeated (tool calls, if there are tools), or with another at the end."""
+    """Yield (name, conversation): one message at each turn (tool calls, if there are tools), or another at the end."""
     turns = min(env.max_turns, MOST_TURNS)
     answers = {"a right answer": subject.text, "a wrong answer": wrong_text(subject, subjects)}
     ends = {"nothing": _say("")} | {name: _say(text) for name, text in answers.items() if text}
@@ -129,9 +131,9 @@ def _conversations(env: Environment, subject: Subject, subjects: Sequence[Subjec
 
 
 def made_up(schema: dict[str, Any], defs: dict[str, Any] | None = None) -> Any:
-    """Return a value that a JSON schema allows; objects get only required keys.
+    """Return a value that a JSON schema allows. An object gets only its required keys.
 
-    Text is "1", which is valid as a number, expression, code or query. A recursive type is expanded only once.
+    A text is "1", which is valid as a number, expression, code or query. A recursive type is expanded only once.
     """
     if defs is None:
         defs = dict(schema.get("$defs", {}))

@@ -3,7 +3,8 @@
     report = audit_environment(load_environment("gsm8k"))
     report.verdict, report.names()  # fail, {"growth"}
 
-Before step 0, `rl` runs a fast part: no texts that may hang a grader or run code, no new processes, no model.
+Before step 0, `hone rl` runs only the fast part. It leaves out texts that may hang a grader or run code, checks in
+fresh processes, and checks of a model.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hone.extensions.audit.statistics import check_signal
 FAST_REFERENCES, FAST_EXAMPLES = 32, 4
 """Number of examples in the fast part: for references, and for all other texts."""
 BACKSTOP = 3.0
-"""Wall-time limit of grading a text, as a multiple of its processor-time limit: ends a grader that sleeps."""
+"""Wall-time limit of grading a text, as a multiple of its processor-time limit. It stops a grader that sleeps."""
 _NOT_TRIED = "texts that may hang a grader or run code were not tried"
 _NOT_ISOLATED = Check(
     "isolation",
@@ -40,7 +41,7 @@ _EXPLAINS = {
         "inversion", "range", "no-signal",
     },
 }  # fmt: skip
-"""By finding: the findings that it explains, omitted if it is found and not allowed."""
+"""For each cause, the findings that it explains. They are omitted if the cause is found and not allowed."""
 
 
 def audit_environment(
@@ -58,10 +59,11 @@ def audit_environment(
 ) -> Report:
     """Audit a task in full, on `num_examples` examples of `split`, drawn by `seed`.
 
-    All functions of the task run in worker processes, even `inline` ones; grading a text may take `timeout` s.
-    If no other process can load the task, texts that may hang a grader or run code are left out. `max_tokens`: limit of
-    a completion, measured by `count_tokens`. `allows`: intended findings with reasons, added to
-    `Environment.audit_allows`. `more`: further checks, such as of a model. Raises UserError if the task has no data.
+    All functions of the task run in worker processes, even `inline` ones. Grading a text may take `timeout` seconds.
+    If no other process can load the task, texts that may hang a grader or run code are left out. `max_tokens` is the
+    limit of a completion, and `count_tokens` measures references to compare with it. `allows` maps intended findings to
+    reasons, in addition to `Environment.audit_allows`. `more` are further checks, such as a check of a model. Raises
+    UserError if the task has no data.
     """
     began = time.perf_counter()
     isolated, env.isolated = env.isolated, True
@@ -162,7 +164,7 @@ def _keys(finding: Finding) -> list[str]:
 
 
 def allowing(report: Report, allows: Mapping[str, str]) -> Report:
-    """Turn allowed findings into notes with the reason; if only some of its texts are allowed, drop these texts."""
+    """Turn allowed findings into notes with the reason. If only some texts of a finding are allowed, drop the texts."""
     # The command line turns dashes into underscores.
     allowed = {name.replace("_", "-"): reason for name, reason in allows.items()}
 

@@ -1,6 +1,6 @@
 r"""Checks that prompts ask for a form that the parser reads, and that references fit into a completion.
 
-Forms of an answer that a prompt may ask for: tags, `\boxed{}`, `ANSWER:`, `####`, JSON, a fence.
+A prompt may ask for these forms of an answer: tags, `\boxed{}`, `ANSWER:`, `####`, JSON, a code fence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AUXILIARY = re.compile(
     "context|documents?|data|input|question|problem|passage|text|image|examples?|instructions?|system|user|name|"
     "a|b|body|br|div|em|hr|html|i|li|ol|p|pre|span|strong|sub|sup|ul"
 )
-"""Tags of thoughts, tools, data and HTML: they hold no answer."""
+"""Tags of thoughts, tools, data and HTML, which hold no answer."""
 _PAIR = re.compile(r"<([A-Za-z_][\w-]{0,40})>(.*?)</\1>", re.DOTALL)
 _CALL_KEYS = ("name", "type", "role", "function", "arguments")
 """JSON keys of tools and tool calls."""
@@ -45,7 +45,9 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class AskedForm:
-    """An answer form: `name` ("<answer>"), `snippet` of the prompt, `ways` (templates), `what` (its tag or key)."""
+    """A form of an answer: its `name`, the `snippet` of the prompt that asks for it, templates for the `ways` to write
+    it, and `what`, its tag or key.
+    """
 
     name: str
     snippet: str
@@ -53,13 +55,12 @@ class AskedForm:
     what: str
 
     def texts(self, answer: str) -> list[str]:
-        """Write the answer in this form, in each of its `ways`."""
         given = json.dumps(answer, ensure_ascii=False)[1:-1] if self.name.startswith("JSON") else answer
         return [way.format(self.what, given) for way in self.ways]
 
     @property
     def states_answer(self) -> bool:
-        """True if the form must hold the answer even if another form does. A fence need not: it may be an example."""
+        """True if the form must hold the answer even if another form does. A code fence may only show an example."""
         if self.name.startswith("<"):
             return re.search("answer|final|solution|result|response", self.name, re.IGNORECASE) is not None
         return self.name != "a code fence"
@@ -95,7 +96,7 @@ def check_instructions(
 
 
 def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
-    """Return the forms that every prompt names, without tags with different content in each prompt (data)."""
+    """Return the forms that every prompt names, except tags with several contents over the prompts: these hold data."""
     contents: dict[str, set[str]] = defaultdict(set)
     for prompt in prompts:
         for tag, inner in _PAIR.findall(prompt):
@@ -106,7 +107,6 @@ def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
 
 
 def forms_in(text: str) -> list[AskedForm]:
-    """Return the answer forms that a text names, in the order of `_FORMS`."""
     found: dict[str, AskedForm] = {}
     for pattern, name, ways in _FORMS:
         for match in re.finditer(pattern, text, re.IGNORECASE):
@@ -145,7 +145,7 @@ def _unread(prober: Prober, forms: Sequence[AskedForm], subjects: Sequence[Subje
 
 
 def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callable[[str], list[str]]) -> Probe | None:
-    """Return an unread right answer if under half of the examples are read in this form; else None."""
+    """Return a right answer that is not read, if fewer than half of the examples are read in this form; else None."""
     probes = prober.grade(
         [
             Text(subject, name, subject.render(given))
@@ -161,7 +161,6 @@ def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callabl
 
 
 def _nested(forms: Sequence[AskedForm], answer: str) -> list[str]:
-    """Return the answer with all forms nested, in both orders."""
     inner = outer = answer
     for form, last in zip(forms, reversed(forms), strict=True):
         inner, outer = form.texts(inner)[0], last.texts(outer)[0]

@@ -28,7 +28,7 @@ _ANSWERED = (Outcome.CORRECT, Outcome.WRONG)
 
 @dataclass(frozen=True)
 class Total:
-    """A reward by component, and the text that earned it; `probe` is None if the reward is from declared ranges."""
+    """A reward by component, and the text that earned it. If the reward comes from declared ranges, `probe` is None."""
 
     parts: dict[str, float]
     probe: Probe | None = None
@@ -113,7 +113,9 @@ def contribution(weight: float, values: tuple[float, float]) -> tuple[float, flo
 
 
 def totals_of(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> Iterable[Total]:
-    """Yield each text's reward; if all ranges are declared, also the lowest possible reward (wrong: highest)."""
+    """Yield each text's reward. If all ranges are declared, also yield the lowest possible reward of a right answer, or
+    the highest of a wrong one.
+    """
     kind, end = ("right", 0) if right_answers else ("wrong", 1)
     if rubric.ranges.keys() == rubric.funcs.keys():
         ranges = {name: getattr(given, kind) for name, given in rubric.ranges.items()}
@@ -157,7 +159,7 @@ def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
 
 
 def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
-    """Name what pays: "5 calls of tools (bonus: 5.0) can beat a right answer (1.0)"."""
+    """Return a finding with a title such as "5 calls of tools (bonus: 5.0) can beat a right answer (1.0)"."""
     culprits = _culprits(best, worst)
     names, gain = " and ".join(culprits), sum(best.parts.get(name, 0.0) for name in culprits)
     calls = sum(best.calls) if gain > 0 else 0
@@ -184,7 +186,7 @@ def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
 
 
 def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
-    """Return the component with the wrong answer's largest lead or, if this lead is not enough, all with a lead."""
+    """Return the component in which the wrong answer leads most, or all such components if this one pays too little."""
     ahead = {name: best.parts.get(name, 0.0) - worst.parts.get(name, 0.0) for name in {**best.parts, **worst.parts}}
     most = max(ahead, key=lambda name: (ahead[name], best.parts.get(name, 0.0)))
     paying = tuple(name for name, more in ahead.items() if more > _SMALL and best.parts.get(name, 0.0) > 0)
@@ -192,6 +194,5 @@ def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
 
 
 def _amount(reward: float) -> str:
-    """Format a reward with at least one decimal: 5.0, 0.25."""
     text = f"{reward:.6g}"
     return text if "." in text or "e" in text or not math.isfinite(reward) else f"{text}.0"

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from hone.extensions.audit.report import Report
 
 MAX_TOKENS_FAILURE = "length"
-"""Name of the finding that `max_tokens` is small. It stops no run: a trial may need few tokens."""
+"""Name of the finding that `max_tokens` is too small. This finding stops no run: a trial may need few tokens."""
 SHOWN = 3
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer | None:
-    """Return the observer that audits an RL run's task. If `by_program` is true, most failures only warn."""
+    """Return the observer that audits an RL run's task. If a program started the run, most failures only warn."""
     return Audit(refuses=not by_program) if isinstance(config, RLConfig) else None
 
 
 class Audit(Observer):
-    """Audits a run's task before the start. If the task fails, raises UserError or (`refuses` false) warns.
+    """Audits a run's task before the start. If the task fails, raises UserError or, without `refuses`, only warns.
 
     A grader that fails on all texts, or gives a reward beyond BOUND, is always refused: no run can learn from it.
     A resumed run is not audited again if its tasks are unchanged.

@@ -26,13 +26,13 @@ from hone.types import BOUND, Example, Message, Outcome, Rollout, Score, Usage
 Script = str | Sequence[Message]
 """The model's output: a text, or messages; only assistant messages are used."""
 AT_ONCE = 8
-"""Number of texts, each with a new name, to try at a time."""
+"""Number of texts with new names to grade at a time."""
 MOST_HUNG = 4
 """After a grader hung at texts of this many names, no more texts are tried."""
 DERIVED_FROM = 4
-"""Number of examples to try the forms of a derived reference on."""
+"""Number of examples on which the forms of a derived reference are tried."""
 TOO_LARGE = "too-large"
-"""The finding that always stops a run."""
+"""Name of the finding that a reward is beyond BOUND, which always stops a run."""
 _SHOWN = 3
 """Number of texts that a finding stores."""
 
@@ -41,8 +41,8 @@ _SHOWN = 3
 class Subject:
     """An example, and a reference completion (None if the task declares no reference).
 
-    `text` is the last message of that completion, which is graded; `answer` is what the task's parser returns for
-    `text`, None if `text` does not contain the answer word for word.
+    `text` is the last message of the reference. `answer` is what the task's parser returns for `text`; it is None if
+    `text` does not contain that answer word for word.
     """
 
     example: Example
@@ -99,7 +99,7 @@ class Probe:
 class Prober:
     """Grades texts as in training. Texts of one example that are graded together are one group.
 
-    `graded`: all probes so far; `hung`: names of texts at which the grader hung and was stopped.
+    `graded` holds all probes so far, and `hung` the names of texts at which the grader hung and was stopped.
     """
 
     env: Environment
@@ -124,8 +124,8 @@ class Prober:
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
         """Grade the texts; return their probes in order.
 
-        A hanging grader uses up its time limit, so the first text of each name is tried first. If that hangs, other
-        texts of the name are left out; after `MOST_HUNG` such names, all further texts.
+        A grader that hangs uses up its time limit. So one text of each name is graded first; if the grader hangs at
+        it, other texts of that name are left out. After `MOST_HUNG` such names, all further texts are left out.
         """
         firsts: dict[str, int] = {}
         for index, text in enumerate(texts):
@@ -207,7 +207,7 @@ def subject_with(env: Environment, example: Example, reference: Script) -> Subje
 
 
 def examples_of(probes: Sequence[Probe], expected: str) -> tuple[Evidence, ...]:
-    """Return up to three probes to show: short texts first, with different names if possible."""
+    """Return the evidence of up to three probes: short texts first, with different names if possible."""
     ordered = sorted(probes, key=lambda probe: len(str(probe.text.completion)))
     firsts: dict[str, Probe] = {}
     for probe in ordered:
@@ -233,7 +233,7 @@ _FAILURES = {
 
 
 def failures(probes: Sequence[Probe]) -> list[Finding]:
-    """Return at most one finding each of `raises`, `hangs` and `too-large` for all probes."""
+    """Return the findings `raises`, `hangs` and `too-large`, at most one of each for all probes."""
     findings = []
     if large := [probe for probe in probes if probe.score.too_large]:
         names = tuple(dict.fromkeys(probe.name for probe in large))
@@ -270,8 +270,6 @@ class ScriptDriver(Driver):
 
 
 class ScriptedModel(Model):
-    """A model that replays a script."""
-
     def __init__(self, driver: Driver, index: int, example: Example, script: Script) -> None:
         super().__init__(driver, index, example, "audit")
         self._turns = [dict(turn) for turn in messages_of(script) if turn.get("role") == "assistant"]

@@ -1,4 +1,4 @@
-"""An audit's report: checks with findings, figures and texts to look at; as JSON, on a terminal, or as HTML."""
+"""An audit's report: its checks with findings, figures and texts. It is shown as JSON, on a terminal, or as HTML."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Verdict(StrEnum):
 _ORDER = list(Verdict)
 _STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow", Verdict.NOTE: "cyan", Verdict.PASS: "green"}
 _LONGEST, _LONGEST_ON_PAGE = 400, 4000
-"""Maximum characters to show of a text; `--json` shows all."""
+"""Maximum characters of a text on a terminal and on an HTML page; `--json` shows all."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A completion that shows a finding. `reward` is None if grading failed. `expected`: what it deserves, in words."""
+    """A completion that shows a finding. `reward` is None if grading failed. `expected` says what it deserves."""
 
     example_id: str
     completion: str | list[Message]
@@ -62,8 +62,9 @@ class Evidence:
 class Finding:
     """One thing that an audit found.
 
-    `name` is stable (docs/rewards.md lists the failures). `what` names the texts that showed it, such as restylings.
-    `NAME` allows the finding, `NAME:WHAT` one text. `title` is one sentence with numbers; `remedy` says what to change.
+    `name` is stable (docs/rewards.md lists the failures). `what` names the texts that showed the finding, such as
+    restylings. `--allow.NAME` allows the finding, `--allow.NAME:WHAT` one of these texts. `title` is a sentence with
+    numbers, and `remedy` says what to change.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Finding:
     what: tuple[str, ...] = ()
     shown: tuple[Evidence, ...] = ()
     allowed: str | None = None
-    """Why the finding is allowed; None if it is not allowed."""
+    """Reason why the finding is allowed; None if it is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,6 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cell(value: Any) -> str:
-    """Format a figure: numbers to three digits, the range of a component with its source."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -206,7 +206,6 @@ def _show_finding(console: Console, finding: Finding, longest: int) -> None:
 
 
 def _shortened(text: str, limit: int) -> str:
-    """Return both ends of a long text, and how much is left out."""
     half = limit // 2
     between = f" … {len(text) - 2 * half:,} characters … "
     return text if len(text) <= 2 * half + len(between) else f"{text[:half]}{between}{text[-half:]}"

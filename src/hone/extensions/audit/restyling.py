@@ -65,10 +65,10 @@ def reasoning(words: int, separator: str = " ") -> str:
 class Restyling:
     """One way to write a completion.
 
-    `style`: a function, or a template of a `Statement`'s parts, where {spoken} is all text after the thought. `forms`:
-    answers that a template applies to (empty: all). `sort` names the finding if a right answer is lost ("growth" for
-    longer texts, "strict" for styles that a prompt may forbid). `around`: true if words are added around the answer; a
-    task may refuse them if the whole completion is the answer.
+    `style` is a function, or a template of a `Statement`'s parts, where {spoken} is all text after the thought. A
+    template applies to answers in `forms` (empty: all). If a right answer is lost, `sort` names the finding: "growth"
+    for longer texts, "strict" for styles that a prompt may forbid. `around` is true if the style adds words around the
+    answer; a task may refuse such words if the whole completion is the answer.
     """
 
     name: str
@@ -110,7 +110,6 @@ def _answer(change: Change | str, kinds: tuple[Kind, ...], forms: tuple[Form, ..
 
 
 def _think(thought: str) -> Style:
-    """Put `thought` before the text, or into its `<think>` block."""
 
     def style(s: Statement, _: Kind) -> str:
         if "<think>" in s.thought:
@@ -150,7 +149,6 @@ def _own_line(s: Statement, _: Kind) -> str | None:
 
 
 def _marker(change: Change | str) -> Style:
-    """Write the words of a marker such as `ANSWER: ` in another way."""
 
     def style(s: Statement, _: Kind) -> str | None:
         match = re.fullmatch(r"(\s*)(\w[\w ]*:)(\s*)", s.opening) if s.form is Form.LINE else None
@@ -177,10 +175,10 @@ def _spaced(answer: str) -> str:
 
 _MARKED_OR_CODE = (*MARKED, Form.CODE)
 _FIRST = "{{thought}}{}{{spoken}}".format
-"""Template: a text between the thought and the rest."""
+"""A template that puts a text between the thought and the rest."""
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _LONG = r".*[^()].*[^()].*"
-"""Texts of two or more letters: for one letter (a variable, a choice) case may matter."""
+"""Texts of two or more letters. In one letter (a variable, a choice), upper or lower case may matter."""
 
 RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("leading-newlines", "\n\n{text}"),

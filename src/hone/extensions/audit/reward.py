@@ -142,8 +142,9 @@ def _takes_bare_answers(subjects: Sequence[Subject], by_name: ByName, lost: ByNa
 def check_exploits(prober: Prober, hostile: bool) -> Check:
     """Grade completions that deserve nothing: they must not be correct, paid or executed.
 
-    If `hostile` is true, also tries texts that may hang a grader or run code (`env` must be isolated); if false, plays
-    conversations with only one example. Examples without a correct reference are left out, unless all lack one.
+    If `hostile` is true, the check also tries texts that may hang a grader or run code, and `env` must be isolated. If
+    it is false, conversations are played with only one example. Examples without a correct reference are left out,
+    unless all lack one.
     """
     assert prober.env.isolated or not hostile, "hostile texts need processes that can be killed"
     known = [probe.text.subject for probe in prober.references if probe.correct]

@@ -17,7 +17,7 @@ from hone.extensions.audit.report import Check, Finding, Verdict
 COMMON_ANSWERS = 4
 """Number of most common answers to try on all examples."""
 HIGH_FLOOR = 0.3
-"""Guessing that earns more than this share of a right answer is a note; above 1/2 (two choices), a warning."""
+"""A guess that earns more than this share of a right answer's reward is a note; above 1/2 (two choices), a warning."""
 FEW = 8
 """With fewer examples, a constant answer may be right by chance."""
 _CONSTANT = "always answering"
