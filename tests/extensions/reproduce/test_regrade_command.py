@@ -167,9 +167,9 @@ def test_spans_and_samples(drifted, capsys):
     for flags, words in (
         (["--steps", "5"], "'5' is no span of steps: write 60:80"),
         (["--steps", "8:4"], "'8:4' is no span of steps"),
-        (["--steps", "40:"], "--steps 40: holds none of the recorded steps 0 to 19"),
+        (["--steps", "40:"], "--steps 40: names no recorded step; the recorded steps are 0 to 19"),
         (["--from", "0:4"], "--from 0:4 needs --to: add --to A:B"),
-        (["--from", "0:4", "--to", "30:"], "--to 30: holds none of the recorded steps"),
+        (["--from", "0:4", "--to", "30:"], "--to 30: names no recorded step"),
     ):
         fails(capsys, main(["regrade", str(drifted), *flags]), words)
 

@@ -44,7 +44,6 @@ def check_behaviour(env: Environment, subjects: Sequence[Subject]) -> Check:
 
 
 def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
-    """Return right, wrong, long, empty and ambiguous texts."""
     texts: list[Text] = []
     everything = "\n".join(subject.text for subject in subjects if subject.text)
     for subject in subjects:

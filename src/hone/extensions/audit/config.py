@@ -26,7 +26,6 @@ class AuditConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return a training run's task as keys of this config."""
         return task_of_run(kind, table, "env_template")
 
     env: str | None = None

@@ -15,7 +15,6 @@ from hone.types import Message, content_hash
 CALLS_AT_ONCE = 4
 """Number of tool calls in a message that makes several."""
 MOST_TURNS = 64
-"""Maximum number of turns of a conversation."""
 ANSWERED = 2
 """Number of examples to play conversations with."""
 REASONING = "First I look at what is given. Then I work it out step by step, and check each step. "

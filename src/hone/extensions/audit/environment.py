@@ -153,7 +153,6 @@ def _report(
 
 
 def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report:
-    """Return the report with `change` applied to each finding; None omits the finding."""
     changed = [(check, [new for old in check.findings if (new := change(old))]) for check in report.checks]
     return replace(report, checks=tuple(replace(check, findings=tuple(findings)) for check, findings in changed))
 

@@ -27,7 +27,6 @@ _AUXILIARY = re.compile(
 """Tags of thoughts, tools, data and HTML, which hold no answer."""
 _PAIR = re.compile(r"<([A-Za-z_][\w-]{0,40})>(.*?)</\1>", re.DOTALL)
 _CALL_KEYS = ("name", "type", "role", "function", "arguments")
-"""JSON keys of tools and tool calls."""
 # A pattern that names a form, with {0} for its group; the form's name; ways to write it around the answer {1}.
 _FORMS = (
     (r"<([A-Za-z_][\w-]{0,40})>", "<{0}>", ("<{0}>{1}</{0}>", "<{0}>\n{1}\n</{0}>")),
@@ -119,7 +118,6 @@ def forms_in(text: str) -> list[AskedForm]:
 
 
 def _unread(prober: Prober, forms: Sequence[AskedForm], subjects: Sequence[Subject]) -> list[Finding]:
-    """Find the forms that the prompts ask for, but the parser does not read."""
     lost: dict[str, Probe] = {}
     for form in forms:
         before = form.ways[0].partition("{1}")[0].format(form.what).strip()

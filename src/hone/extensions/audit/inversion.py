@@ -51,7 +51,6 @@ class Total:
 
     @property
     def calls(self) -> list[int]:
-        """Number of tool calls in each message."""
         messages = messages_of(self.probe.text.completion) if self.probe is not None else ()
         return [len(calls_of(message)) for message in messages]
 
@@ -142,7 +141,6 @@ def _component(rubric: Rubric, name: str, right: Sequence[Probe], wrong: Sequenc
 
 
 def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
-    """Find components with a value outside their declared range, for a well-formed answer."""
     words, shown = {}, []
     for probe in probes:
         for name, value in probe.score.components.items():

@@ -214,7 +214,6 @@ def _undeserved(prober: Prober, name: str, probes: Sequence[Probe]) -> list[Prob
 
 
 def _is_lucky(prober: Prober, probe: Probe) -> bool:
-    """Return True if a guessed text happens to state the right answer."""
     given = prober.env.parser.parse_answer(completion_text(probe.text.completion))
     subject = probe.text.subject
     answers = (answer_of(subject), subject.example.answer)

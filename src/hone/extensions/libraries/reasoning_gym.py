@@ -2,10 +2,10 @@
 
     hone eval reasoning-gym:leg_counting -m hone/tiny -n 20 -a '{"min_animals": 2}'
 
-An answer in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`) is worth 0.1, plus 0.9 times the score of
-reasoning-gym's `score_answer`, partial credit included; it is correct if this score is 1. Row i is row i of
-reasoning-gym's data set for the seed. A tenth of the questions, chosen by hash and independent of the seed, is held out
-for evaluation. A separate process makes and scores rows, under a limit of processor time.
+An answer in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`) earns 0.1, plus 0.9 times the score that
+reasoning-gym's `score_answer` gives it, with partial credit. An answer is correct if this score is 1. Row i is row i of
+reasoning-gym's data set for the seed. A tenth of the questions is held out for evaluation; a hash of the question
+chooses them, whatever the seed. A separate process with limited processor time makes and scores rows.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ FORMAT_HINT = "\nGive the final answer, and nothing else, in <answer> tags."
 HELD_OUT = 10
 """One in HELD_OUT questions, chosen by hash, belongs to evaluation."""
 STRIDE = 1_000_000
-"""Step to the next candidate row if a row is in the other split; also the most rows of a split."""
+"""Distance to the next candidate row if a row is unsuitable, and the largest number of rows of a split."""
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
-"""Processor seconds to score an answer and to make a row; clock seconds for either."""
+"""Limits: processor seconds to score an answer, processor seconds to make a row, and clock seconds for either."""
 
 EVALUATES = (
     "its score evaluates the answer as Python code (eval, or sympy's parse_expr), and hone evaluates nothing that a "
@@ -122,7 +122,7 @@ class ReasoningGym(SingleTurnEnv):
         return {"question": question + self.hint, "answer": answer, "info": {"index": index}}
 
     def reference(self, example: Example) -> str:
-        """Return reasoning-gym's answer. For rows of a split its score is 1."""
+        """Return reasoning-gym's answer. In rows of a split, this answer has score 1."""
         return self.parser_of_answers.wrap(example.answer)
 
     def rows(self, split: str, count: int) -> Rows:
@@ -181,7 +181,6 @@ class ReasoningGym(SingleTurnEnv):
 
 
 def is_held_out(question: str) -> bool:
-    """Return True for the tenth of questions that is held out, whatever the seed."""
     return hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % HELD_OUT == 0
 
 
@@ -196,7 +195,10 @@ def load(
     system_prompt: str = "",
     **config: Any,
 ) -> ReasoningGym:
-    """Load the task `name`, configured by `config`. UserError if reasoning-gym is missing or the task unsuitable."""
+    """Load the task `name` with the arguments `config` of reasoning-gym.
+
+    Raises UserError if reasoning-gym is not installed, or if hone can't score the task faithfully.
+    """
     task = name.replace("-", "_")
     if task in REFUSED:
         raise UserError(f"reasoning-gym:{name} is refused: {REFUSED[task]}")

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 SIZE = 5_000
-"""Rows of one data set. Row 5,000 is the first row of the next data set, with a seed higher by 5,000. Most tasks make
-row i from seed + i, so that a larger data set has the same row. Other tasks make all rows at once."""
+"""Rows of one data set. Row 5,000 is the first row of another data set, with a seed that is higher by 5,000. Most tasks
+make row i from seed + i, so one larger data set would have the same rows. Other tasks make all rows at once."""
 
 
 def start(task: str, config: dict[str, Any]) -> Callable[[list[Any]], Any]:
     """Return the function that answers questions about the data set of `task` with `config`:
 
-    - `["check"]`: an error of the configuration, in words, or null;
-    - `["entry", index]`: question and answer of a row;
+    - `["check"]`: what is wrong with the configuration, or null;
+    - `["entry", index]`: the question and the answer of a row;
     - `["score", index, answer]`: the score of an answer.
     """
     from reasoning_gym.factory import DATASETS, create_dataset  # pyright: ignore[reportMissingImports]

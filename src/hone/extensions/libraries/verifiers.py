@@ -6,7 +6,7 @@
   is a component with its weight. verifiers and the taskset run in a separate process, with limited processor time, and
   without network once the tasks are loaded.
 - **Episodes**: verifiers runs any other taskset (`verifiers_driver.py`). The taskset's agents call the policy, as in
-  `hone.extensions.agents`. Rewards are components, metrics are components without weight.
+  `hone.extensions.agents`. Its rewards are components of the reward, its metrics are components with weight 0.
 
 The processes use hone's Python environment or `.venv-verifiers`.
 """
@@ -44,7 +44,7 @@ SCORE_CLOCK = 60.0
 
 
 class TasksetProcess:
-    """A taskset in a separate process; reloads it if the process restarts. UserError if the taskset is refused."""
+    """A taskset in a separate process, which loads it again after a restart. UserError if the taskset is refused."""
 
     worker = Path(__file__).with_name("verifiers_worker.py")
     driver = Path(__file__).with_name("verifiers_driver.py")  # makes rollouts, in a separate process
@@ -139,7 +139,7 @@ class Verifiers(Tasks):
         super().__init__(served, rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
 
     def _component(self, name: str, first: bool) -> RewardFunc:
-        """Return the reward function `name`. If `first` is true, it makes the taskset compute all scores."""
+        """Return the reward function `name`. The `first` function makes the taskset compute the scores of all."""
 
         @inline
         def component(completion: list[Message], info: dict[str, Any], state: dict[str, Any]) -> float | GraderFailure:
@@ -154,7 +154,7 @@ class Verifiers(Tasks):
 
 
 class Episodes(AgentEnv, Tasks):
-    """Tasks with rollouts and rewards by verifiers, in a separate process that the first rollout starts."""
+    """Tasks for which verifiers makes rollouts and rewards, in a separate process that the first rollout starts."""
 
     def __init__(self, served: TasksetProcess, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
         super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)
@@ -199,12 +199,13 @@ def load(
     agent_limits: dict[str, Any] | None = None,
     **config: Any,
 ) -> Tasks:
-    """Load the taskset `name` of verifiers; `config` are fields of its configuration.
+    """Load the taskset `name` of verifiers; `config` are fields of the taskset's configuration.
 
-    `correctness` names the reward function that decides if an answer is right (≥ 1), by default the function of
-    largest weight. `held_out` is the share of prompts for evaluation. `max_tasks` limits an endless taskset. If text
-    alone can't be scored, or if `env` (config of a verifiers environment; `{}`: the taskset's) is given, verifiers
-    makes the rollouts, within `agent_limits`. UserError if verifiers is missing or the taskset refused.
+    An answer is right if the reward function `correctness`, by default the function of largest weight, returns at least
+    1. `held_out` is the share of prompts for evaluation. `max_tasks` limits an endless taskset. verifiers makes the
+    rollouts, within `agent_limits`, if the text of an answer is not enough to score it, or if `env` is given. `env` is
+    the config of a verifiers environment, where `{}` means the taskset's defaults. Raises UserError if verifiers is
+    missing, or if the taskset is refused.
     """
     env_id = f"verifiers:{name}"
     if not 0 < held_out < 1:

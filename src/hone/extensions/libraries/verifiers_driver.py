@@ -3,9 +3,9 @@
     python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
 
 `{"number": 3, "index": 7, "task": …, "url": …, "key": …}` starts episode 3 of task 7, which must have the key `task`.
-The episode calls the model at `url` with the API key `key`. `{"cancel": 3}` cancels episode 3. Standard output gets a
-line `{"ready": true}`, then a line for each episode: its number and `summary`, or, at once, the number alone if it is
-cancelled. Libraries print to standard error. When the input ends, all processes end.
+The episode calls the model at `url` with the API key `key`. `{"cancel": 3}` cancels episode 3. Standard output gets the
+line `{"ready": true}`, then a line for each episode that ends, with its number and `summary`. A cancelled episode gets
+a line with only its number, at once. Libraries print to standard error. When the input ends, all processes end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 POLICY_URL = "http://policy.invalid/v1"
-"""Placeholder for the policy's endpoint, which changes with each step; `policy_client` sets it."""
+"""Placeholder for the policy's endpoint, which changes with each episode. `policy_client` replaces it."""
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, Any]], Any]]:
-    """Yield a function that makes the episode for an order, and returns the episode's `summary`."""
+    """Yield a function that runs the episode that an order asks for, and returns the episode's `summary`."""
     from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
     from verifiers.v1.env import RunSlot  # pyright: ignore[reportMissingImports]
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # pyright: ignore[reportMissingImports]
@@ -101,8 +101,9 @@ async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, An
 
 
 def summary(episode: Any) -> dict[str, Any]:
-    """Return `scores` and `weights` of an episode's rewards and metrics, or the reason it `failed`; and `untrained`:
-    ids of traces by agents that are not trained. Scores are means over an agent's traces.
+    """Return `scores` and `weights` of an episode's rewards and metrics, or the reason why the episode `failed`.
+
+    A score is the mean over an agent's traces. `untrained` lists ids of traces by agents that are not trained.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     untrained = [trace.id for trace in episode.traces if not trace.agent.trainable]
@@ -131,9 +132,10 @@ def summary(episode: Any) -> dict[str, Any]:
 
 
 def policy_client() -> dict[str, tuple[str, str]]:
-    """Let verifiers send a trace's calls to its episode's endpoint; return the dict to fill: {trace: (URL, key)}.
+    """Make verifiers send the calls of a trace to the endpoint of the trace's episode.
 
-    verifiers stores a client for each endpoint, but the policy's endpoint changes with each episode.
+    verifiers stores a client for each endpoint, but the policy's endpoint changes with each episode. Returns the dict
+    of endpoints for the caller to fill: {trace id: (URL, API key)}.
     """
     from verifiers.v1.clients import EvalClient, client  # pyright: ignore[reportMissingImports]
     from verifiers.v1.clients.client import SESSION_ID_HEADER  # pyright: ignore[reportMissingImports]

@@ -26,11 +26,11 @@ from hone.processes import Process
 from hone.web import without_local_proxy
 
 LOAD_CLOCK = 3600.0
-"""Clock seconds to load a taskset; high, because a download may take long."""
+"""Clock seconds to load a taskset. The limit is high, because a download may take long."""
 END_SECONDS = 10.0
 """Seconds for verifiers to end its child processes."""
 CONFIRM_SECONDS = 5.0
-"""Seconds to confirm a cancelled episode; then the process counts as blocked."""
+"""Seconds to wait until the process confirms a cancelled episode. After that, the process counts as blocked."""
 
 BLOCKED = "a reward, a tool or a hook that waits must `await`"
 
@@ -46,7 +46,7 @@ class Driver:
         self._numbers = itertools.count()
 
     def start(self) -> DriverProcess:
-        """Return the running process, or start one. Raises UserError if it does not get ready."""
+        """Return the running process, or start a process. Raises UserError if the process does not get ready."""
         with self._lock:
             if self._process is not None and self._process.is_alive and not self._process.confirms_cancels():
                 print(f"{self._name} is blocked and replaced: {BLOCKED}", file=sys.stderr, flush=True)
@@ -100,7 +100,6 @@ class DriverProcess:
         return self._process.pid
 
     async def episode(self, number: int, order: dict[str, Any]) -> dict[str, Any]:
-        """Run an episode; return its summary. Raises ProgramFailed if the process ends."""
         future = self._open[number] = Future[dict[str, Any]]()
         future.set_running_or_notify_cancel()  # from now on only `take` and `lose` settle it
         try:
@@ -127,17 +126,15 @@ class DriverProcess:
             future.set_result(found)
 
     def confirms_cancels(self) -> bool:
-        """Return True if the process confirms all cancelled episodes in time."""
         return all(event.wait(CONFIRM_SECONDS) for event in list(self._given_up.values()))
 
     def kill(self) -> None:
-        """Kill a blocked process and all its children."""
         self._is_blocked = True
         self._process.kill()
         self.end()
 
     def lose(self) -> None:
-        """Let all open episodes fail, as the process has ended."""
+        """Make all open episodes fail, because the process has ended."""
         self._is_over = True
         while self._given_up:
             self._given_up.popitem()[1].set()

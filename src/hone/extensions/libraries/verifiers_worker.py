@@ -23,8 +23,8 @@ def start(
 ) -> Callable[[list[Any]], Any]:
     """Return the function that answers questions about a taskset (installed, or a package in `folder`):
 
-    - `["describe"]`: {"sources": digests} with {"weights": by reward function} or, if text alone can't be scored,
-      {"env": the config of the environment that verifiers runs}; or {"refused": why};
+    - `["describe"]`: {"sources": digests, "weights": by reward function}. If verifiers has to make the rollouts,
+      {"sources": digests, "env": config of its environment}. If the taskset can't be used, {"refused": why};
     - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. After that, text is scored offline;
     - `["row", index]`: {"prompt": messages, "answer": text, "key": the task's own key}; null if there are no tasks yet;
     - `["score", index, text, stop_reason]`: {reward function: its score}; null if there are no tasks yet.
@@ -145,7 +145,7 @@ class LoadedTaskset:
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
 
     def _episodes(self) -> dict[str, Any]:
-        """Return the config of the environment for rollouts. By default no code of a model runs on this machine."""
+        """Return the config of the environment for rollouts. By default, it runs no code of a model on this machine."""
         from pydantic import ValidationError
         from verifiers.v1.configs.agent import agent_config_fields  # pyright: ignore[reportMissingImports]
         from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
@@ -203,7 +203,9 @@ def _docker_answers() -> bool:
 
 
 def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) -> None:
-    """Raise TasksetRefused if a task needs more than text; if `episodes`: images, or a container for agents `here`."""
+    """Raise TasksetRefused if a task needs more than text. With `episodes`, refuse only images, and tasks that need a
+    container for the agents `here`.
+    """
     problem = problem_of(task.data)
     if episodes and here:
         data = task.data
@@ -221,7 +223,7 @@ def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) 
 
 
 def problem_of(data: Any) -> str | None:
-    """Return what a task has beyond a text prompt, in words; None if nothing."""
+    """Say what a task has besides a prompt of text; None if it has nothing else."""
     if data.prompt is None:
         return "no prompt, so a user opens the conversation"
     for field in ("image", "agent_user", "skills", "artifacts"):
@@ -243,7 +245,7 @@ def messages(task: Any) -> list[dict[str, str]]:
 
 
 def trace_of(task: Any, text: str, stop_reason: str) -> Any:
-    """Return a trace with this answer to a task, like a rollout of verifiers."""
+    """Return a trace as a rollout by verifiers would have it, with `text` as the answer to the task."""
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
     from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
 
@@ -269,7 +271,7 @@ async def _score(task: Any, trace: Any) -> None:
 
 
 def _missing(error: Exception) -> str:
-    """Return the failed import in brackets. verifiers reports only the importing module."""
+    """Return the import that failed, in brackets. verifiers reports only the module that imports."""
     name = getattr(error.__cause__, "name", None)
     return f" ({error.__cause__})" if name and name not in str(error) else ""
 
@@ -294,7 +296,7 @@ def _required(fn: Callable[..., Any], name: str) -> bool:
 
 
 def _stay_offline() -> None:
-    """Refuse all connections: a reward that needs a service fails. No service may decide what a run learns."""
+    """Refuse all connections, as no service may decide what a run learns. A reward that needs a service fails."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError("hone scores without network")

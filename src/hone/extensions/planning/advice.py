@@ -43,7 +43,7 @@ CUSTOMARY = {
     ("SFT", "small"): (5e-6, 1e-3, "2e-5 to 1e-4"),
     ("SFT", "tiny"): (1e-4, 5e-3, "2e-3"),
 }
-"""Learning rates (lowest, highest, usual) of full training; `large`: from 0.4B parameters, `tiny`: under 20M."""
+"""Learning rates (lowest, highest, usual) without LoRA. Models are `large` from 0.4B parameters, `tiny` under 20M."""
 
 
 def surprises(plan: Plan) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _rounded(tokens: int) -> int:
 
 
 def disk_needed(config: RLConfig | SFTConfig, shape: DecoderConfig) -> int:
-    """Return the maximum disk space, in bytes, of checkpoints (one more while it is written) and weights."""
+    """Return the most bytes that checkpoints and weights take on the disk, while one more checkpoint is written."""
     each = checkpoint_bytes(config, shape) if config.ckpt else 0
     return (retained_checkpoints(config) + 1) * (each + weight_bytes(shape, config.precision))
 
@@ -168,7 +168,7 @@ def free_disk(folder: Path) -> int:
 def resolved(
     config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, lengths: Lengths, here: bool
 ) -> tuple[RLConfig | SFTConfig, str, Memory]:
-    """Return the config as a run resolves it (without data), settings that save memory, and the needed memory."""
+    """Return the config as a run resolves it before it reads data, settings that save memory, and the memory needed."""
     ranks = config.trainer.ranks if isinstance(config, RLConfig) else 1
     limits = *longest(config, lengths.turns), lengths.turns, ranks
     config, saving = fitted(config, shape, device.kind, device.available, *limits, here=here)
@@ -177,7 +177,7 @@ def resolved(
 
 
 def remedies(plan: Plan) -> Iterator[str]:
-    """Yield a line for each flag that saves memory, the best first, then for the smallest card that fits."""
+    """Yield a line for each flag that saves memory, the best first, then a line for the smallest GPU that is enough."""
     config, shape = plan.config, plan.shape
     assert shape is not None
 

@@ -12,11 +12,11 @@ from hone.trainer.memory import longest
 
 @dataclass(frozen=True)
 class Steps:
-    """The number of steps, and their sizes.
+    """The number of steps, and how much a step processes.
 
-    A step has `rows`: completions in RL, packed rows or examples in SFT. `pool` is the number of prompts or
-    examples, `epochs` how often each is seen (None: unknown), `evaluated` the rows of one evaluation. `tokens_at_most`
-    and `sampled_at_most` (new tokens only) are for a step.
+    A step has `rows`: completions in RL, packed rows or examples in SFT. It has up to `tokens_at_most` tokens, and
+    samples up to `sampled_at_most` new tokens. `pool` is the number of prompts or examples, and `epochs` says how often
+    a run sees each of them (None if unknown). `evaluated` is the number of rows in one evaluation.
     """
 
     steps: int
@@ -36,14 +36,16 @@ class Steps:
 
     @property
     def draws(self) -> int:
-        """Prompts drawn in all steps, repetitions included."""
+        """Number of prompts drawn in all steps, with repetitions."""
         return self.steps * self.prompts
 
     @classmethod
     def of(
         cls, config: RLConfig | SFTConfig, pool: int | None = None, turns: int = 1, tokens: int | None = None
     ) -> Steps:
-        """Count a config's steps. `pool`: number of prompts (of up to `turns` turns) or examples (`tokens` in all)."""
+        """Count the steps of a config, for `pool` prompts of up to `turns` turns, or `pool` examples with `tokens` in
+        all.
+        """
         steps, checkpoints = config.max_steps, checkpoints_of(config)
         if isinstance(config, SFTConfig):
             data, val = config.data, config.val
@@ -114,10 +116,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Mean lengths in tokens of `prompt` and `completion` (all turns of a conversation), and the largest possible.
+    """Mean lengths, in tokens, of prompts and completions (all turns of a conversation), and the largest possible ones.
 
-    `measured` names the source of the means, "" if they are guessed. `reached` is the longest completion of a batch, 0
-    for the largest possible; `turns` is the turn limit of a conversation.
+    `measured` names the source of the means, "" if they are guessed. `reached` is the length of the longest completion
+    of a batch; 0 means the largest possible length. `turns` is the turn limit of a conversation.
     """
 
     prompt: float
@@ -146,27 +148,27 @@ class Lengths:
         return replace(self, prompt=self.longest_prompt, completion=self.longest_completion, reached=0)
 
     def for_memory(self, config: RLConfig | SFTConfig) -> tuple[int, int, int]:
-        """Return (prompt, completion, turns) of a batch: the largest, or means if SFT examples were measured."""
+        """Return (prompt length, completion length, turns) of a batch: the largest lengths or, if SFT examples were
+        measured, the means.
+        """
         lengths = self if isinstance(config, SFTConfig) and self.measured else self.worst
         return int(lengths.prompt), int(lengths.completion), self.turns
 
     @classmethod
     def of(cls, config: RLConfig | SFTConfig, turns: int = 1) -> Lengths:
-        """Guess from the config: a mean is half of the largest length, or all of it for packed rows."""
+        """Guess lengths from the config: a mean is half of the largest length or, for packed rows, the whole length."""
         prompt, new = longest(config, turns)
         share = 1.0 if isinstance(config, SFTConfig) and config.data.pack else 0.5
         return cls(share * prompt, share * new, prompt, new, turns=turns)
 
 
 def checkpoints_of(config: RunConfig) -> int:
-    """Return the number of checkpoints that the whole run writes."""
     if config.ckpt is None:
         return 0
     return 1 if config.ckpt.interval is None else _times(config.max_steps, config.ckpt.interval)
 
 
 def retained_checkpoints(config: RunConfig) -> int:
-    """Return the number of checkpoints that exist at the end."""
     written, ckpt = checkpoints_of(config), config.ckpt
     if ckpt is None or ckpt.keep_last is None or written <= ckpt.keep_last:
         return written

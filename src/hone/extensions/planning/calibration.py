@@ -1,7 +1,7 @@
-"""A calibration: two real steps of the run, in this process, then the plan scaled to the measured time and memory.
+"""Calibrates a plan: takes two real steps of the run, and scales the plan to the measured time and memory.
 
-It executes `rl` or `sft` in a temporary folder beside the output directory. The first step compiles kernels, so the
-second step is timed. Seconds and bytes for other lengths are scaled as in the plan.
+The steps run in this process, in a temporary folder beside the output directory. The first step compiles kernels, so
+only the second step is timed. Seconds and bytes for other lengths are scaled as in the plan.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class DoesNotFit(Exception):
 
 
 def calibrate(plan: Plan) -> Plan:
-    """Return the plan with the measured peak of memory and times. If no step trained, training is as planned.
+    """Return the plan with the measured times and peak memory. If no step trained, training takes what was planned.
 
-    UserError if the run itself would, or if it is not one process with hone's engine; DoesNotFit if memory runs out.
+    Raises UserError if the run itself would raise it, or if the run is not one process with hone's engine; DoesNotFit
+    if memory runs out.
     """
     config, shape = plan.config, plan.shape
     rl = isinstance(config, RLConfig)
@@ -73,7 +74,6 @@ def calibrate(plan: Plan) -> Plan:
     sample = taken["sample"] / planned.sample if planned.sample else 1.0
 
     def scaled(estimate: Times) -> Times:
-        """Scale an estimate of the plan by the ratio of measured to planned seconds."""
         seconds = {"sample": estimate.sample * sample, "train": estimate.train * train, "grade": taken["grade"]}
         return replace(
             estimate, **seconds, evaluate=estimate.evaluate * (sample if rl else train), other=other, start=start
@@ -126,7 +126,7 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
 
 
 def _peak_bytes() -> int:
-    """Return the peak memory: what torch reserved on the GPU or, without a GPU, this process used."""
+    """Return the peak of bytes that torch reserved on the GPU or, without a GPU, that this process used."""
     torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_reserved())

@@ -29,15 +29,15 @@ class _AboutRun(BaseConfig):
 
     @property
     def run(self) -> RLConfig | SFTConfig | None:
-        """The config of the run, without the command's own keys; None if there is none."""
+        """The config of the run, without the keys of this command; None if the command got no run."""
         kind = next((kind for kind in (RLConfig, SFTConfig) if isinstance(self, kind)), None)
         return kind and kind.model_validate(self.model_dump(exclude=self.command_keys, exclude_unset=True))
 
 
 class PlanConfig(_AboutRun):
-    """Predict steps, memory, time and cost of a run, and surprising settings. Takes the files and flags of `hone rl` or
-    `hone sft`, and tells from the keys which command is meant. Exit code 1 if the run does not fit into memory, or a
-    prompt not into `seq_len`.
+    """Predict steps, memory, time and cost of a run, and list surprising settings. Takes the files and flags of
+    `hone rl` or `hone sft`, and tells from the keys which command is meant. Exit code 1 if the run does not fit into
+    memory, or if a prompt is too long for `seq_len`.
     """
 
     headings = "The plan: plan"

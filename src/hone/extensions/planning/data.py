@@ -1,4 +1,4 @@
-"""Facts about a task or data set: number of rows, lengths of prompts and of reference answers. It downloads nothing."""
+"""Reads facts about a task or data set: number of rows, lengths of prompts and of references. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ EXAMPLES = 64
 CHARACTERS = 4.0
 """Characters per token, if the tokenizer is missing."""
 THOUGHT = 8
-"""If the token limit is at least this many times the mean reference length, the model probably thinks first: references
-don't predict lengths."""
+"""If the token limit is at least this many times the mean reference length, the model probably thinks before it
+answers. Then the lengths of references don't predict the lengths of completions."""
 
 
 @dataclass(frozen=True)
 class Facts:
     """Numbers of training (`pool`) and `held_out` examples, `turns`, and lengths in tokens of some examples.
 
-    For several tasks, `pool` is the sum, `held_out` the least and `turns` the most. `estimated`: tokens are estimated
-    from characters. `tokens`: all tokens of a data set for SFT. `notes` say why something could not be read.
+    For several tasks, `pool` is the sum, `held_out` the least and `turns` the most. If `estimated`, lengths are
+    estimated from characters. `tokens` counts all tokens of an SFT data set. `notes` say why a fact is unknown.
     """
 
     pool: int | None = None
@@ -48,7 +48,7 @@ class Facts:
     notes: list[str] = field(default_factory=list)
 
     def lengths(self, config: RLConfig | SFTConfig) -> Lengths:
-        """Return measured lengths (references as completions); else a guess from the config."""
+        """Return measured lengths, with references as completions. If nothing was measured, guess from the config."""
         guessed, mean = Lengths.of(config, self.turns), float(np.mean(self.references or [0]))
         if isinstance(config, SFTConfig):
             if config.data.pack or not self.references:

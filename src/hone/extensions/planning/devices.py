@@ -1,7 +1,7 @@
 """Memory, FLOP/s, bandwidth and price of well-known GPUs and of this machine.
 
-FLOP/s are vendors' figures for dense products; fp32 means without TF32, which hone does not use. Prices are rounded
-rents per hour at a GPU cloud.
+FLOP/s are vendors' figures for dense products. The fp32 figures are without TF32, which hone does not use. Prices are
+what a GPU cloud charges per hour, rounded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PRICES_OF = "mid 2025"
 class Device:
     """An accelerator, or a CPU with all its `cores`.
 
-    `memory` and `free` are in bytes (`free` is None for a device of the table), `flops` are dense FLOP/s by dtype
-    ("bf16", "fp32"), `bandwidth` is of its memory, in bytes/s.
+    `memory` and `free` are in bytes; `free` is None for a device of the table. `flops` are dense FLOP/s by dtype
+    ("bf16", "fp32"). `bandwidth` is the bandwidth of the memory, in bytes/s.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Device:
 
     @property
     def room(self) -> int:
-        """Bytes that a run may use; part of a GPU stays free."""
+        """Bytes that a run may use. A part of a GPU's memory stays free."""
         return int((1 - MARGIN) * self.available) if self.kind == "cuda" else self.available
 
 
@@ -70,7 +70,6 @@ DEVICES = {
 """Devices by their name for `--on`. Memory is the total that the driver shows."""
 SIZES = {"16gb": "t4", "24gb": "rtx4090", "32gb": "rtx5090", "40gb": "a100-40", "48gb": "l40s", "80gb": "h100"}
 SIZES |= {"141gb": "h200", "180gb": "b200"}
-"""Device by memory size."""
 
 
 def device_named(name: str) -> Device:
@@ -87,9 +86,9 @@ def device_named(name: str) -> Device:
 
 
 def this_device(name: str = "auto", measured: bool = True) -> Device:
-    """Return the device of a run with `model.device = name` on this machine; a CPU's speed only if `measured`.
+    """Return this machine's device for a run with `model.device = name`.
 
-    GPU memory that this process has reserved counts as free.
+    A CPU's speed is measured only if `measured`. GPU memory that this process has reserved counts as free.
     """
     import torch
 
@@ -117,7 +116,7 @@ def this_device(name: str = "auto", measured: bool = True) -> Device:
 
 @cache
 def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
-    """Measure (FLOP/s by dtype, bytes/s of a copy)."""
+    """Measure and return (FLOP/s by dtype, bytes/s of a copy)."""
     import torch
 
     def best(action: Callable[[], object]) -> float:

@@ -1,8 +1,8 @@
 """`hone doctor`: checks the machine for problems that break or slow runs, and prints fixes.
 
-A check yields (name, status, text, fix). Status: `ok`, `warning` or `error`. Fix: a command, or "". This module needs
-only the standard library, as packages may be missing. Packages are imported in separate processes, as a broken package
-may crash or hang.
+A check yields rows (name, status, text, fix). The status is `ok`, `warning` or `error`; the fix is a command, or "".
+This module needs only the standard library, as packages may be missing. Packages are imported in separate processes,
+as a broken package may crash or hang.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 11)  # version of Python
 SECONDS, NETWORK_SECONDS = 40.0, 5.0
-"""Time limits of an import (torch from a slow disk, say), and of a request to another machine."""
+"""Time limits: for an import (of torch from a slow disk, say), and for a request to another machine."""
 CHECKOUT = Path(hone.__file__).resolve().parents[2]
 IMPORTED = ("numpy", "pyarrow", "tokenizers", "safetensors", "transformers", "datasets", "scipy", "pydantic", "rich")
 """Packages with compiled parts, which break when versions are mixed; torch has a separate check."""
@@ -66,14 +66,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """The machine and the run of `config`, if any. `offline`: no other machine is contacted."""
+    """The machine, and the run of `config`, if any. If `offline`, no other machine is contacted."""
 
     offline: bool = False
     config: RLConfig | SFTConfig | None = None
 
 
 def diagnose(subject: Subject, areas: Iterable[str] = ()) -> list[Finding]:
-    """Return the findings of these areas, by default of all areas."""
     if sys.version_info < OLDEST:  # the others would only find what follows from that
         areas = ["python"]
     findings = []
@@ -111,7 +110,7 @@ def lines(findings: Iterable[Finding], width: int) -> Iterator[tuple[str, str]]:
 
 
 def judge(name: str, text: str, problem: str = "", fix: str = "", status: str = "warning") -> Row:
-    """Return a row: `ok` and `text` or, with a problem, `status`, text, problem and fix."""
+    """Return a row. Without a problem, its status is `ok`; with a problem, it has `status`, the problem and the fix."""
     return (name, status, f"{text}: {problem}" if text else problem, fix) if problem else (name, "ok", text, "")
 
 
@@ -173,7 +172,7 @@ def install_command(*packages: str) -> str:
 
 
 def run_apart(program: str) -> tuple[str, str]:
-    """Run a program in a separate Python; return its output, and the problem or ""."""
+    """Run a program in a separate Python. Return (output, problem); the problem is "" if the program succeeds."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program]
     try:
@@ -369,7 +368,6 @@ def check_run(subject: Subject) -> Iterator[Row]:
 
 
 def _text(path: Path) -> str:
-    """Return a file's text; "" if it can't be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -23,7 +23,6 @@ EXAMPLES = 16
 
 
 def observer(config: RunConfig, by_program: bool) -> Observer:
-    """Return the observer that prints the time and memory of a run."""
     return Forecast()
 
 
@@ -52,8 +51,8 @@ def forecast(
 ) -> Iterator[str]:
     """Yield lines to print before step 0: a forecast, or why it is missing.
 
-    `envs` are an RL run's tasks by name, with data read. `alone` is false if the run has several processes: a plan
-    can't tell their memory.
+    `envs` are an RL run's tasks by name, with their data. `alone` is false if the run has several processes, as a plan
+    can't predict the memory of these.
     """
     try:
         facts = Facts()

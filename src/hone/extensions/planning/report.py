@@ -1,4 +1,4 @@
-"""A plan: in words, as JSON, and in one line at the start of a run."""
+"""A plan, shown in words, as JSON, or in short at the start of a run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Plan:
     """Prediction of a run before it starts, as one process on one device.
 
     `memory` and the times are None if the model's shape is unknown. `evaluated` is the config resolved for the device's
-    memory, and for the number of held-out examples; `saving` names settings chosen to save memory; `here`: on this
-    machine. `usual` are the times if completions are as long as in `lengths`, `worst` if all reach their limit.
+    memory and for the number of held-out examples. `saving` names settings chosen to save memory. `here` is true for
+    this machine. `usual` are the times for completions of `lengths`, `worst` the times if all reach their limit.
     """
 
     config: RLConfig | SFTConfig
@@ -89,9 +89,9 @@ def plan_of(
     here: bool = True,
     shape: DecoderConfig | None = None,
 ) -> Plan:
-    """Return the plan of a run on `device`; `here`: on this machine.
+    """Return the plan of a run on `device`, which is a device of this machine if `here`.
 
-    `facts`: about its data; `shape`: its model's, if known. With unknown speed there are no times.
+    `facts` are about the run's data. `shape` is its model's shape, if known. If the speed is unknown, so are the times.
     """
     config = with_precision(config, device.kind)
     notes, evaluated = list(facts.notes), config
@@ -127,7 +127,6 @@ def plan_of(
 
 
 def words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    """Yield (heading, lines) of the whole plan."""
     config, shape = plan.config, plan.shape
     if isinstance(config, RLConfig):
         kind, task = "RL", config.task_name
@@ -202,7 +201,6 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
 
 
 def measured_words(plan: Plan, measured: Plan) -> Iterator[tuple[str, list[str]]]:
-    """Yield heading and lines of a calibration, with the plan's memory to compare."""
     if plan.memory and measured.memory and measured.usual and measured.worst:
         compared = f"{size(measured.memory.total)} at worst (the plan above says {size(plan.memory.total)})"
         times = list(_time_words(measured, measured.usual, measured.worst))[:-1]
@@ -210,9 +208,9 @@ def measured_words(plan: Plan, measured: Plan) -> Iterator[tuple[str, list[str]]
 
 
 def times_words(times: Times) -> str:
-    """Format `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`.
+    """Return text such as `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`.
 
-    Parts below 5 % of the step count as the rest.
+    Parts below 5 % of the step are added to the rest.
     """
     parts = {"sampling": times.sample, "grading": times.grade, "training": times.train}
     parts = {name: part / times.step for name, part in parts.items() if part >= 0.05 * times.step}
@@ -225,8 +223,9 @@ def times_words(times: Times) -> str:
 
 
 def short(plan: Plan) -> list[str]:
-    """Return lines for the start of a run: memory, then surprising settings. If training does not fit, `resolved` warns
-    instead.
+    """Return lines for the start of a run: memory, then surprising settings.
+
+    If training does not fit into memory, these lines don't say so, because `resolved` warns of it.
     """
     lines = []
     if needs := plan.memory:

@@ -1,8 +1,8 @@
 """Seconds and dollars of a run, from the device's peak figures and typical shares of them.
 
-For each token, sampling reads all weights, and the keys and values of every sequence. Memory bandwidth limits it, or
-arithmetic if the batch is large. Training is 6 FLOPs for each parameter and token (2 forward, 4 backward), plus
-attention. Sampling and training wait for kernel launches, which take all the time of a tiny model.
+For each token, sampling reads all weights, and the keys and values of every sequence. Memory bandwidth limits sampling
+or, with a large batch, arithmetic does. Training takes 6 FLOPs for each parameter and token (2 forward, 4 backward),
+plus attention. Both wait for kernel launches, which take most of the time of a tiny model.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hone.model.config import DecoderConfig
 from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trained
 
 SMALL_MODEL = 10_000_000
-"""Fewer parameters run on one CPU thread."""
+"""A model with fewer parameters runs on one CPU thread."""
 TRAIN = {"cuda": 0.11, "cpu": 0.25}
 """Shares of the peak FLOP/s that training reaches, by kind of device."""
 PREFILL, BANDWIDTH = 0.25, 0.5
-"""Shares of the peak FLOP/s (in sampling) and of the peak bytes/s that are reached."""
+"""Shares that sampling reaches of the peak FLOP/s, and of the peak bytes/s."""
 LAUNCH = {"cuda": 300e-6, "cpu": 150e-6}
 """Seconds to launch a layer's kernels for a forward pass."""
 DEQUANTIZED = {"8bit": 9.0, "4bit": 12.5}
-"""Bytes read and written for a weight of `model.lora.base` in a bf16 product: codes, level indices, values twice."""
+"""Bytes read and written for a weight of `model.lora.base` in a bf16 product: codes, level indices, the value twice."""
 SOURCE = {
     "cuda": "prime-rl's 11.9k tokens/s of Qwen3-0.6B on an H100, which are 11 % of its peak",
     "cpu": "a quarter of the speed of a square product here, as in benchmarks/results/rl_step.json",
@@ -72,7 +72,7 @@ def times(
     usd_per_hour: float | None = None,
     pool: int | None = None,
 ) -> Times:
-    """Estimate the seconds of a run with these `lengths`, by default a guess. `pool`: number of examples."""
+    """Estimate the seconds of a run with `pool` examples of these `lengths`, which are guessed by default."""
     lengths = lengths or Lengths.of(config)
     if device.kind == "cpu" and shape.parameters < SMALL_MODEL:  # it runs on one thread
         device = replace(device, flops={name: rate / device.cores for name, rate in device.flops.items()})
@@ -117,7 +117,9 @@ def times(
 def train_seconds(
     config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, tokens: float, context: float
 ) -> float:
-    """Return seconds of forward, backward and update on `tokens` that each see `context` other tokens on average."""
+    """Return the seconds of forward and backward passes and updates on `tokens` tokens; each attends to `context`
+    tokens on average.
+    """
     rate, exact = (flops * TRAIN[device.kind] for flops in _flops(config, device))
     if device.kind == "cuda" and config.precision != "bf16":
         exact = device.flops["fp32"] * 0.6
@@ -141,7 +143,7 @@ def train_seconds(
 def sample_seconds(
     config: RLConfig, shape: DecoderConfig, device: Device, rows: int, prompts: int, lengths: Lengths
 ) -> float:
-    """Return the seconds of prefilling `prompts` and decoding `rows` together, in waves if they exceed the cache."""
+    """Return the seconds to prefill `prompts` and to decode `rows` together, or in waves if they exceed the cache."""
     rate, exact = (flops * PREFILL for flops in _flops(config, device))
     prefill = prompts * lengths.prompt * 2 * shape.matrices / rate
     at_once = wave(config, shape, device.kind, rows, int(lengths.longest))
@@ -159,6 +161,6 @@ def sample_seconds(
 
 
 def _flops(config: RLConfig | SFTConfig, device: Device) -> tuple[float, float]:
-    """Return the FLOP/s of the layers' matrices, and of head and attention, which use a higher precision."""
+    """Return (FLOP/s of the layers' matrices, FLOP/s of head and attention, which use a higher precision)."""
     matrices = device.flops["fp32" if config.precision == "fp32" else "bf16"]
     return matrices, device.flops["bf16" if config.precision == "bf16" else "fp32"]

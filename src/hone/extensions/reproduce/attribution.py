@@ -1,4 +1,4 @@
-"""Explains a change of reward by two graders' scores of the same completions: skill, parser, truncation, format.
+"""Splits a change of reward into skill, parser, truncation and format, by two graders' scores of the same completions.
 
 For each completion, `recorded` is the recorded reward; `main` and `extra` are parts of the other grader's reward, on
 the recorded grader's scale. In a window of steps, over the completions that both graders could grade:
@@ -8,12 +8,12 @@ the recorded grader's scale. In a window of steps, over the completions that bot
     format      mean of `extra`
     parser      mean of recorded - main - extra
 
-These four parts add up to the mean recorded reward, so their changes between two windows add up to its change. A
-constant difference between the graders is in `parser` of both windows, and cancels in the change.
+These four parts add up to the mean recorded reward, so the changes of the parts between two windows add up to the
+change of the reward. A constant difference between the graders is in `parser` of both windows, and cancels.
 
-`main` is the correctness function's weight x value, scaled to the recorded grader's full marks; if that weight is 0,
-the sum of all components. `extra` is the sum of the recorded grader's other components: with the other grader's value
-for a component of the same name, else the recorded value.
+`main` is the correctness function's weight x value, scaled to the recorded grader's full marks; if that weight is 0, it
+is the sum of all components. `extra` is the sum of the recorded grader's other components. A component has the other
+grader's value if that grader has a component of the same name, else the recorded value.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from hone.environments import Rubric
 from hone.types import Score
 
 WINDOWS = 10
-"""Number of windows of a run."""
 FEW_STEPS = 5
 Z, Z_BEST = 1.96, 2.77
 """z of a 95 % interval; z for the best of nine windows (Bonferroni)."""
 SMALL, MOST = 0.1, 0.75
-"""A part is not named up to the share `SMALL` of a change, and is its cause from `MOST` on."""
+"""A part with up to the share `SMALL` of a change is not named. A part with at least the share `MOST` is the cause."""
 POINT = np.dtype(
     [
         *((name, np.float64) for name in ("recorded", "regraded", "main", "extra")),
@@ -51,7 +50,7 @@ WORDS = {
     ),
     "format": ("Points for format were lost, not right answers.", "Points for format were won, not right answers."),
 }
-"""By cause: the sentence for a fall and for a rise of the reward; for `parser` see `_judge_parser`."""
+"""For each cause, the sentences for a fall and for a rise of the reward. `_judge_parser` has more, for `parser`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,9 @@ class MainPart:
 
     @classmethod
     def from_rubric(cls, rubric: Rubric) -> MainPart:
-        """If correctness has no weight, full marks are the maximum by declared ranges (default: 0 to 1)."""
+        """Return correctness with its weight. If the weight is 0, return all components with their highest sum, by
+        declared ranges (default: 0 to 1).
+        """
         weights, ranges = rubric.weights, rubric.ranges
         if weights[rubric.correctness]:
             return cls((rubric.correctness,), weights[rubric.correctness])
@@ -102,7 +103,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Window:
-    """The completions of steps `first` to `last`: means and shares of completions graded by both.
+    """The completions of steps `first` to `last`: means and shares of completions that both graders graded.
 
     `error` is the standard error of the recorded mean, over steps. `count` is the number of all completions.
     """
@@ -169,7 +170,7 @@ def windows(points: np.ndarray) -> list[Window]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`cause`: a part's name, `mixed`, `undecided` (the graders can't tell), or `none` (no change)."""
+    """The cause of a change: a part's name, `mixed`, `undecided` (the graders can't tell), or `none` (no change)."""
 
     cause: str
     sentence: str
@@ -183,8 +184,8 @@ class Verdict:
 
 
 def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
-    """Choose the windows to compare: the best rewarded and the last; if their rewards are about equal, the first
-    and the last."""
+    """Return the windows to compare: the window with the best reward and the last one. If their rewards differ only by
+    noise, return the first window and the last one."""
     best, last = max(windows, key=lambda w: w.recorded), windows[-1]
     return (best, last) if best.recorded - last.recorded > noise(best, last, Z_BEST) else (windows[0], last)
 
@@ -195,8 +196,10 @@ def noise(before: Window, after: Window, z: float = Z) -> float:
 
 
 def change_between(before: Window, after: Window) -> Split:
-    """Compute the change. If the length limit stopped all completions of one window, that window's skill is
-    unknown: what the other window's ended completions earned counts as truncation.
+    """Compute the change of each part.
+
+    If the length limit stopped all completions of one window, the skill of that window is unknown. The change by what
+    completions earned that ended in the other window then counts as truncation.
     """
     change = after.split - before.split
     worth = change.skill + change.truncation
@@ -209,7 +212,7 @@ def change_between(before: Window, after: Window) -> Split:
 
 
 def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader: bool = False) -> Verdict:
-    """Name the cause of the change between two windows of a `run`. `same_grader`: true without another grader."""
+    """Name the cause of the change between two windows of a `run`. If `same_grader`, no other grader graded."""
     if before is after:
         sentence = f"there is no change to split: only in steps {before.name} both graders graded completions."
         return Verdict("none", sentence, before, after)
@@ -237,7 +240,7 @@ def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader
 
 
 def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tuple[str, str]:
-    """Say which grader erred. `windows`: the two compared, then all; `skill`: skill's share of the change."""
+    """Say which grader erred. `windows` are the two compared windows, then all; `skill` is the share of skill."""
     before, after = (one.split.parser for one in windows[:2])
     if all(one.right_both + one.right_new == 1.0 for one in windows):
         words = "The other grader calls everything right: your parser loses answers, or the other grader accepts any."
@@ -259,5 +262,5 @@ def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tupl
 
 
 def signed(value: float) -> str:
-    """Format `+0.05`, `-0.50`, `0.00`."""
+    """Return text such as `+0.05`, `-0.50` or `0.00`."""
     return f"{value:+.2f}" if abs(value) >= 0.005 else "0.00"

@@ -32,19 +32,18 @@ ROW_COLUMNS = {
     },
     "advantages": {"advantage": "the advantage", "call_advantages": "the advantage of call"},
 }
-"""By quantity: columns of a completion, and their names in messages. Not `detail`: tracebacks name folders."""
+"""For each quantity, columns of a completion and their names in messages. Without `detail`: tracebacks name folders."""
 QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluation", "metrics", "weights")
-"""Quantities, in the order of comparison."""
 NOTHING = "nothing"
 """Shown for a value that one of two records lacks."""
 TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance != 0}
-"""Metrics that several ranks round differently: allowed difference in multiples of `limit`, or None: not compared."""
+"""For each metric that several ranks round differently, the allowed multiple of `limit`; None if it is not compared."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The record of step N; unknown fields are None. `before` and `after`: fingerprints of versions N and N + 1;
-    `evals`: the rows of `evals/step_N.jsonl`.
+    """The record of step N; unknown fields are None. `before` and `after` are the fingerprints of versions N and N + 1.
+    `evals` are the rows of `evals/step_N.jsonl`.
     """
 
     step: int
@@ -57,7 +56,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two records: `what` differs, and the two values."""
+    """A difference of two records: `what` differs, with the values `first` and `second`."""
 
     step: int
     quantity: str
@@ -66,7 +65,7 @@ class Difference:
     second: Any
 
     def sentence(self, first: str = "A", second: str = "B") -> str:
-        """Format `step 3, tokens: token 17 of sample 3-9-2 is 41 in A and 57 in B`."""
+        """Return a text such as `step 3, tokens: token 17 of sample 3-9-2 is 41 in A and 57 in B`."""
         values = f"{_short(self.first)} in {first} and {_short(self.second)} in {second}"
         return f"step {self.step}, {self.quantity}: {self.what} is {values}"
 
@@ -77,8 +76,8 @@ class Difference:
 def first_difference(first: StepRecord, second: StepRecord, limit: float = 0.0) -> Difference | None:
     """Return the first difference of two records of a step; None if everything that both have is equal.
 
-    `limit` is for replaying a run of several ranks in one process, where sums round differently: weights are not
-    compared, and metrics of training may differ by `limit`, relative to their size.
+    `limit` is for replaying a run of several ranks in one process, where sums round differently. If it is not 0,
+    weights are not compared, and metrics of training may differ by up to `limit`, relative to their size.
     """
     assert first.step == second.step
     return next(_differences(first, second, limit), None)
@@ -136,7 +135,7 @@ def _named(what: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _compare_environment(step: int, row: Row, other: Row) -> Iterator[Difference]:
-    """Yield the environment's messages that differ, if the first token that differs was not sampled."""
+    """Yield the environment's messages that differ, if the first token that differs was not sampled by the model."""
     pairs = enumerate(zip_longest(row["token_ids"], other["token_ids"], fillvalue=NOTHING))
     first = next((index for index, (token, another) in pairs if token != another), None)
     masks = [one["sampled_mask"] for one in (row, other)]
@@ -160,7 +159,7 @@ def _answer_to(completion: str | None, turn: int) -> Any:
 def _compare(
     step: int, quantity: str, what: str, first: Mapping, second: Mapping, limit: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield a difference for each name with unequal values (`limit` above 0: beyond the tolerance) as `what`."""
+    """Yield a difference, called `what`, for each name with unequal values. With `limit`, tolerances are allowed."""
     for name in dict.fromkeys([*first, *second]):
         value, other, times = first.get(name, NOTHING), second.get(name, NOTHING), 0.0
         if value == other or (_is_nan(value) and _is_nan(other)):

@@ -25,7 +25,7 @@ class ReplayConfig(ExecutedRun):
 
 
 class VerifyConfig(ExecutedRun):
-    """Check a run's files against their hashes, and execute random steps of it again.
+    """Check a run's files against their hashes, and execute random steps of the run again.
 
     The result is written beside the run, as `<run>.verify.json`. Writes nothing into the run.
     """
@@ -76,7 +76,7 @@ class GraderConfig(BaseConfig):
     args: dict[str, Any] = {}
     """Keyword arguments of the task's `load_environment`, as JSON, or key by key (`--env.args.mode two_part`)."""
     template: dict[str, Any] | None = None
-    """The task's `answer` and `info`, made from the run's: `answer = "{info.target}"`."""
+    """`answer` and `info` for the task, made from the recorded ones: `answer = "{info.target}"`."""
 
 
 class JsonConfig(BaseConfig):
@@ -85,7 +85,7 @@ class JsonConfig(BaseConfig):
     bare = "file"
 
     file: Path | None = None
-    """Write the JSON into this file; by default it is printed, instead of the report."""
+    """Write the JSON into this file; by default, it is printed instead of the report."""
 
 
 class RegradeConfig(ExecutedRun):
@@ -99,7 +99,7 @@ class RegradeConfig(ExecutedRun):
     steps: Span = None
     """Only these steps: `60:80` is 60 to 79."""
     from_: Span = Field(default=None, validation_alias=AliasChoices("from_", "from"))
-    """Steps before the change, `A:B`; by default the best-rewarded (else the first) tenth of the run."""
+    """Steps before the change, `A:B`; by default the tenth of the run with the best reward, else the first tenth."""
     to: Span = None
     """Steps after the change; by default the last tenth."""
     grading: GradingConfig = GradingConfig()

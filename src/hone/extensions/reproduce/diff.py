@@ -16,8 +16,8 @@ from hone.runs.settings import Change, differing, flat
 
 @dataclass(frozen=True)
 class RunDiff:
-    """`equal`: the steps before `difference`, with equal updates; `lengths`: each run's number of updates; `causes`:
-    machine differences, and why a run is not reproducible.
+    """The differences of two runs. `equal` are the steps with equal updates before `difference`; `lengths` are the two
+    runs' numbers of updates; `causes` are machine differences, and reasons why a run is not reproducible.
     """
 
     settings: list[Change]
@@ -28,7 +28,7 @@ class RunDiff:
 
 
 def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step: None) -> RunDiff:
-    """Compare two runs of the same kind, step by step, up to the first difference. UserError without a common step."""
+    """Compare two runs of a kind, step by step, up to the first difference. UserError if no step is in both runs."""
     mine, theirs = Records(first), Records(second)
     # After its last step a run may evaluate once more, so a step may be an update in only one of the runs.
     both = sorted(mine.metrics.keys() & theirs.metrics.keys())

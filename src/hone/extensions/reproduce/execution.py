@@ -61,7 +61,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
 
 
 class Memory:
-    """Replaces a loop's recorder, log and saver: holds only the last step."""
+    """Replaces a loop's recorder, log and saver, and holds only the last step."""
 
     seconds_so_far, stopping = 1.0, False
 
@@ -94,13 +94,14 @@ class Rebuilt:
     """A recorded run that can be executed again, from the checkpoints that are `intact` or from the initial model.
 
     `missing_model` says why the initial model could not be loaded, else "". `sources` are digests as in run.json.
-    Versions before `first` are left out: they had other settings. `limit` is the largest relative difference of
-    training values that counts as equal: 0, except for a run of several ranks.
+    Versions before `first` are left out, because they had other settings. `limit` is the largest relative difference
+    of training values that counts as equal. It is 0, except for a run of several ranks.
 
-    `begin` sets the loop's state from a checkpoint (None: the start); load the trainer first. `retrain` repeats the
-    update of a step from recorded rollouts, without evaluations. `repeat` executes the whole step again, after its
-    evaluation if that was due or recorded. `evaluation` evaluates the current version, as at the end. If `resamples`
-    is false, `repeat` takes recorded completions and evaluates nothing; if `regrades` is false, `repeat` is `retrain`.
+    `begin` sets the loop's state from a checkpoint, or for None to the start; load the trainer first. `retrain` repeats
+    the update of a step from recorded rollouts, without evaluations. `repeat` executes the whole step again, including
+    an evaluation before the step that was due or recorded. `evaluation` evaluates the current version, as at the end of
+    a run. If `resamples` is false, `repeat` takes recorded completions and evaluates nothing; if `regrades` is false,
+    `repeat` does the same as `retrain`.
     """
 
     trainer: Trainer
@@ -128,7 +129,6 @@ class Rebuilt:
         self.intact = [version for version in intact if version >= self.first]
         self.loadable = self.intact if missing_model or self.first else sorted({0, *self.intact})
         self.loaded = -1
-        """The version that was loaded last."""
         self.resamples = self.regrades = self.evaluates = True
         self.memory: Any = Memory()
         self.build(model, replay_only)
@@ -153,7 +153,7 @@ class Rebuilt:
             self.load(nearest)
 
     def load(self, version: int) -> None:
-        """Load checkpoint `version` and its loop state, or keep the initial model, if no step was taken yet."""
+        """Load checkpoint `version` with its loop state. Without checkpoint 0, version 0 is the untrained model."""
         trainer, state, saved = self.trainer, None, self.records.run.checkpoints
         if version in self.intact:
             tensors, state = saved.load(version)
@@ -317,7 +317,7 @@ def why_not_resampled(config: RLConfig | SFTConfig, run: Run) -> str | None:
 
 @contextmanager
 def needed_here(what: str) -> Iterator[None]:
-    """Add to a UserError that the task or data must be at its recorded place."""
+    """Add to a UserError in the block that the task or data must be at its recorded place."""
     try:
         yield
     except NotTrusted:
@@ -327,13 +327,13 @@ def needed_here(what: str) -> Iterator[None]:
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert metrics as in metrics.jsonl: None if not finite."""
+    """Convert metrics to what metrics.jsonl holds; a number that is not finite becomes None."""
     plain = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
     return {name: value if math.isfinite(value) else None for name, value in plain.items()}
 
 
 def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> list[Group]:
-    """Rebuild the groups of a step from its recorded completions; only advantages are computed anew.
+    """Rebuild the groups of a step from its recorded completions. Only advantages are computed anew.
 
     Raises UserError if no step can have written these rows.
     """

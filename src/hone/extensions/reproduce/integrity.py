@@ -3,11 +3,11 @@
 checkpoints/, weights/             every byte against their completion markers, and their weights against hashes.jsonl
 rollouts/, evals/, metrics.jsonl   against hashes.jsonl
 hashes.jsonl, metrics.jsonl        against the hashes in each checkpoint, and the order of their steps
-the ledgers in checkpoints         against the rollouts: exactly the draws of all earlier steps
+the ledgers in checkpoints         against the rollouts: they have exactly the draws of all earlier steps
 
-timings.jsonl, events.jsonl and logs/ (depend on clocks) and tokens/ (follows from the rest) are not covered. Only the
-certificate has the hashes of run.json (without tables of extensions) and config.toml. Executing a step again exposes
-forged hashes.
+timings.jsonl, events.jsonl and logs/, which depend on clocks, are not covered, nor is tokens/, which follows from the
+rest. The hashes of config.toml, and of run.json without tables of extensions, are only in the certificate. Executing a
+step again exposes forged hashes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Damage:
 class Checked:
     """Numbers of checked files by kind, and the damages.
 
-    A killed run may have written a step, but not yet its hashes: `open_steps` are these steps, `open_weights` the
+    A killed run may have written steps without their hashes. `open_steps` are these steps. `open_weights` are the
     fingerprints of `checkpoints/step_N` and `weights/step_N` without a hash, by version and folder.
     """
 
@@ -107,7 +107,7 @@ def check(
 
 
 def _read_log(path: Path, checked: Checked) -> Log:
-    """Read a log's complete lines. A line that is no step's record, or out of order, is damage."""
+    """Read a log's complete lines. A line counts as damage if it is not the record of a step, or out of order."""
     lines: Log = {}
     before = None
     for number, line in enumerate(whole_lines(path), 1):

@@ -20,7 +20,7 @@ SOURCES = {
     "verifiers": "verifiers",
     "reasoning-gym": "reasoning-gym",
 }
-"""Names for the digests in run.json's `sources`. The initial model's is checked when it is loaded."""
+"""Names for the digests in run.json's `sources`. The initial model's digest is checked when the model is loaded."""
 
 
 def this_machine() -> dict[str, Any]:
@@ -31,7 +31,7 @@ def this_machine() -> dict[str, Any]:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here", ranks: bool = True
 ) -> list[str]:
-    """List known facts that differ between two machines: `torch 2.11.0 (here 2.12.0)`; `ranks`: also of ranks."""
+    """List known facts that differ between two machines, such as `torch 2.11.0 (here 2.12.0)`. `ranks`: also ranks."""
     mine, theirs = first.get("sources", {}), second.get("sources", {})
     both = [name for name in SOURCES if name in mine and name in theirs]
     found = [entry for entry in drift.differences(first, second) if ranks or entry[0] != "ranks"]
@@ -46,8 +46,8 @@ def _format(value: Any) -> str:
 def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = True) -> list[str]:
     """List recorded reasons why another run of the config may differ, each with its first step.
 
-    With `step`, returns only reasons up to that step, without the teacher's scores, as they are recorded. If `sampling`
-    is false, leaves out reasons about a server or program that sampled.
+    With `step`, list only reasons up to that step, and leave out the teacher's scores, as they are recorded. If
+    `sampling` is false, leave out reasons about a server or program that sampled.
     """
     entries = [entry for entry in info.get("inexact", []) if step is None or entry["step"] <= step]
     recorded = ((SCORED_BY,) if step is not None else ()) + (() if sampling else (SAMPLED_BY, PROGRAM_ROLLOUTS))

@@ -68,8 +68,8 @@ def _config_class(run: Run) -> type[RLConfig] | type[SFTConfig]:
 def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_checked: bool = False) -> Rebuilt:
     """Build the parts to execute the run's steps again; if `replay_only`, without its task.
 
-    `model_name` is the initial model, if it has moved. `files_checked`: the caller has checked the checkpoints; else
-    they are checked here. Call this within `trust.opened_run`. Raises UserError if the run's code is not trusted.
+    `model_name` is the initial model, if it has moved. Checkpoints are checked, unless the caller has done so
+    (`files_checked`). Call this within `trust.opened_run`. Raises UserError if the run's code is not trusted.
     """
     config, records = read_config(run), Records(run)
     try:
@@ -123,7 +123,7 @@ def _renderer(name: str, config: Any) -> ChatRenderer:
 
 
 def exported_parameters(folder: Path, precision: str, implementation: str) -> dict[str, torch.Tensor]:
-    """Load the parameters of an exported model by name; with LoRA, parameters of the adapter in `folder`."""
+    """Load the parameters of an exported model by name; with LoRA, only the parameters of the adapter in `folder`."""
     if (folder / ADAPTER).is_dir():
         return load_adapter(folder / ADAPTER, model_config(folder, implementation=implementation))
     return merged_parameters(folder, precision, implementation)

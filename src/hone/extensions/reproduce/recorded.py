@@ -17,8 +17,8 @@ from hone.types import Rollout, Segment, ragged, where
 
 
 class RecordedPolicy:
-    """A `Policy` that repeats recorded completions (`recorded`: by sample id) as if sampled by `version`. Token
-    versions are clipped to `version` - `lag` … `version`. A turn that was not recorded becomes an end token. `sample`
+    """A `Policy` that repeats `recorded` completions (by sample id), as if `version` had sampled them. The versions of
+    tokens are clipped to `version` - `lag` … `version`. A turn that was not recorded becomes an end token. `sample`
     raises UserError for a sample that was not recorded.
     """
 
@@ -64,6 +64,5 @@ class RecordedPolicy:
         return Completion(ids, logprobs, reason, ragged(columns, "candidates")), versions
 
     def _ended(self, ids: list[int], stops: Sequence[str]) -> bool:
-        """Return True if a turn ended with an end token or a stop string."""
         text = self._renderer.decode(ids)
         return ids[-1] in self._renderer.stop_ids or before_stop(text, stops) != text

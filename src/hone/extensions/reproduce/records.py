@@ -19,7 +19,7 @@ EVALUATIONS = ("eval/", "val/")
 CANARY = ("canary/",)
 """Prefix of metrics of version N that are measured before step N on the sampler's results, without training."""
 SENT_BACK = ("staleness/returned",)
-"""Metrics of a split run only, about discarded samples."""
+"""Metrics about discarded samples, which only a split run has."""
 
 
 class Records:
@@ -43,7 +43,7 @@ class Records:
 
     @cached_property
     def updates(self) -> list[int]:
-        """Steps with a recorded update, ascending; not steps with only an evaluation."""
+        """Steps with a recorded update, ascending. Steps with only an evaluation are left out."""
         return [step for step in sorted(self.metrics) if self.is_update(step)]
 
     def is_update(self, step: int) -> bool:
@@ -65,11 +65,10 @@ class Records:
         return version in self.evaluations or any(name.startswith(EVALUATIONS) for name in metrics)
 
     def rows(self, step: int) -> list[Row] | None:
-        """Return the completions of a step; None if it has none."""
         return self.run.rollouts(step).to_pylist() if step in self.rollout_steps else None
 
     def record(self, step: int, without: tuple[str, ...] = (), samples: bool = True) -> StepRecord:
-        """Return a step's record without metrics with a prefix in `without`; with completions only if `samples`."""
+        """Return a step's record: metrics except prefixes in `without`, and completions only if `samples`."""
         metrics = self.metrics.get(step)
         if metrics is not None:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(without)}

@@ -1,6 +1,6 @@
 """Grade a run's recorded completions again, without its model or torch.
 
-The state of a conversation of several turns is not recorded: reward functions get the initial state.
+The state of a conversation of several turns is not recorded, so reward functions get the initial state.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ COLUMNS = (
     *("stop_reason", "prompt", "text", "answer", "info", "completion", "env", "draw"),
 )
 SHOWN = 3
-"""Number of completions to store per step on which graders disagree."""
+"""Number of disagreements of the graders to store for each step."""
 CHECKED = 256
-"""Number of completions that the run's own task grades too, to compare with the record."""
+"""Number of completions that the run's task grades again, to compare its scores with the record."""
 LONGEST = 200
-"""Number of characters to store of a grading failure."""
+"""Maximum characters to store of a grading failure."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """True if reward and outcome are equal to the bit, or both gradings failed."""
+        """True if reward and outcome are equal to the bit, or if both gradings failed."""
         old, new = self.recorded.score, self.score
         if old.outcome.is_failure or new.outcome.is_failure:
             return old.outcome.is_failure and new.outcome.is_failure
@@ -67,14 +67,13 @@ class Pair:
 
     @property
     def disagree(self) -> bool:
-        """True if one grader calls the completion right and the other does not."""
         old, new = self.recorded.score.outcome, self.score.outcome
         return not (old.is_failure or new.is_failure) and (old is Outcome.CORRECT) != (new is Outcome.CORRECT)
 
 
 @dataclass(frozen=True)
 class Grader:
-    """A task that grades. `template` makes its `answer` and `info` from the recorded ones."""
+    """A task that grades. `template` makes the task's `answer` and `info` from the recorded ones."""
 
     env: Environment
     template: Template | None = None
@@ -104,10 +103,11 @@ class Grader:
 class Regraded:
     """A run's completions under another grader.
 
-    `points` `[N]` (POINT) has all completions. `checked` counts completions that the run's own task graded again,
-    `same` how many got the recorded score; `first_other` did not. `failed_old` and `failed_new` count failed
-    gradings, then and now; `failure` is the first reason now. `disagreements`: up to `SHOWN` of the `disagreeing`
-    completions of each step, of typical length. `scores` are the new scores of each step as Arrow tables, if asked for.
+    `points` `[N]` (POINT) has all N completions. The run's task graded `checked` of them again, and `same` of these got
+    the recorded score; `first_other` is the first that did not. `failed_old` and `failed_new` count gradings that
+    failed then and now, and `failure` is the first reason now. `disagreeing` counts completions on which the graders
+    disagree; `disagreements` has up to `SHOWN` of each step, of typical length. `scores` are the new scores of each
+    step as Arrow tables, if asked for.
     """
 
     points: np.ndarray
@@ -158,9 +158,10 @@ def regrade(
 ) -> Regraded:
     """Grade the completions of these steps with `grader`, and about CHECKED of them with `original`, the run's task.
 
-    If there are several tasks, only `task` is graded. If `grader` is `original`, all are checked. The recorded reward's
-    main part is taken from the rubric of `original` or `grader`, if it has the recorded weights; else it is all
-    components. Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
+    If there are several tasks, only `task` is graded. If `grader` is `original`, all completions are checked. The
+    rubric of `original`, or else of `grader`, defines the main part of the recorded reward if it has the recorded
+    weights; otherwise the main part is all components. Raises UserError if, of 256 or more completions so far, a larger
+    share than `max_failed` could not be graded.
     """
     result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None
     takes_ids = any(one.env.rubric.takes_ids for one in (grader, original) if one is not None)
@@ -193,7 +194,7 @@ def regrade(
 def spread_out(
     recorded: Sequence[Recorded], count: int, whole_groups: bool, generator: np.random.Generator | None = None
 ) -> list[Recorded]:
-    """Return about `count` completions, evenly spread or drawn by `generator`; `whole_groups`: in whole groups."""
+    """Return about `count` completions (or whole groups of them), evenly spread or drawn by `generator`."""
     groups: dict[int, list[Recorded]] = {}
     for index, one in enumerate(recorded):
         groups.setdefault(one.draw if whole_groups else index, []).append(one)
@@ -205,7 +206,7 @@ def spread_out(
 
 
 def read_step(run: Run, step: int, task: str = "", ids: bool = False) -> list[Recorded]:
-    """Read the recorded completions of a step; of several tasks, only `task`. `ids`: with their sampled tokens."""
+    """Read the recorded completions of a step; with `task`, only of that task; with `ids`, with the sampled tokens."""
     recorded = []
     for row in run.rollouts(step, (*COLUMNS, *(["token_ids"] if ids else []))).to_pylist():
         if task and row["env"] != task:

@@ -1,4 +1,4 @@
-"""Retraining from recorded rollouts: no environment, no sampling, the same weights."""
+"""Retrains from recorded rollouts, without environment and sampling, to get the same weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors = Mapping[str, torch.Tensor]
 class Replayed:
     """A replay from version `start` to `reached`, its last `fingerprint`, and the first `difference` from the record.
 
-    `matched`: checkpoints and exported weights that are equal; `missed`: the first tensor that differs.
+    `matched` lists checkpoints and exported weights that are equal; `missed` is the first tensor that differs.
     """
 
     start: int
@@ -38,7 +38,7 @@ class Replayed:
 
 
 def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replayed:
-    """Repeat the updates of steps `start` to `until` - 1; compare each with the record and with saved weights.
+    """Repeat the updates of steps `start` to `until` - 1, and compare them with the record and with saved weights.
 
     Stops at the first difference. If sums round differently than in the run (`rebuilt.limit`), saved weights are not
     compared, and the replay continues from each checkpoint.
@@ -85,7 +85,7 @@ def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
 
 
 def _first_unequal(name: str, saved: Mapping[str, Tensors], replayed: Mapping[str, Tensors]) -> str | None:
-    """Return `TENSOR in NAME/GROUP.safetensors` of the first tensor that differs in a bit."""
+    """Return the first tensor that differs in a bit, as `TENSOR in NAME/GROUP.safetensors`."""
     for group in sorted(saved):
         mine, other = replayed.get(group, {}), saved[group]
         for tensor in sorted(mine.keys() | other.keys()):

@@ -1,9 +1,9 @@
-"""Grade recorded completions again while a run trains: a reward that changes, or is random, raises an alarm.
+"""Grade recorded completions again while a run trains. A reward that changes, or is random, raises an alarm.
 
 A check grades completions of three steps: the first, a random one, and the last. If a function remembers earlier calls,
 a fresh process gives other scores at the last step; if it reads the clock or a file, scores of earlier steps differ. A
 check runs in a thread and a separate process, so that no step waits for it. Functions that no other process can
-import run in this one, between two steps.
+import run in the run's process, between two steps.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ REGRADED = "regraded"
 EVERY = 10
 """Steps between checks; a check is skipped while another is running."""
 COMPLETIONS, FEW = 8, 2
-"""Completions of a step to grade again, in a separate process or in this one; whole groups may be more."""
+"""Completions of a step to grade again: in a separate process, and in this process. Whole groups may have more."""
 SHARE = 4
 """At most every fourth completion of a step is graded again."""
 ROWS = 16
 """Examples to search for values that JSON can't hold."""
 LAST_SECONDS, LEFT_SECONDS = 10.0, 0.5
-"""Seconds to wait for a running check: at the end of a run that is done; before processes are closed."""
+"""Seconds to wait for a running check: at the end of a run that is done, and before processes are closed."""
 CAUSE = "completions that were graded again got other scores"
 ADVICE = (
     "let the reward depend on the completion and its example alone: no clock, no memory, and random numbers only from "
@@ -65,7 +65,7 @@ def observer(config: RunConfig, by_program: bool) -> Observer | None:
 class RewardCheck(Observer):
     """Grades some completions of a run again, and records the result as `regraded` in run.json.
 
-    The score must be the same, unless grading failed, then or now.
+    The new score must equal the recorded one, unless one of the gradings failed.
     """
 
     def check(self, training: Any) -> None:
@@ -80,7 +80,6 @@ class RewardCheck(Observer):
         self._thread: Thread | None = None
         self._ended = Event()
         self._last = self._checked = -1
-        """The last step, and the last checked step."""
         if run.alarms.actions.get(REGRADED) == "off":
             return
         run.alarms.restore(REGRADED, RunView(run.folder).events(), run.start_step)
@@ -118,7 +117,7 @@ class RewardCheck(Observer):
                 self._close()
 
     def _is_idle(self, seconds: float = 0.0) -> bool:
-        """Wait for a running check, at most this long; return True if no check is running then."""
+        """Wait up to `seconds` for a running check. Return True if no check is running after that."""
         if self._thread is not None:
             self._thread.join(seconds)
         return self._thread is None or not self._thread.is_alive()
@@ -128,7 +127,6 @@ class RewardCheck(Observer):
             env.close_workers()
 
     def _begin(self) -> None:
-        """Start a check of the last step, unless a check is running."""
         if not self._is_idle():
             return
         self._take()  # a task that could not be graded is not tried again

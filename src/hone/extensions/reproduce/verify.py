@@ -1,9 +1,10 @@
 """Verify a run: compare its files with their hashes, and execute random steps of it again in full.
 
-Recorded rollouts are replayed from the nearest checkpoint before a step (or the initial model) up to it. Then the
-step is sampled, graded and trained anew, and compared quantity by quantity. A server's samples can't be repeated: the
-recorded completions are graded and trained on. Rollouts of a program are trained on with their recorded rewards. Steps
-that a killed run had not hashed are always executed again, as is the last evaluation. Five verdicts:
+To reach a step, recorded rollouts are replayed from the nearest checkpoint before it, or from the initial model. Then
+the step is sampled, graded and trained anew, and compared quantity by quantity. If a server sampled, the recorded
+completions are graded and trained on, as sampling can't be repeated. If a program made the rollouts, they are trained
+on with their recorded rewards. Steps that a killed run had not hashed, and the last evaluation, are always executed
+again. The verdicts are:
 
 verified         the files fit their hashes, and the steps come out equal to the bit
 files only       the files fit their hashes; no step was executed again, so any record may be made up
@@ -41,10 +42,10 @@ WITH_EVALUATION = ("done", "budget")
 
 @dataclass(frozen=True)
 class StepCheck:
-    """One step, executed again; if `is_evaluation`, the evaluation of version `step`.
+    """One step that was executed again or, if `is_evaluation`, the evaluation of version `step`.
 
-    `start` names the weights before the `replayed` steps. `difference` is the first difference, in a
-    replayed step if `fingerprint` is None. `damage` is a file that was changed.
+    `start` names the weights before the `replayed` steps. `difference` is the first difference; it is in a replayed
+    step if `fingerprint` is None. `damage` is a file that was changed.
     """
 
     step: int
@@ -72,7 +73,7 @@ class StepCheck:
 
 @dataclass
 class Verification:
-    """The result. `resampled`: steps were sampled anew; `regraded`: they were graded anew.
+    """The result of a verification. `resampled` and `regraded` say if steps were sampled anew, and graded anew.
 
     `reasons` say why a difference would prove nothing; `notes` name what was not checked. `limit` is the largest
     relative difference of training values that counts as equal.
@@ -132,7 +133,7 @@ def choose_steps(candidates: Sequence[int], count: int, seed: int) -> list[int]:
 
 
 def unhashed_steps(checked: Checked) -> list[int]:
-    """List the steps without a hash, ascending: only executing them again can check their files."""
+    """List the steps without a hash, ascending. Only executing these steps again can check their files."""
     return sorted(checked.open_steps | {version - 1 for version in checked.open_weights if version})
 
 

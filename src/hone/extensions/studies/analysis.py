@@ -1,7 +1,7 @@
 """Differences between the cells of a study, and their significance.
 
-Seeds and examples are random effects, and differences are paired by seed and example. p and interval use one standard
-error, so the interval excludes 0 exactly if p is below 0.05. benchmarks/study_errors.py measures error rates.
+Seeds and examples are random effects, and differences are paired by seed and example. p and interval use the same
+standard error, so the interval excludes 0 exactly if p is below 0.05. benchmarks/study_errors.py measures error rates.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hone import rng
 from hone.evaluation.intervals import Interval
 
 ALPHA, POWER = 0.05, 0.8
-"""Chances: of any false verdict in a study; of finding a real effect."""
+"""The chance of any false verdict in a study, and the chance of finding a real effect."""
 DRAWS = 4000
-"""Number of simulated studies for the power."""
+"""Number of studies to simulate, to compute the power."""
 
 Verdict = Literal["helps", "hurts", "no difference seen", "one seed: no test", "one example: no test"]
 
@@ -29,7 +29,7 @@ class Effect:
     """A cell's difference from the baseline, over their common seeds and examples.
 
     `p` (two-sided) and `interval` (95 %) are for this comparison alone. `p_corrected`, corrected for all comparisons,
-    decides the verdict. `detectable`: the effect that a study with equal scatter finds with probability `POWER`.
+    decides the verdict. `detectable` is the effect that a study with equal scatter finds with probability `POWER`.
     """
 
     mean: float
@@ -67,7 +67,7 @@ def effects(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Effect]:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Variances of the mean of d = effect + seed + example + noise over S x E values: each seed with each example.
+    """Variances of the mean of differences d = effect + seed + example + noise, over S seeds x E examples.
 
     `of_seeds` is the variance of the seeds' means divided by S; `of_examples` is the variance of the examples' means
     divided by E. Both contain `noise`, so their sum counts it twice. Arrays have one entry per study.
@@ -93,7 +93,7 @@ class Scatter:
 
     @property
     def variance(self) -> np.ndarray:
-        """The variance of the mean: noise counted once, at least `of_seeds` and `of_examples`."""
+        """The variance of the mean, with noise counted once. At least as large as `of_seeds` and `of_examples`."""
         both = self.of_seeds + self.of_examples - self.noise
         return np.maximum(both, np.maximum(self.of_seeds, self.of_examples))
 
@@ -127,7 +127,7 @@ class Scatter:
     def found_with(self, power: float, alpha: float) -> float:
         """Return the effect that a study with this scatter finds with probability `power`, simulated with a fixed seed.
 
-        A study finds effect x if x + error exceeds its reach; both variances are drawn from chi-square.
+        A simulated study finds effect x if x + error exceeds its reach. Its variances are drawn from chi-square.
         """
         stream = rng.stream(0, "study", "power")
         error = math.sqrt(self.variance) * stream.standard_normal(DRAWS)
@@ -138,7 +138,7 @@ class Scatter:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct p values for the number of tests (Holm, 1979), so that any false verdict has a chance below alpha."""
+    """Correct p values for the number of tests (Holm, 1979): the chance of any false verdict stays below alpha."""
     order, worst = np.argsort(p), 0.0
     corrected = [0.0] * len(p)
     for rank, index in enumerate(order):

@@ -35,7 +35,7 @@ MODEL = {"model", "model.name"}
 class Stage:
     """One run of SFT or RL with a seed. It starts from the last weights of the stage `after`.
 
-    `id`, which names the run's folder, is a digest of config, seed and the stage before: cells share equal stages. The
+    `id` is a digest of config, seed and the stage before, and names the run's folder, so cells share equal stages. The
     digest does not cover the content of files that the config names (a task's code, data, a model).
     """
 
@@ -118,7 +118,7 @@ def one_line(text: str) -> str:
 
 
 def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
-    """Return the task that evaluates all cells. Raises UserError if only `eval.env` can say which."""
+    """Return the task that evaluates all cells. Raises UserError if neither `eval.env` nor the cells name one task."""
     if study.eval.env is not None:
         return study.eval.env
     configs = [one.config for cell in cells for stage in cell.stages for one in runs_of(stage)]

@@ -56,7 +56,7 @@ class StudyEvalConfig(BaseConfig):
     """The evaluation of all cells, on the same held-out examples; only their `eval_args` differ."""
 
     env: Annotated[EnvConfig | None, Meta("evaluation")] = None
-    """Task; by default, RL's task, or without RL the task of SFT's demonstrations."""
+    """Task of the evaluation; by default the task of RL or, without RL, of SFT's demonstrations."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=256, ge=2)
     """Number of held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
@@ -81,7 +81,7 @@ class StudyBudgetConfig(BaseConfig):
     bare = "hours"
 
     hours: Annotated[float, Meta("machine")] = Field(gt=0)
-    """Wall-clock hours of this command; started runs are still finished."""
+    """Wall-clock hours after which this command starts no more runs; started runs are finished."""
 
 
 class StudyConfig(BaseConfig):

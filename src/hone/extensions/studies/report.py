@@ -30,8 +30,6 @@ _TEMPLATES = environment(FileSystemLoader(Path(__file__).parent / "templates"))
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title and an explanation."""
-
     title: str
     about: str
     heads: list[str]
@@ -134,7 +132,7 @@ def _cells(row: Row, baseline: str) -> list[str]:
 
 
 def _n(seeds: Sequence[SeedResult]) -> str:
-    """Return "SEEDS x EXAMPLES"; only examples with a graded completion count."""
+    """Return a text such as "3 x 256" (seeds x examples). Only examples with a graded completion count."""
     counts = sorted({len(one.values) for one in seeds})
     return f"{len(seeds)} x {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''}" if seeds else "0"
 
@@ -213,7 +211,7 @@ def _draw_effects(axes: Any, rows: list[Row], results: Results) -> None:
 
 
 def _draw_curves(figure: Any, results: Results) -> None:
-    """Draw two panels, for cells that end with SFT and with RL: mean over seeds, and span from min to max."""
+    """Draw a panel for cells that end with SFT, and one for RL: the mean over seeds, and the span from min to max."""
     kinds = sorted({one.last for row in results.rows for one in row.seeds})
     for axes, kind in zip(np.ravel(figure.subplots(1, len(kinds))), kinds, strict=True):
         lines, names = [], []

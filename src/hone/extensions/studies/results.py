@@ -23,7 +23,7 @@ from hone.runs.summary import Summary
 from hone.runs.view import read_lines
 
 COSTS: tuple[str, ...] = ("examples", "tokens", "seconds")
-"""Costs of stages: demonstrations plus prompts, trained or sampled tokens, CPU seconds."""
+"""Costs of stages. Examples are demonstrations or prompts, tokens are trained or sampled, seconds are CPU seconds."""
 LENIENT_SECONDS = 600.0
 """Time limit for lenient reading of one evaluation."""
 NOT_RUN = "not run yet"
@@ -31,8 +31,8 @@ NOT_RUN = "not run yet"
 
 @dataclass(frozen=True)
 class SeedResult:
-    """Results of a cell with one seed. `values`: by held-out example; `correct`, `lenient`: shares of right answers;
-    `costs`: sums over all stages; `last`, `curve`: kind and training curve of the last stage.
+    """Results of a cell with one seed. `values` are by held-out example. `correct` and `lenient` are shares of right
+    answers. `costs` are sums over all stages. `last` and `curve` are kind and training curve of the last stage.
     """
 
     seed: int
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True)
 class EqualCost:
-    """A cell with RL, compared with SFT alone at equal cost. `sft_alone`: None if SFT was not tried at this cost."""
+    """A cell with RL, compared with SFT alone at equal cost. `sft_alone` is None if SFT was not tried at this cost."""
 
     cell: str
     cost: str
@@ -70,7 +70,7 @@ class EqualCost:
 
 @dataclass(frozen=True)
 class Results:
-    """The finished runs of a study, compared with the cell `baseline`. `missing`: unfinished runs, with reasons."""
+    """The finished runs of a study, compared with the cell `baseline`. `missing` maps unfinished runs to reasons."""
 
     study: StudyConfig
     rows: list[Row]
@@ -82,7 +82,7 @@ class Results:
 def results_of(
     study: StudyConfig, cells: list[Cell], tasks: Tasks, failed: Mapping[str, str], reads: bool = True
 ) -> Results:
-    """Read and compare the finished runs. `failed`: task id → reason; `reads`: see `right_leniently`."""
+    """Read and compare the finished runs. `failed` maps task ids to reasons; for `reads`, see `right_leniently`."""
     seconds = {line["id"]: line["processor"] for line in read_lines(study.output_dir / SECONDS)}
     measured = {}
     for cell in cells:
@@ -111,7 +111,7 @@ def compared(
 def _seed_result(
     study: StudyConfig, tasks: Tasks, cell: Cell, stage: Stage, seconds: Mapping[str, float], reads: bool
 ) -> SeedResult | None:
-    """Return a seed's results; None if it is not done, or no completion could be graded."""
+    """Return a seed's results; None if the evaluation is not done, or if no completion could be graded."""
     task = tasks.evaluation(cell, stage)
     if not task.done or not (values := values_of(task.folder, study.eval.metric)):
         return None
@@ -129,7 +129,7 @@ def _seed_result(
 
 
 def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) -> float | None:
-    """Return an evaluation's share of right completions by lenient reading; None if not all could be read.
+    """Return the share of an evaluation's completions that are right if read leniently; None if not all could be read.
 
     The evaluation's card stores the result. If `reads` is false, only a stored result is used.
     """
@@ -166,7 +166,7 @@ def _costs(folder: Path, stage: Stage) -> dict[str, float]:
 
 
 def _paired(one: list[SeedResult], other: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of `one` and of `other`, [seeds, examples], for common seeds and examples."""
+    """Return the values of `one` and of `other` as arrays [seeds, examples], for common seeds and examples."""
     mine, theirs = ({result.seed: result.values for result in results} for results in (one, other))
     seeds = [seed for seed in mine if seed in theirs]
     examples = (
@@ -192,12 +192,11 @@ def _equal(rows: list[Row]) -> list[EqualCost]:
 
 
 def _imitated(row: Row) -> dict[str, Any]:
-    """Return the SFT settings of a cell without `max_steps`."""
     return {key: value for key, value in row.cell.settings.items() if key[:4] == "sft." and key != "sft.max_steps"}
 
 
 def to_csv(results: Results) -> str:
-    """Return CSV with a row per cell and seed; it has no times, so a repetition on an equal CPU gives equal text."""
+    """Return CSV with a row per cell and seed. Times are left out, so that a repetition on an equal CPU is equal."""
     keys = list(dict.fromkeys(key for row in results.rows for key in row.cell.settings))
     shares = ["right", "lenient"] if results.study.eval.lenient else ["right"]
     out = io.StringIO()

@@ -42,7 +42,7 @@ _PORTS = 100
 
 @dataclass(frozen=True)
 class Task:
-    """A command of the study: `hone KIND @ CONFIG`, in `folder`, from the weights of the task `needs`."""
+    """A command of the study, `hone KIND @ CONFIG`. It writes into `folder`, and starts from weights of `needs`."""
 
     id: str
     title: str
@@ -59,7 +59,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """Ids of tasks: `done`; `failed`, with the reason; `left` to start."""
+    """Ids of tasks that are `done`, that `failed` (with the reason), and that are `left` to start."""
 
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Outcome:
 
 
 class Tasks(dict[str, Task]):
-    """Tasks by id, each after the task that it needs. Cells' equal stages are one task."""
+    """Tasks by id, each after the task that it needs. Equal stages of several cells are one task."""
 
     def __init__(self, study: StudyConfig, cells: list[Cell]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class _Active:
 
 
 class Runner:
-    """Runs up to `jobs` tasks at a time. Prints a line per ended task by `say`, and the running tasks by `status`."""
+    """Runs up to `jobs` tasks at a time. `say` gets a line for each task that ended, `status` the running tasks."""
 
     def __init__(self, study: StudyConfig, tasks: dict[str, Task], say: Say, status: Say) -> None:
         self.study, self.tasks, self.say, self.status = study, tasks, say, status
@@ -245,7 +245,7 @@ def weights(folder: Path) -> Path | None:
 
 
 def values_of(folder: Path, metric: str) -> dict[int, float]:
-    """Return {example: mean reward of its graded completions, or their share of right answers}."""
+    """Return, for each example, the mean reward of its graded completions, or for `correct` the share of right ones."""
     values: dict[int, list[float]] = {}
     for row in Run(folder).eval_rows():
         if row["reward"] is not None:

@@ -18,11 +18,11 @@ from hone.runs.outputs import Lock
 from hone.runs.view import LOCK
 
 CONFIG = "study.toml"
-"""The resolved config; marks a folder as a study."""
+"""File of the resolved config, which marks a folder as a study."""
 
 
 class Study:
-    """Variants over seeds, and their results. `hone.study(...)` returns one."""
+    """Variants of a run over seeds, and their results. `hone.study(...)` returns a Study."""
 
     def __init__(self, config: StudyConfig) -> None:
         self.config, self.folder = config, config.output_dir

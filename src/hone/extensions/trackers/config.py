@@ -28,7 +28,7 @@ class WandbConfig(TrackerConfig):
     project: Annotated[str | None, Meta("watching", -1)] = None
     """W&B project; by default WANDB_PROJECT, else `hone`."""
     entity: str | None = None
-    """User or team; by default WANDB_ENTITY, else the login's."""
+    """User or team; by default WANDB_ENTITY, else the entity of the login."""
     tags: list[str] = []
     """Tags of the W&B run."""
     mode: Literal["online", "offline", "disabled"] | None = None
@@ -36,7 +36,7 @@ class WandbConfig(TrackerConfig):
 
 
 class TrackioConfig(TrackerConfig):
-    """Trackio (pip install 'trackio>=0.43'): W&B's functions, on this machine. Any of these flags turns it on."""
+    """Trackio (pip install 'trackio>=0.43'): W&B's functions, on this machine. Any of its flags turns it on."""
 
     project: str = "hone"
     """Trackio project."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INSTALL = {"wandb": "pip install wandb", "trackio": "pip install 'trackio>=0.43'"}
 """The command that installs the package of a monitor."""
 FINISH_SECONDS = 30.0
-"""Seconds that the end of a run waits for all its monitors together."""
+"""Seconds that a run waits at its end for all monitors together."""
 _DEFAULT_ENVIRONMENT = {
     "WANDB_DISABLE_WEAVE": "true",  # it advertises its tracing product wherever `openai` is installed
     "WANDB_ERROR_REPORTING": "false",  # to its makers

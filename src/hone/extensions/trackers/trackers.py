@@ -1,7 +1,7 @@
 """The process that a monitor's client lives in: python -P -m hone.extensions.trackers.trackers NAME RUN FIRST_STEP
 
 It sends the contents of the run's files, from FIRST_STEP on, to the service, until the run has ended or its process is
-gone. This process's stdout is for the user; its last line says why it failed. The client's goes to stderr.
+gone. Lines on stdout are for the user; if this process fails, the last line says why. The client prints to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from hone.runs.view import RunTail, rollouts_file
 POLL = 0.5
 """Seconds between checks of the files."""
 COLUMNS = ("step", "prompt", "completion", "reward", "components", "outcome", "advantage")
-"""Columns of the tables of samples."""
 TEXT = 4000
 """Longest text in a cell, in characters."""
 
@@ -130,7 +129,7 @@ def send(tracker: Tracker, run: Run, first_step: int) -> None:
 
 
 def chosen(rows: Sequence[dict[str, Any]], count: int) -> list[list[Any]]:
-    """Return `count` of a step's rows as `COLUMNS`, evenly from the best reward to the worst, then no reward."""
+    """Return `count` of a step's rows as `COLUMNS`, spread from the best reward to the worst; no reward is last."""
     ordered = sorted(rows, key=lambda row: -float("inf") if row["reward"] is None else row["reward"], reverse=True)
     count = min(count, len(rows))
     places = [round(place * (len(rows) - 1) / max(1, count - 1)) for place in range(count)]
@@ -159,7 +158,6 @@ def _conversation(messages: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the text; of a long text, only its beginning and end."""
     if len(text) <= TEXT:
         return text
     half = TEXT // 2

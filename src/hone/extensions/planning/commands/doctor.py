@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OWN = ("--offline", "--no-offline", "--json", "--no-json", "--as-json")
 COLOURS = {"": "1", "warning": "33", "error": "1;31", "fix": "36"}
-"""Bold, yellow, bold red, cyan. Not from rich, which may be broken."""
+"""Terminal codes for bold, yellow, bold red and cyan. They don't come from rich, which may be broken."""
 
 
 def run(config: DoctorConfig) -> int:
@@ -28,7 +28,7 @@ def run(config: DoctorConfig) -> int:
 
 
 def run_without_config(argv: list[str]) -> int:
-    """Report without a config, as packages to read it are missing; the report lists them."""
+    """Report without a config, because packages that read it are missing. The report lists these packages."""
     return report(Subject("--offline" in argv), "--json" in argv)
 
 

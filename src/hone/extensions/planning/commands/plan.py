@@ -20,7 +20,7 @@ from hone.extensions.planning.report import Plan, measured_words, plan_of, words
 
 
 def run(config: PlanConfig) -> int:
-    """Print the plan; return the exit code: 1 if the run can't start, or doesn't fit into memory (planned or tried)."""
+    """Print the plan. Return 1 if the run can't start, or if plan or calibration doesn't fit into memory; else 0."""
     if config.calibrate and config.on is not None:
         raise UserError("--calibrate measures this machine, and --on names another: leave out one of the two")
     settings, found, failed = config.run, None, None
@@ -71,7 +71,7 @@ def run(config: PlanConfig) -> int:
 
 
 def _refused(plan: Plan) -> str:
-    """Return why the run can't start (other than memory); "" if it can."""
+    """Return the reason, other than memory, why the run can't start; "" if it can start."""
     settings, shape, facts = plan.config, plan.shape, plan.facts
     lora, longest = settings.model.lora, max(facts.prompts, default=0)
     if shape and lora and lora.base == "4bit" and any(size % 2 for _, size in shape.linear_shapes):
@@ -84,7 +84,6 @@ def _refused(plan: Plan) -> str:
 
 
 def _print(heading: str, lines: list[str]) -> None:
-    """Print a heading and its lines, wrapped with an indent."""
     width = max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
     wrapper = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
     wrapper.break_long_words = False

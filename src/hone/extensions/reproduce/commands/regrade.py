@@ -35,9 +35,9 @@ from hone.runs.outputs import check_target, holder
 from hone.runs.summary import refuse_interrupted, status_of
 
 SHOWN = 3
-"""Number of completions to show on which graders disagree."""
+"""Number of disagreements of the graders to show."""
 LONGEST = 400
-"""Number of characters to show of a text."""
+"""Maximum characters to show of a text."""
 
 
 def run(config: RegradeConfig) -> int:
@@ -187,7 +187,7 @@ def regrade_run(config: RegradeConfig) -> Regrading:
         spans = (steps_within(config.from_, steps, "--from"), steps_within(config.to, steps, "--to"))
         before, after = (window(regraded.points, span[0], span[-1]) for span in spans)
         if before is None or after is None:
-            raise UserError("--from or --to holds no completion that both graders could grade: name other steps")
+            raise UserError("no completion in --from or --to could be graded by both graders: name other steps")
         ends = before, after
     return Regrading(run, steps, graders, regraded, parts, judge(*ends, parts, same_grader=graders.same))
 
@@ -250,7 +250,7 @@ def _grade(run: Run, steps: list[int], graders: Graders, config: RegradeConfig) 
 
 
 def describe(env_id: str, args: dict[str, Any]) -> str:
-    """Format `gsm8k (mode two_part)`."""
+    """Return a task with its arguments, such as `gsm8k (mode two_part)`."""
     texts = (f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in args.items())
     return f"{env_id} ({', '.join(texts)})" if args else env_id
 
@@ -260,7 +260,7 @@ def steps_within(text: str | None, steps: list[int], flag: str) -> list[int]:
     first, _, last = (text or ":").partition(":")
     inside = [step for step in steps if int(first or 0) <= step and (not last or step < int(last))]
     if not inside:
-        raise UserError(f"{flag} {text} holds none of the recorded steps {steps[0]} to {steps[-1]}")
+        raise UserError(f"{flag} {text} names no recorded step; the recorded steps are {steps[0]} to {steps[-1]}")
     return inside
 
 

@@ -70,7 +70,7 @@ def replay_run(recorded: Run, config: ReplayConfig) -> int:
 
 
 def span(recorded: Run, rebuilt: Rebuilt) -> tuple[int, int]:
-    """Return (first version, version to reach). Raises UserError if the steps between are not recorded."""
+    """Return (first version, version to reach). Raises UserError if a step between these versions is not recorded."""
     path, updates = recorded.path, rebuilt.records.updates
     if not updates:
         raise UserError(f"{path} has not recorded a single step, so there is nothing to replay")

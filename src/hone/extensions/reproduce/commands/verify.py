@@ -31,7 +31,7 @@ from hone.runs.summary import status_of
 from hone.trainer.fingerprint import fingerprint
 
 SHOWN = 12
-"""Number of damaged files, or machine differences, to list; the certificate has all."""
+"""Number of damaged files, or machine differences, to list. The certificate lists all."""
 
 
 def run(config: VerifyConfig) -> int:
@@ -163,7 +163,6 @@ def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
 
 
 def explain(verification: Verification) -> str:
-    """Explain the verdict; a list of damaged files or reasons may follow."""
     verdict, found, steps = verification.verdict, verification.difference, verification.steps
     if verdict == "damaged":
         return "files of the run do not fit their hashes"
