@@ -101,7 +101,7 @@ class Statement:
 
     @property
     def frame(self) -> str:
-        """The tags of the thought around filler text, for tasks that require a thought."""
+        """The thought's tags with filler text between them, for tasks that require a thought."""
         blocks = _CLOSED.findall(self.head)
         return "".join(f"<{tag}>\nI have thought about it.\n</{tag}>\n" for tag in blocks)
 
@@ -229,7 +229,7 @@ def _value(node: ast.AST) -> Fraction:
 
 
 def answer_of(subject: Subject) -> str:
-    """Return the answer in the reference; if none is found, the example's answer."""
+    """Return the answer in the reference, or the example's answer if the reference has none."""
     span = answer_span(subject)
     return subject.text[slice(*span)] if span else subject.example.answer.strip()
 
@@ -249,7 +249,6 @@ def same_answer(given: str, answer: str) -> bool:
 
 
 def wrong_answer(subject: Subject, subjects: Sequence[Subject]) -> str | None:
-    """Return a wrong answer of the same kind as the right answer, or None."""
     return next(iter(wrong_answers(subject, subjects, 1)), None)
 
 
@@ -259,7 +258,7 @@ def wrong_answers(subject: Subject, subjects: Sequence[Subject], count: int = 2)
 
 
 def wrong_for(answer: str, others: Sequence[str] = (), count: int = 2) -> list[str]:
-    """Return up to `count` answers that differ from `answer`; `others`: answers of other examples."""
+    """Return up to `count` answers that differ from `answer`. `others` are answers of other examples."""
     found: list[str] = []
     for candidate in _candidates(answer, others):
         if len(found) < count and not any(same_answer(candidate, other) for other in (answer, *found)):

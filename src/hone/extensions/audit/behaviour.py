@@ -1,6 +1,6 @@
 """Checks that a text gets the same reward each time: in another process, and after other texts.
 
-Fresh worker processes compute all rewards, even those of `inline` functions. The first process grades the texts in
+Fresh worker processes compute all rewards, even of `inline` functions. The first process grades the texts in
 order, then in reverse. The second process has another hash seed, and grades the texts in order.
 """
 

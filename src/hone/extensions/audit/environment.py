@@ -93,7 +93,7 @@ def audit_before_training(
     max_tokens: int | None = None,
     count_tokens: Callable[[str], int] | None = None,
 ) -> Report:
-    """Audit a task quickly: without texts that could hang a grader or be executed, and without new processes."""
+    """Audit a task quickly: without checks in fresh processes, and without texts that may hang a grader or run code."""
     began = time.perf_counter()
     prober = with_derived(Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed))
     reference = check_reference(prober)

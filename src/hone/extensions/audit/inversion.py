@@ -184,7 +184,7 @@ def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
 
 
 def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
-    """Return the component in which the wrong answer leads most, or all such components if this one pays too little."""
+    """Return the component where the wrong answer leads most or, if that pays too little, all where it leads."""
     ahead = {name: best.parts.get(name, 0.0) - worst.parts.get(name, 0.0) for name in {**best.parts, **worst.parts}}
     most = max(ahead, key=lambda name: (ahead[name], best.parts.get(name, 0.0)))
     paying = tuple(name for name, more in ahead.items() if more > _SMALL and best.parts.get(name, 0.0) > 0)

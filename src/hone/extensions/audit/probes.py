@@ -51,7 +51,6 @@ class Subject:
     answer: str | None = None
 
     def render(self, text: str) -> Script:
-        """Return the reference with another last message."""
         if self.reference is None or isinstance(self.reference, str):
             return text
         last = max(i for i, message in enumerate(self.reference) if message.get("role") == "assistant")
@@ -108,7 +107,6 @@ class Prober:
     form: str = ""
     """The template that `with_derived` made the references with; "" if the task declares them."""
     tried: tuple[str, ...] = ()
-    """The templates that `with_derived` tried."""
     graded: list[Probe] = field(default_factory=list)
     hung: set[str] = field(default_factory=set)
 

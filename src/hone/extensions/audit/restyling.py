@@ -178,7 +178,7 @@ _FIRST = "{{thought}}{}{{spoken}}".format
 """A template that puts a text between the thought and the rest."""
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _LONG = r".*[^()].*[^()].*"
-"""Texts of two or more letters. In one letter (a variable, a choice), upper or lower case may matter."""
+"""Texts of two or more letters. The case of a single letter (a variable, a choice) may matter."""
 
 RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("leading-newlines", "\n\n{text}"),

@@ -4,8 +4,8 @@
 
 An answer in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`) earns 0.1, plus 0.9 times the score that
 reasoning-gym's `score_answer` gives it, with partial credit. An answer is correct if this score is 1. Row i is row i of
-reasoning-gym's data set for the seed. A tenth of the questions is held out for evaluation; a hash of the question
-chooses them, whatever the seed. A separate process with limited processor time makes and scores rows.
+reasoning-gym's data set for the seed. A hash of the question, whatever the seed, decides if a question is in the tenth
+that is held out for evaluation. A separate process with limited processor time makes and scores rows.
 """
 
 from __future__ import annotations

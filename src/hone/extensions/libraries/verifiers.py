@@ -139,7 +139,7 @@ class Verifiers(Tasks):
         super().__init__(served, rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
 
     def _component(self, name: str, first: bool) -> RewardFunc:
-        """Return the reward function `name`. The `first` function makes the taskset compute the scores of all."""
+        """Return the reward function `name`. The `first` function makes the taskset compute all functions' scores."""
 
         @inline
         def component(completion: list[Message], info: dict[str, Any], state: dict[str, Any]) -> float | GraderFailure:
@@ -154,7 +154,7 @@ class Verifiers(Tasks):
 
 
 class Episodes(AgentEnv, Tasks):
-    """Tasks for which verifiers makes rollouts and rewards, in a separate process that the first rollout starts."""
+    """Tasks with rollouts and rewards by verifiers. The first rollout starts verifiers in a separate process."""
 
     def __init__(self, served: TasksetProcess, correctness: str | None, limits: AgentLimits, **kwargs: Any) -> None:
         super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)

@@ -157,7 +157,7 @@ def policy_client() -> dict[str, tuple[str, str]]:
 
 
 def use_installed_packages() -> None:
-    """Run local programs in this Python environment if it meets their requirements.
+    """Make verifiers run local programs in this Python environment, if it has the packages that they require.
 
     Otherwise verifiers makes an environment for each program with `uv`, which needs a package index.
     """

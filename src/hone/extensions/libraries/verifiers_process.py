@@ -71,8 +71,6 @@ class Driver:
 
 
 class DriverProcess:
-    """A process of `verifiers_driver.py`, and its running episodes."""
-
     def __init__(self, command: list[str], name: str) -> None:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         pipe = subprocess.PIPE
@@ -84,7 +82,7 @@ class DriverProcess:
         self._sending = threading.Lock()
         self._open: dict[int, Future[dict[str, Any]]] = {}
         self._given_up: dict[int, threading.Event] = {}
-        """Cancelled episodes without a confirmation, by number."""
+        """Cancelled episodes that are not confirmed yet, by number."""
         self._is_over = self._is_blocked = False
         if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
             self.end()
@@ -119,7 +117,6 @@ class DriverProcess:
             self._open.pop(number, None)
 
     def take(self, found: dict[str, Any]) -> None:
-        """Handle an episode's result, or the confirmation of a cancelled episode."""
         if (event := self._given_up.pop(found["number"], None)) is not None:
             event.set()
         if (future := self._open.pop(found["number"], None)) is not None:

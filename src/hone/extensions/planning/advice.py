@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LONG = 2 * 3600
 """Seconds beyond which a run should have checkpoints."""
 CUT = 0.02
-"""A note warns if this share of reference answers exceeds max_tokens."""
+"""A note warns if at least this share of the reference answers exceeds max_tokens."""
 KEPT_GIB = 4
 """A note warns if a step may store more GiB of token ids than this."""
 CUSTOMARY = {

@@ -48,7 +48,7 @@ class Facts:
     notes: list[str] = field(default_factory=list)
 
     def lengths(self, config: RLConfig | SFTConfig) -> Lengths:
-        """Return measured lengths, with references as completions. If nothing was measured, guess from the config."""
+        """Return measured lengths, with references as completions. Without a measurement, guess from the config."""
         guessed, mean = Lengths.of(config, self.turns), float(np.mean(self.references or [0]))
         if isinstance(config, SFTConfig):
             if config.data.pack or not self.references:

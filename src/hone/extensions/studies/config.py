@@ -81,7 +81,7 @@ class StudyBudgetConfig(BaseConfig):
     bare = "hours"
 
     hours: Annotated[float, Meta("machine")] = Field(gt=0)
-    """Wall-clock hours after which this command starts no more runs; started runs are finished."""
+    """Wall-clock hours until this command stops starting runs; started runs are still finished."""
 
 
 class StudyConfig(BaseConfig):

@@ -196,7 +196,7 @@ def _imitated(row: Row) -> dict[str, Any]:
 
 
 def to_csv(results: Results) -> str:
-    """Return CSV with a row per cell and seed. Times are left out, so that a repetition on an equal CPU is equal."""
+    """Return CSV with a row per cell and seed, without times: a repetition on an equal CPU gives the same text."""
     keys = list(dict.fromkeys(key for row in results.rows for key in row.cell.settings))
     shares = ["right", "lenient"] if results.study.eval.lenient else ["right"]
     out = io.StringIO()

@@ -145,7 +145,6 @@ class Regrading:
             print(f"\nTo see what else the recorded grader rejects:\n  {audit}")
 
     def _check_lines(self) -> list[str]:
-        """Say if the run's own task gives the recorded scores, and what can't be graded exactly."""
         lines, regraded = [], self.regraded
         if self.graders.missing:
             lines.append(f"none: the run's own task can't be loaded: {self.graders.missing}")
