@@ -131,7 +131,7 @@ def test_devices_are_found_by_name_and_by_memory(name: str) -> None:
 
 
 def test_an_unknown_device_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"no device is known as 'h1000': did you mean h100\?"):
+    with pytest.raises(UserError, match=r"'h1000' is not a known device: did you mean h100\?"):
         device_named("h1000")
 
 

@@ -43,8 +43,8 @@ class Steps:
     def of(
         cls, config: RLConfig | SFTConfig, pool: int | None = None, turns: int = 1, tokens: int | None = None
     ) -> Steps:
-        """Count the steps of a config, for `pool` prompts of up to `turns` turns, or `pool` examples with `tokens` in
-        all.
+        """Count the steps of a config, for `pool` prompts of up to `turns` turns, or for `pool` examples with `tokens`
+        tokens in all.
         """
         steps, checkpoints = config.max_steps, checkpoints_of(config)
         if isinstance(config, SFTConfig):

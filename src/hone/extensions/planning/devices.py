@@ -82,7 +82,7 @@ def device_named(name: str) -> Device:
             return DEVICES[candidate]
     near = get_close_matches(key, DEVICES, n=1, cutoff=0.4) if key and not key.endswith("gb") else []
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(f"no device is known as {name!r}: {hint}known are {', '.join([*DEVICES, *SIZES])} and cpu")
+    raise UserError(f"{name!r} is not a known device: {hint}known are {', '.join([*DEVICES, *SIZES])} and cpu")
 
 
 def this_device(name: str = "auto", measured: bool = True) -> Device:
@@ -138,6 +138,6 @@ def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
 
 
 def size(count: float) -> str:
-    """Format bytes in a fitting unit: `512 MiB`, `1.3 GiB`, `138 GiB`."""
+    """Return bytes in a fitting unit, such as `512 MiB` or `1.3 GiB`."""
     gib = count / 2**30
     return f"{gib:,.0f} GiB" if gib >= 100 else f"{gib:.1f} GiB" if abs(gib) >= 1 else f"{count / 2**20:.0f} MiB"

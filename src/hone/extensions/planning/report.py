@@ -32,8 +32,9 @@ class Plan:
     """Prediction of a run before it starts, as one process on one device.
 
     `memory` and the times are None if the model's shape is unknown. `evaluated` is the config resolved for the device's
-    memory and for the number of held-out examples. `saving` names settings chosen to save memory. `here` is true for
-    this machine. `usual` are the times for completions of `lengths`, `worst` the times if all reach their limit.
+    memory and for the number of held-out examples. `saving` names settings chosen to save memory. `here` is true if the
+    run is on this machine. `usual` are the times if completions are as long as in `lengths`, `worst` are the times if
+    all completions reach their limit.
     """
 
     config: RLConfig | SFTConfig
@@ -238,7 +239,7 @@ def short(plan: Plan) -> list[str]:
 
 
 def count(parameters: int) -> str:
-    """Format `0.43M`, `135M`, `1.54B`."""
+    """Return text such as `0.43M`, `135M` or `1.54B`."""
     if parameters < 1e9:
         return f"{parameters / 1e6:.{2 if parameters < 1e7 else 0}f}M"
     return f"{parameters / 1e9:.{2 if parameters < 1e10 else 0}f}B"

@@ -2,7 +2,7 @@
 
 For each token, sampling reads all weights, and the keys and values of every sequence. Memory bandwidth limits sampling
 or, with a large batch, arithmetic does. Training takes 6 FLOPs for each parameter and token (2 forward, 4 backward),
-plus attention. Both wait for kernel launches, which take most of the time of a tiny model.
+plus attention. Sampling and training wait for kernel launches, which take most of the time of a tiny model.
 """
 
 from __future__ import annotations

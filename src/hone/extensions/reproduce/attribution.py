@@ -198,8 +198,8 @@ def noise(before: Window, after: Window, z: float = Z) -> float:
 def change_between(before: Window, after: Window) -> Split:
     """Compute the change of each part.
 
-    If the length limit stopped all completions of one window, the skill of that window is unknown. The change by what
-    completions earned that ended in the other window then counts as truncation.
+    If the length limit stopped all completions of one window, the skill of that window is unknown. Then what the
+    completions that ended earned in the other window counts as truncation, and only the rest as skill.
     """
     change = after.split - before.split
     worth = change.skill + change.truncation
@@ -212,7 +212,7 @@ def change_between(before: Window, after: Window) -> Split:
 
 
 def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader: bool = False) -> Verdict:
-    """Name the cause of the change between two windows of a `run`. If `same_grader`, no other grader graded."""
+    """Name the cause of the change between two windows of a `run`. `same_grader`: the run's task graded again."""
     if before is after:
         sentence = f"there is no change to split: only in steps {before.name} both graders graded completions."
         return Verdict("none", sentence, before, after)
@@ -240,7 +240,7 @@ def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader
 
 
 def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tuple[str, str]:
-    """Say which grader erred. `windows` are the two compared windows, then all; `skill` is the share of skill."""
+    """Say which grader erred. `windows`: the two compared, then all. `skill`: the share of the change that is skill."""
     before, after = (one.split.parser for one in windows[:2])
     if all(one.right_both + one.right_new == 1.0 for one in windows):
         words = "The other grader calls everything right: your parser loses answers, or the other grader accepts any."

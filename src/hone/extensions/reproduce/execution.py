@@ -97,11 +97,11 @@ class Rebuilt:
     Versions before `first` are left out, because they had other settings. `limit` is the largest relative difference
     of training values that counts as equal. It is 0, except for a run of several ranks.
 
-    `begin` sets the loop's state from a checkpoint, or for None to the start; load the trainer first. `retrain` repeats
-    the update of a step from recorded rollouts, without evaluations. `repeat` executes the whole step again, including
-    an evaluation before the step that was due or recorded. `evaluation` evaluates the current version, as at the end of
-    a run. If `resamples` is false, `repeat` takes recorded completions and evaluates nothing; if `regrades` is false,
-    `repeat` does the same as `retrain`.
+    `begin` sets the loop to the state in a checkpoint, or to the start for None; load the trainer first. `retrain`
+    repeats the update of a step from recorded rollouts, without evaluations. `repeat` executes the whole step again,
+    and before it the evaluation, if one was due or recorded. `evaluation` evaluates the current version, as at the end
+    of a run. If `resamples` is false, `repeat` takes recorded completions and evaluates nothing; if `regrades` is
+    false, `repeat` does the same as `retrain`.
     """
 
     trainer: Trainer

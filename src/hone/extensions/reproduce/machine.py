@@ -31,7 +31,7 @@ def this_machine() -> dict[str, Any]:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here", ranks: bool = True
 ) -> list[str]:
-    """List known facts that differ between two machines, such as `torch 2.11.0 (here 2.12.0)`. `ranks`: also ranks."""
+    """List facts that differ between two machines, such as `torch 2.11.0 (here 2.12.0)`; ranks only if `ranks`."""
     mine, theirs = first.get("sources", {}), second.get("sources", {})
     both = [name for name in SOURCES if name in mine and name in theirs]
     found = [entry for entry in drift.differences(first, second) if ranks or entry[0] != "ranks"]

@@ -15,9 +15,9 @@ from hone.runs.reader import Run
 from hone.types import Example, Message, Outcome, Score
 
 EVALUATIONS = ("eval/", "val/")
-"""Prefixes of metrics of version N that are measured before step N, at some steps."""
+"""Prefixes of the metrics of an evaluation. Some steps N evaluate version N before training."""
 CANARY = ("canary/",)
-"""Prefix of metrics of version N that are measured before step N on the sampler's results, without training."""
+"""Prefix of metrics that compare the logprobs of sampler and trainer for version N, before step N trains."""
 SENT_BACK = ("staleness/returned",)
 """Metrics about discarded samples, which only a split run has."""
 
@@ -68,7 +68,7 @@ class Records:
         return self.run.rollouts(step).to_pylist() if step in self.rollout_steps else None
 
     def record(self, step: int, without: tuple[str, ...] = (), samples: bool = True) -> StepRecord:
-        """Return a step's record: metrics except prefixes in `without`, and completions only if `samples`."""
+        """Return a step's record, without metrics that have a prefix in `without`; completions only if `samples`."""
         metrics = self.metrics.get(step)
         if metrics is not None:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(without)}

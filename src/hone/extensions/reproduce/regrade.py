@@ -84,7 +84,7 @@ class Grader:
         return self.env.keeps_state and self.env.rubric.needs("state")
 
     def grade(self, recorded: Sequence[Recorded], seed: int) -> list[Pair]:
-        """Grade the completions, in order; `seed` is the run's."""
+        """Grade the completions, in order. `seed` is the run's seed."""
         asked = []
         for one in recorded:
             example, reply = one.example, one.reply
@@ -206,7 +206,7 @@ def spread_out(
 
 
 def read_step(run: Run, step: int, task: str = "", ids: bool = False) -> list[Recorded]:
-    """Read the recorded completions of a step; with `task`, only of that task; with `ids`, with the sampled tokens."""
+    """Read a step's recorded completions, only of `task` if given. With `ids`, they have their sampled tokens."""
     recorded = []
     for row in run.rollouts(step, (*COLUMNS, *(["token_ids"] if ids else []))).to_pylist():
         if task and row["env"] != task:

@@ -20,7 +20,7 @@ from hone.extensions.planning.report import Plan, measured_words, plan_of, words
 
 
 def run(config: PlanConfig) -> int:
-    """Print the plan. Return 1 if the run can't start, or if plan or calibration doesn't fit into memory; else 0."""
+    """Print the plan. Return 1 if the run can't start, or doesn't fit into memory by plan or calibration; else 0."""
     if config.calibrate and config.on is not None:
         raise UserError("--calibrate measures this machine, and --on names another: leave out one of the two")
     settings, found, failed = config.run, None, None

@@ -216,7 +216,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
         return Graders(task, original, missing, original, describe(task.id, task.args), name)
     if unknown := (asked.template or {}).keys() - {"answer", "info"}:
         raise UserError(
-            f"env.template sets {sorted(unknown)[0]!r}, but may set only answer and info: the recorded prompt stays"
+            f"env.template sets {sorted(unknown)[0]!r}, but may set only answer and info: the prompt is recorded"
         )
     env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
     template = None if asked.template is None else Template(asked.template, "env.template")
