@@ -142,7 +142,7 @@ def change(found) -> dict[str, float]:
         ((0.8, 0.8), (0.2, 0.95), "parser", "Your parser lost it: the model did not get worse."),
         ((0.9, 0.9), (0.1, 0.75), "parser", "Your parser lost most of it: the model got a little worse."),
         ((0.9, 0.5), (0.5, 0.5), "parser", "Before, the recorded grader paid for answers that the other one rejects."),
-        ((0.4, 0.9), (0.1, 0.9), "parser", "if the other grader is right, which was more lenient from the start."),
+        ((0.4, 0.9), (0.1, 0.9), "parser", "which was more lenient from the start, is right."),
         ((0.9, 0.9), (0.2, 0.8), "parser", "by 0.70 from steps 0-1 to 0-1: parser -0.60, skill -0.10, truncation 0.00"),
         ((0.9, 0.9), (0.2, 0.2), "skill", "The model got worse: both graders say so."),
         ((0.7, 0.9), (0.2, 0.4), "skill", "The model got worse"),  # a stricter parser, as strict all along

@@ -163,7 +163,7 @@ class ReasoningGym(SingleTurnEnv):
             return self._worker.ask(question, MAKE_SECONDS, CLOCK_SECONDS)
         except NoVerdict as nothing:
             reason = nothing.failure.detail.splitlines()[-1]
-            raise UserError(f"{self.id} cannot be made ({reason}): take other arguments or another seed") from None
+            raise UserError(f"{self.id} can't make a row ({reason}): choose other arguments or another seed") from None
 
     def _takes_own_answer(self, index: int, answer: str) -> bool:
         """Return True if reasoning-gym's answer, once parsed from a completion, has score 1."""

@@ -104,8 +104,8 @@ class TasksetProcess:
             return self._worker.ask(question, LOAD_SECONDS, LOAD_CLOCK)
         except NoVerdict as nothing:
             raise UserError(
-                f"{self.env_id} cannot be loaded: {nothing.failure.detail.splitlines()[-1]}; its package must be "
-                "installed beside verifiers, or lie in the current directory"
+                f"{self.env_id} cannot be loaded: {nothing.failure.detail.splitlines()[-1]}. Install its package "
+                "beside verifiers, or put it into the current directory"
             ) from None
 
 

@@ -180,7 +180,7 @@ class LoadedTaskset:
                 )
             if kind == "subprocess" and type(self.taskset).task_type().NEEDS_CONTAINER:
                 raise TasksetRefused(
-                    "is refused: its tasks need a container; with docker installed, give it one: "
+                    "is refused: its tasks need a container; install docker, and add "
                     f'"env": {{"{role}": {{"runtime": {{"type": "docker"}}}}}}'
                 )
         return {"env": given}
@@ -213,8 +213,8 @@ def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) 
         needs = {"image": data.image, "agent_user": getattr(data, "agent_user", None), "network policy": policy}
         if (name := next((name for name, value in needs.items() if value), None)) is not None:
             raise TasksetRefused(
-                f"is refused: task {index} has its own {name}, which needs a container; with docker installed, give "
-                f'its {here[0]} one: "env": {{"{here[0]}": {{"runtime": {{"type": "docker"}}}}}}'
+                f"is refused: task {index} has its own {name}, which needs a container; install docker, and add "
+                f'"env": {{"{here[0]}": {{"runtime": {{"type": "docker"}}}}}}'
             )
     if problem is not None and not episodes:
         raise TasksetRefused(f'is refused: task {index} has {problem}; with "env": {{}} verifiers makes the rollouts')

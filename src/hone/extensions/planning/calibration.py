@@ -45,7 +45,7 @@ def calibrate(plan: Plan) -> Plan:
         raise UserError("--calibrate needs the model's shape: name a model folder or hub id")
     if rl and (config.mode == "split" or config.sampled_by is not None):
         raise UserError(
-            f"--calibrate measures a run of one process with hone's engine, but this one samples from "
+            f"--calibrate measures a run of one process with hone's engine, but this run samples from "
             f"{config.sampled_by or 'another process'}: add --mode colocated, or leave out --calibrate"
         )
     place = next(path for path in config.output_dir.absolute().parents if path.is_dir())

@@ -255,7 +255,7 @@ def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tupl
     if before > -after:
         return "parser", "Before, the recorded grader paid for answers that the other one rejects."
     if before < -max(0.05, noise(windows[0], windows[1])):
-        return "parser", "Your parser lost it, if the other grader is right, which was more lenient from the start."
+        return "parser", "Your parser lost it, if the other grader, which was more lenient from the start, is right."
     if skill > SMALL:
         return "parser", "Your parser lost most of it: the model got a little worse."
     return "parser", "Your parser lost it: the model did not get worse."

@@ -186,7 +186,9 @@ def regrade_run(config: RegradeConfig) -> Regrading:
         spans = (steps_within(config.from_, steps, "--from"), steps_within(config.to, steps, "--to"))
         before, after = (window(regraded.points, span[0], span[-1]) for span in spans)
         if before is None or after is None:
-            raise UserError("no completion in --from or --to could be graded by both graders: name other steps")
+            raise UserError(
+                "no completion in the steps of --from, or of --to, could be graded by both graders: name other steps"
+            )
         ends = before, after
     return Regrading(run, steps, graders, regraded, parts, judge(*ends, parts, same_grader=graders.same))
 
