@@ -63,8 +63,8 @@ class Finding:
     """One thing that an audit found.
 
     `name` is stable (docs/rewards.md lists the failures). `what` names the texts that showed the finding, such as
-    restylings. `--allow.NAME` allows the finding, `--allow.NAME:WHAT` one of these texts. `title` is a sentence with
-    numbers, and `remedy` says what to change.
+    restylings. In `audit_allows`, the key `NAME` allows the finding, and `NAME:WHAT` allows one of these texts. `title`
+    is a sentence with numbers, and `remedy` says what to change.
     """
 
     name: str
