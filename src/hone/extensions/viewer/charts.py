@@ -29,12 +29,12 @@ _PHASES = {
     "export": "s10",
     "record": "s6",
 }
-"""Colours of a step's phases, in stack order; other phases follow. No run has two phases of one colour."""
+"""Colours of the phases of a step, in stack order; other phases follow. No run has two phases of one colour."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A metric in a chart. `*` matches any part of a name; each match is a line, with this part as `{}` in its label.
+    """A metric in a chart. `*` matches any part of a name. Each match is a line; `{}` in its label is the matched part.
 
     `color` is a name in hone.css. `low`, `high`: metrics with the ends of the interval. `points`: draw markers, without
     smoothing. `steady`: draw a line without scatter. `weighted`: multiply by the component's weight in the reward.
@@ -53,10 +53,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart over steps, tokens or hours. `unit`: by default the first metric's.
+    """A chart over steps, tokens or hours. `unit` is by default the unit of the first metric.
 
-    `stack`: draw lines as stacked areas; the metric `whole` minus their sum is drawn as "other". `opens`: a click on
-    a point opens the step's samples. `kinds`: kinds of runs with this chart; `needs`: a metric that they must have.
+    `stack`: draw lines as stacked areas; the metric `whole` minus their sum is drawn as "other". `opens`: a click on a
+    point opens the step's samples. `kinds`: kinds of runs that have this chart; `needs`: a metric that they must have.
     """
 
     id: str
@@ -126,7 +126,7 @@ CHARTS = (
 
 
 def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts for a run. `names`: its metrics; `info`: its run.json."""
+    """Return the charts for a run with the metrics `names` and the run.json `info`."""
     found = []
     for chart in CHARTS:
         lines = [made for line in chart.lines for made in _lines(line, names, info.get("reward_weights") or {})]
@@ -140,7 +140,6 @@ def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
 
 
 def _lines(line: Line, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[Line]:
-    """Yield a line for each matching metric, with the next colours of the palette."""
     pattern = re.escape(line.metric).replace(r"\*", "([^/]+)")
     matches = [match for name in names if (match := re.fullmatch(pattern, name))]
     for number, match in enumerate(matches):
@@ -154,7 +153,6 @@ def _lines(line: Line, names: Sequence[str], weights: Mapping[str, float]) -> It
 
 
 def _phases(lines: list[Line]) -> list[Line]:
-    """Return the phases of a step in stack order."""
     phases = {line.label: line for line in lines if line.label not in ("step", "total")}
     if "wait" in phases:  # several processes: times of trainer and server are not part of the step
         phases = {name: line for name, line in phases.items() if name not in ("train", "publish", "update")}

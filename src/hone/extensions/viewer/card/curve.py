@@ -22,7 +22,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def curve(kind: str, lines: Lines, env: str | None) -> Markup:
-    """Draw the lines of metrics.jsonl, once for each width; empty Markup if there are no numbers."""
+    """Draw the curve from the lines of metrics.jsonl, once for each width. Without numbers, return empty Markup."""
     name, held = ("loss", "val/loss") if kind == "sft" else ("reward/mean", f"eval/{env}/reward/mean")
     known = [line for line in lines if line.get(name) is not None]
     steps, values = [line["step"] for line in known], np.array([line[name] for line in known], dtype=np.float64)

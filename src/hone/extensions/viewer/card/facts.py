@@ -47,20 +47,20 @@ class Sample(NamedTuple):
 
 @dataclass
 class Card:
-    """The facts of a card. A lone evaluation is compared with itself."""
+    """The facts of a card. If there is only one evaluation, it is compared with itself."""
 
     run: Summary
     lines: list[dict[str, Any]]
     """Lines of metrics.jsonl."""
     events: list[dict[str, Any]]
     evaluated: list[Evaluated] = field(default_factory=list)
-    """The first and the last evaluation, if comparable; else only the last, if its samples are recorded."""
+    """The first and the last evaluation if they can be compared; else only the last. Empty without recorded samples."""
     comparison: Comparison | None = None
     leniency: Leniency = NOT_READ
     lenient: Mapping[str, Change] = field(default_factory=dict)
     """Changes in strict and lenient measures."""
     samples: list[Sample] = field(default_factory=list)
-    """Up to `SHOWN` samples right only by lenient reading, then the best, a median and the worst one."""
+    """Up to `SHOWN` samples that are right only by lenient reading; then the best, the median and the worst."""
     tables: Mapping[str, tables.Facts] = field(default_factory=dict)
     verdict: list[str] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
@@ -141,7 +141,6 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
 
 
 def _last_step(run: Run) -> list[Row]:
-    """Return the completions of the last training step, with an evaluation's keys."""
     rows = run.samples().to_pylist() if run.rollout_steps() else []
     for row in rows:
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
@@ -158,9 +157,9 @@ def chosen(rows: Sequence[Row]) -> list[Sample]:
 
 
 def _with_recorded_intervals(card: Card, found: Comparison) -> Comparison:
-    """Use the recorded intervals of the mean rewards, which are cut at the reward's bounds.
+    """Return `found` with the recorded intervals of the mean rewards, which are cut at the reward's bounds.
 
-    They are not used if some examples are in only one evaluation.
+    If some examples could not be compared, return `found` unchanged.
     """
 
     def recorded(one: Evaluated, level: Level) -> Level:
