@@ -159,7 +159,7 @@ def _sysctl(name: str) -> str | None:
 
 @functools.cache
 def _uid_map() -> list[int]:
-    """Return the first user id of this namespace, its id outside, and the number of ids. If unknown: all ids."""
+    """Return the first user id of this namespace, its id outside, and the number of ids; if unknown, all ids."""
     try:
         return [int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3]]
     except OSError:
@@ -167,7 +167,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return a user id for sandbox `number` from the last quarter of ids, as nobody uses it; NOBODY if ids are few."""
+    """Return a user id for sandbox `number` from the last quarter of ids, which is unused; NOBODY if ids are few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY
@@ -221,7 +221,7 @@ def readable(packages: tuple[str, ...] = ()) -> Readable:
 
 @functools.cache
 def package_roots(packages: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return folders and modules of the distributions with these import names, and of their requirements."""
+    """Return the folders and modules of the distributions with these import names, and of what they require."""
     if not packages:
         return ()
     from importlib.metadata import PackageNotFoundError, distribution, packages_distributions

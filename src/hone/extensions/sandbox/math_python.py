@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SYSTEM_PROMPT = "You may run Python with the tool `python`, and will see what it prints."
 CPU_SECONDS, CLOCK_SECONDS = 5, 8
-"""Limits of a call in seconds. The clock limit ends it before `grading.timeout` ends the turn: the model sees why."""
+"""Limits of a call in seconds. The clock limit ends a call before `grading.timeout` does, so the model sees why."""
 TRACEBACK_LINES = 8
 
 # Runs the code in the sandbox. If its last line is an expression, prints the value.
@@ -174,15 +174,15 @@ def load_environment(
     """Return the task with the problems in `dataset` and `eval_dataset`, as in math-problems.
 
     A rollout has at most `max_turns` completions. A right answer weighs 1; the sum of `syntax_weight` and `use_weight`
-    must be less. With `format_hint`, each question says how to write the answer. `sandbox` is "bubblewrap", or "none"
-    for a tool without any protection, on a machine that has nothing to lose. `packages` are import names ("sympy") that
-    the code may use.
+    must be less than 1. With `format_hint`, each question says how to write the answer. `sandbox` is "bubblewrap", or
+    "none" for a tool without any protection, on a machine that has nothing to lose. `packages` are import names
+    ("sympy") that the code may use.
     """
     weights = (syntax_weight, use_weight)
     if not all(weight >= 0 for weight in weights) or sum(weights) >= 1:
         raise UserError(
-            f"math-python: syntax_weight is {syntax_weight!r} and use_weight {use_weight!r}; they must not be "
-            "negative, and together less than 1, or calling the tool pays more than the right answer"
+            f"math-python: syntax_weight is {syntax_weight!r} and use_weight {use_weight!r}; neither may be "
+            "negative, and the sum must be less than 1, or calling the tool pays more than the right answer"
         )
     if sandbox not in ("bubblewrap", "none"):
         raise UserError(f'math-python: sandbox is {sandbox!r}; it must be "bubblewrap" or "none"')

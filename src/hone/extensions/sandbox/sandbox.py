@@ -52,7 +52,7 @@ INTERVAL = 0.05
 GONE_SECONDS = 10.0
 """Longest time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
-"""Time to make a sandbox on a busy machine."""
+"""Longest time to make a sandbox, on a busy machine."""
 _BACKSTOP_SECONDS = 5
 """Seconds after the deadline until `main.py` ends the code."""
 _INODES = 16384
@@ -112,7 +112,7 @@ class Ran:
     """The standard error, with the traceback of an uncaught exception."""
     status: Status
     exit_code: int | None
-    """As in `subprocess`: -N if signal N ended the code; None if a limit did."""
+    """As in `subprocess`: -N if signal N ended the code. None if a limit ended the code."""
     seconds: float
 
 
@@ -390,13 +390,12 @@ class Started:
         return None
 
     def _read(self, source: int, output: bytearray) -> bool:
-        """Append bytes from `source` to `output`, up to the limit. Return False at the end of `source`."""
         part = os.read(source, 1 << 16)
         output += part[: max(0, self._limits.output_bytes + 1 - len(output))]
         return bool(part)
 
     def _file(self, content: bytes, sealed: bool = False) -> int:
-        """Return a file in memory that has this content. If `sealed` is true, nobody can change the file."""
+        """Return a file descriptor of `content` in memory. If `sealed` is true, nobody can change the file."""
         fd = os.memfd_create("hone", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds.add(fd)
         with os.fdopen(fd, "wb", closefd=False) as file:

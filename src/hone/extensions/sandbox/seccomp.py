@@ -58,7 +58,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 
 CLONE, CLONE3, IOCTL, SIGACTION = (56, 220), (435, 435), (16, 29), (13, 134)
 LAST = 450
-"""Newest call in this list (set_mempolicy_home_node, Linux 5.17). Higher numbers: later calls, or x32 (bit 30)."""
+"""Newest call in this list (set_mempolicy_home_node, Linux 5.17). Higher numbers are later or x32 calls (bit 30)."""
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; only clone3 and unshare take NEWTIME."""
 TERMINAL_INPUT = (0x5412, 0x541C)

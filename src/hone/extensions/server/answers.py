@@ -83,7 +83,7 @@ class Answer:
 
 
 class CompletionAnswer(Answer):
-    """Answers with text. On request it repeats the prompt (`echo`), or scores its tokens (vLLM's `prompt_logprobs`)."""
+    """Answers with text. On request it repeats the prompt (`echo`) and scores it (`prompt_logprobs`, as in vLLM)."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 

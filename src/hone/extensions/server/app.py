@@ -132,7 +132,7 @@ class Api:
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def update_weights(self, request: Request) -> Response:
-        """Load weights while the engine runs, and swap them in between two steps."""
+        """Load weights while the engine runs, then swap them between two steps."""
         if self.weights is None:
             raise ApiError(403, "this server takes no weights: start it with --weights-root FOLDER")
         body, _ = await self._read(UpdateRequest, request)

@@ -25,7 +25,7 @@ from hone.model.hf import load_model
 from hone.serving import is_local, listen, serve
 
 GRACE = 5
-"""Seconds that requests in flight get when the server stops."""
+"""Seconds that requests in flight get to end when the server stops."""
 
 
 def run(config: ServeConfig) -> int:

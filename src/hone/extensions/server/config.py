@@ -34,7 +34,7 @@ class ServeConfig(EngineConfig):
     weights_root: Path | None = None
     """The only folder from which `POST /update_weights` may load weights. By default, updates are refused."""
     transport: TransportConfig = TransportConfig()
-    """Transport of the run to serve. Weights are loaded from its folder, unless `weights_root` is set."""
+    """Transport of the run to serve. Weights are loaded from its weights folder, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)
     """Seed for requests without a seed, and for `hone/tiny`'s weights."""
     precision: Precision = DEFAULT_PRECISION

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def application(handlers: Mapping[str, Callable], check: Callable[[Request], Any], lifespan: Any = None) -> Starlette:
-    """Return an application with `handlers` by "METHOD /path". Before each, `check` may raise ApiError to refuse."""
+    """Return an application with `handlers` by "METHOD /path". `check` runs first, and raises ApiError to refuse."""
 
     def route(place: str) -> Route:
         async def answer(request: Request) -> Response:
@@ -61,7 +61,7 @@ def too_large() -> ApiError:
 async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[], ApiError] = too_large) -> bytes:
     """Return the body of a request. Raises `refusal()` if it is over `limit` bytes, ApiError 408 if it is too slow.
 
-    The rest of a longer body is read, up to MAX_BODY, but not stored: so the client gets the error.
+    The rest of a longer body is read, up to MAX_BODY, but not stored, so that the client gets the error.
     """
     body, size = bytearray(), 0
     try:

@@ -58,7 +58,7 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class ApiError(Exception):
-    """An error in the form that OpenAI clients expect."""
+    """An error, which is sent in the form that OpenAI clients expect."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -118,7 +118,7 @@ class Sampling(Strict):
     def jobs(
         self, prompts: list[list[int]], max_tokens: int, seed: int, top: int, stop_ids: tuple[int, ...] = ()
     ) -> list[Job]:
-        """Return `n` jobs for the first prompt, then `n` for the next, and so on. `seed`: for a request without one."""
+        """Return `n` jobs for the first prompt, then `n` for the next, and so on. `seed` is the default."""
         samples, keys = len(prompts) * self.n, self.key
         if samples > MAX_SAMPLES:
             words = f"{len(prompts)} prompts with n = {self.n} are over {MAX_SAMPLES} samples: send fewer"

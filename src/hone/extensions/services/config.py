@@ -25,9 +25,9 @@ class TeacherConfig(AskedConfig):
     model: str | None = None
     """The teacher's model name on the server; by default the only model there."""
     coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Weight of log π_teacher - log π of a token, which is minus its reverse KL, in the advantage of the token."""
+    """Weight, in a token's advantage, of log π_teacher - log π, which is minus the token's reverse KL."""
     reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Weight of the advantage from rewards in the advantage of a token. With 0, only the teacher counts."""
+    """Weight, in a token's advantage, of the advantage from rewards. With 0, only the teacher counts."""
 
     @field_validator("base_url")
     @classmethod
@@ -53,8 +53,8 @@ class RLKeys(BaseConfig):
             )
         if orch.refill is not None:
             raise UserError(
-                "with a teacher, groups of equal rewards are trained, too, so orchestrator.refill has nothing to "
-                "replace: leave it out"
+                "with a teacher, groups with equal rewards train the policy, too, so orchestrator.refill has nothing "
+                "to replace: leave it out"
             )
         if self.trainer.loss.type == "gspo":
             raise UserError(

@@ -73,7 +73,7 @@ class Judge(Service):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.prompt or "completion" not in _FIELDS.findall(self.prompt):
-            raise UserError(f"the prompt of judge {self.name!r} has no {{completion}} in it, so it would judge nothing")
+            raise UserError(f"the prompt of judge {self.name!r} has no {{completion}}: add it, or it judges nothing")
         if not 0 < self.out_of < math.inf:
             raise UserError(f"out_of of judge {self.name!r} is {self.out_of}: give the best mark, a number above 0")
         if self.base_url is not None:

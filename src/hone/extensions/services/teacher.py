@@ -104,11 +104,11 @@ class Teacher:
             known = [entry for entry in served if model in (None, entry.id)]
             if len(known) != 1:
                 names = ", ".join(entry.id for entry in served[:20]) or "no model"
-                raise UserError(f"{url} serves {names}: name the teacher among these by --teacher.model")
+                raise UserError(f"{url} serves {names}: set --teacher.model to one of these")
             hones = known[0].owner == HONE
             room, needed = known[0].max_model_len, seq_len + (not hones)  # others always sample a token
             if room is not None and room < needed:
-                raise UserError(f"the teacher at {url} has room for {room} tokens, and needs {needed}: lower seq_len")
+                raise UserError(f"the teacher at {url} has room for {room} tokens, not for {needed}: lower seq_len")
             teacher = cls(Server.of(endpoint, known[0]))
             added = renderer.tokenizer.get_added_tokens_decoder()
             text = PROBE + "".join(added[token].content for token in sorted(added)[:SPECIAL])

@@ -34,7 +34,7 @@ def shared_values(config: RLConfig) -> dict[str, Any]:
 
 
 def check_agreement(config: RLConfig, session: Session, place: str) -> None:
-    """Raise UserError if a shared key differs between the session and `config`. The error calls `config` `place`."""
+    """Raise UserError if a shared key differs between the session and `config`. `place` names `config` in the error."""
     for key, ours in shared_values(config).items():
         theirs = session.shared.get(key, ours)
         if ours != theirs:

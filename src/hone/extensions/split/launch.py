@@ -50,7 +50,7 @@ _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTER
 
 @dataclass(frozen=True)
 class Role:
-    """A command, with the arguments `first` at the start and `again` at restarts. `port` is a local server's."""
+    """A command, with the arguments `first` at the start and `again` at restarts. `port`: of a local server."""
 
     name: str
     command: Sequence[str]
@@ -67,7 +67,7 @@ class Stop:
     def __init__(self) -> None:
         self.first: int | None = None
         self.again = False
-        """True after a second Ctrl-C: the user does not want to wait."""
+        """True after a second Ctrl-C, because then the user does not want to wait."""
         self._new: list[int] = []
         self._before: dict[int, Any] = {}
 
@@ -182,7 +182,7 @@ class Launch:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def _look_at_run(self) -> None:
-        """Clear the restarts that the orchestrator has recorded: all, once run.json names it. Call `opened` once."""
+        """Clear the restarts once run.json names the orchestrator, which has recorded them. Call `opened` once."""
         if self._is_open and not self._unnoted:
             return
         from hone.runs.view import PROCESS_LOGS, run_info  # slow to import

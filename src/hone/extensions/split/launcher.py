@@ -48,7 +48,7 @@ def run_split(config: RLConfig) -> int:
     for port in range(inference.port, inference.port + inference.replicas) if serves else ():
         if (problem := port_problem(port)) is not None:
             raise UserError(
-                f"port {port} can't be listened on ({problem.strerror}): to sample from the server that has it, give "
+                f"hone can't listen on port {port} ({problem.strerror}): to sample from the server that has it, give "
                 f"--orchestrator.client.base-url http://localhost:{port}/v1; for another port, "
                 f"--inference.port {port + 1}"
             )

@@ -148,7 +148,7 @@ class FileTransport:
         self._session: Session | None = None
         self._hello: Hello | None = None
         self._put: dict[int, int] = {}
-        """Tokens of batches that may still wait for the trainer, by step."""
+        """Number of tokens, by step, of each batch that may still wait for the trainer."""
         if self.weights_root.is_symlink():
             raise UserError(
                 f"{self.weights_root} is a link, and hone removes old weights there: give another folder with "
@@ -282,8 +282,8 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
-        """Yield a folder for weights, and True if it is in memory (`reserve` found room). Rename it after the
-        block."""
+        """Yield a folder for weights, and True if it is in memory (`reserve` found room). After the block, rename the
+        folder to publish it."""
         name, memory = f"{NEW_PREFIX}step_{version}", self._memory
         fresh = self._disk / name
         try:

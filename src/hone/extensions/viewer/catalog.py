@@ -44,7 +44,7 @@ class Entry:
 
 
 class Catalog:
-    """All runs under `root`, which may be a run. Raises UserError if the folder does not exist."""
+    """All runs under `root`, which may itself be a run. Raises UserError if the folder does not exist."""
 
     def __init__(self, root: Path):
         if not root.is_dir():

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from hone.runs.metrics import unit
 
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
-"""Outcomes; hone.css has colours of these names."""
+"""Outcomes of completions. hone.css has a colour for each name."""
 _PALETTE = ("s1", "s2", "s3", "s4", "s5", "s6")
 _PHASES = {
     "data": "s5",

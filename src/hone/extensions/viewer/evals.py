@@ -38,7 +38,7 @@ class Side(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A held-out example's completion in two evaluations."""
+    """Two completions of a held-out example, one from each evaluation."""
 
     before: Row
     after: Row

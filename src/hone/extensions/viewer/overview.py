@@ -22,7 +22,7 @@ from hone.runs.view import OVER
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "pushed", "not_finite", "predicted"}
 """Events that are not lines on the curves: alarms are areas, and the others may happen at every step."""
 _SOMEWHERE = 10**9
-"""Placeholder step in links, which scripts replace by the clicked step."""
+"""Placeholder for a step in links. Scripts replace it by the clicked step."""
 INTERVAL = (
     "of the last evaluation, over examples. Rewards: Student's t, cut at the reward's bounds. Shares and rewards of "
     "0 or 1: Wilson's, with the effective number of completions if examples have several."

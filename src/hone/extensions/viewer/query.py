@@ -27,7 +27,7 @@ SORTS = {
     "length": ("shortest", "length(text), step DESC, row"),
     "-length": ("longest", "length(text) DESC, step DESC, row"),
 }
-"""Name in the address → (title, SQL)."""
+"""Maps a name in the address to (title, SQL)."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "outcome": tuple(str(outcome) for outcome in Outcome),
     "advantage": ("positive", "negative", "zero"),

@@ -26,7 +26,7 @@ class Series:
         for record in [*run.metric_lines(), *run.timing_lines()]:
             lines.setdefault(record["step"], {}).update(record)
         self.steps = np.array(sorted(lines), np.int64)
-        """Steps with a line, ascending [rows]."""
+        """Steps that have a line, in ascending order [rows]."""
         self._columns: dict[str, np.ndarray] = {}
         for row, step in enumerate(self.steps.tolist()):
             for name, value in lines[step].items():

@@ -28,7 +28,7 @@ FOLD = 20_000
 _HEAD = 0.8
 """Share of FOLD for the beginning of a folded text; the rest is for its end."""
 _ELEMENTS = 8000
-"""Most tokens to draw as one element each. In longer texts, a stretch of one colour is one, without tooltip."""
+"""Most tokens to draw as one element each. In longer texts, a stretch of one colour is one element, no tooltip."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ NOT_READ = Leniency("completions were not read leniently: hone report does it")
 
 
 class Sample(NamedTuple):
-    """One completion; `name` says why it is shown."""
+    """One completion. `name` says why the card shows it, such as "best"."""
 
     name: str
     row: Row
@@ -58,7 +58,7 @@ class Card:
     comparison: Comparison | None = None
     leniency: Leniency = NOT_READ
     lenient: Mapping[str, Change] = field(default_factory=dict)
-    """Changes in strict and lenient measures."""
+    """The change of each strict and lenient measure."""
     samples: list[Sample] = field(default_factory=list)
     """Up to `SHOWN` samples that are right only by lenient reading; then the best, the median and the worst."""
     tables: Mapping[str, tables.Facts] = field(default_factory=dict)

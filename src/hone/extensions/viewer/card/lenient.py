@@ -152,7 +152,6 @@ class _Reader:
         return scores
 
     def candidates(self, row: Row) -> list[tuple[str, Subject, str]]:
-        """Return the possible answers in a completion as (kind of place, subject, answer)."""
         subject = self.subject(row)
         kind = kind_of(subject, self.env.answer_is_exact)
         found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
@@ -228,7 +227,7 @@ def _pattern(kind: Kind, like: str) -> re.Pattern[str]:
 
 
 def _tagged(text: str) -> str | None:
-    """Return the text after the last opening tag that is followed by text; else the text before a first closing tag."""
+    """Return the text after the last opening tag that has text; else, if the first tag closes, the text before that."""
     tags = [*_TAG.finditer(text)]
     ends = [tag.start() for tag in tags[1:]] + [len(text)]
     inside = [text[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=False) if not tag[1]]

@@ -58,7 +58,7 @@ class Evaluated:
 
     @cached_property
     def rollouts(self) -> int:
-        """Most graded completions of one example."""
+        """Number of graded completions of the example that has most."""
         return max(self.counts.values(), default=0)
 
     @property
@@ -133,7 +133,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Change:
-    """A measure's mean before and after, and the difference, over `examples` in both. `moved` of them changed."""
+    """A measure's mean before and after, and the difference, over `examples` common examples. `moved` changed."""
 
     before: Level
     after: Level

@@ -15,7 +15,7 @@ from hone.runs.progress import duration
 from hone.runs.summary import Summary
 
 Facts = Mapping[str, str | list[str]]
-"""Label → text, or lines of text; empty texts are left out."""
+"""Maps a label to a text, or to lines of text. Labels with an empty text are left out."""
 
 
 def tables(run: Summary, events: list[dict[str, Any]]) -> dict[str, Facts]:

@@ -123,7 +123,6 @@ class UpdateWeights:
         return 200, {"status": "ok", "policy_version": version, "previous_version": before}
 
     async def _sleep(self, engine: Any) -> tuple[int, dict[str, Any]]:
-        """Free the memory of weights, keys and values until the next update."""
         if not engine.model_config.enable_sleep_mode:
             return 400, _error("this server does not sleep: no trainer that started it shares its GPU")
         async with self.lock:
@@ -133,7 +132,6 @@ class UpdateWeights:
         return 200, {"status": "ok"}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Send vLLM's list of models, with the weights' version and folder added as in hone's server."""
         sent: list[dict[str, Any]] = []
 
         async def keep(message: dict[str, Any]) -> None:
@@ -155,7 +153,6 @@ class UpdateWeights:
 
 
 async def _load_adapter(engine: Any, models: Any, folder: Path) -> None:
-    """Replace the adapter; requests to the model use the new one."""
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
     request = {"lora_name": models.base_model_paths[0].name, "lora_int_id": 1, "lora_path": str(folder)}
