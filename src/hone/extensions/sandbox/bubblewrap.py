@@ -221,7 +221,7 @@ def readable(packages: tuple[str, ...] = ()) -> Readable:
 
 @functools.cache
 def package_roots(packages: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the folders and modules of the distributions with these import names, and of what they require."""
+    """Return the folders and modules of the distributions with these import names, and of their requirements."""
     if not packages:
         return ()
     from importlib.metadata import PackageNotFoundError, distribution, packages_distributions

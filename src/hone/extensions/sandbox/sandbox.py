@@ -495,7 +495,7 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Start the block's processes without address randomisation, so that `print(object())` repeats."""
+    """Start the block's processes without address randomisation, so that `print(object())` repeats its output."""
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
     if before != -1:

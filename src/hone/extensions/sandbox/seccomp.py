@@ -2,8 +2,8 @@
 
 The program is classic BPF over `struct seccomp_data` (number, architecture, instruction pointer, six arguments of 64
 bits), as seccomp(2) describes it. A call that no calculation needs returns EPERM. A call newer than the list returns
-ENOSYS, as on an older kernel. A call of another architecture kills the process. Numbers: asm/unistd_64.h and
-asm-generic/unistd.h.
+ENOSYS, as on an older kernel. A call of another architecture kills the process. Numbers are from asm/unistd_64.h
+and asm-generic/unistd.h.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Answer:
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
-        """Return the ids that the request asks for: tokens with policy versions, the prompt (once), and candidates."""
+        """Return the ids that the request asks for: tokens (with policy versions), prompt (once) and candidates."""
         ids: dict[str, Any] = {}
         if self._kept_ids:
             sets = (token.candidates for token in delta.tokens)

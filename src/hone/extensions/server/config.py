@@ -32,7 +32,7 @@ class ServeConfig(EngineConfig):
     api_key_var: KeyVariable = None
     """Environment variable that holds the key."""
     weights_root: Path | None = None
-    """The only folder from which `POST /update_weights` may load weights. By default, updates are refused."""
+    """`POST /update_weights` loads weights only from this folder. By default, updates are refused."""
     transport: TransportConfig = TransportConfig()
     """Transport of the run to serve. Weights are loaded from its weights folder, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)

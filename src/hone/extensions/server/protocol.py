@@ -118,7 +118,7 @@ class Sampling(Strict):
     def jobs(
         self, prompts: list[list[int]], max_tokens: int, seed: int, top: int, stop_ids: tuple[int, ...] = ()
     ) -> list[Job]:
-        """Return `n` jobs for the first prompt, then `n` for the next, and so on. `seed` is the default."""
+        """Return `n` jobs for the first prompt, then `n` for the next, and so on. `seed` is the default seed."""
         samples, keys = len(prompts) * self.n, self.key
         if samples > MAX_SAMPLES:
             words = f"{len(prompts)} prompts with n = {self.n} are over {MAX_SAMPLES} samples: send fewer"

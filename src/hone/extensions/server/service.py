@@ -30,7 +30,7 @@ from hone.model.decoder import Decoder
 News = list[tuple[int, "list[Token] | Exception"]]
 """News of one request. For each sample: its index, and its new tokens or the error that ended the sample."""
 Sink = Callable[[News], None]
-"""A function that is called on the engine's thread after each step, with the news of one request."""
+"""Runs on the engine's thread after each step, with the news of one request."""
 FAILING_AFTER = 3
 """The server reports failure after this many failed steps in a row without a sampled token."""
 

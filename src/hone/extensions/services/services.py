@@ -50,11 +50,14 @@ class Judge(Service):
     """A reward by a language model at an OpenAI-compatible URL: the last number of its reply, divided by `out_of`.
 
     With `out_of` 10, the replies `7`, `7/10` and `7 out of 10` give 0.7. A number below 0 or above `out_of`, a number
-    on another scale (`4/5`), and a reply that was cut off (`finish_reason` is not "stop") are errors. `prompt` is a
-    template of the request, with {prompt}, {completion} and {answer}. `read` returns the number in a reply, or None.
-    The environment variable `api_key_env` has the API key. `price`: cost per million input and output tokens.
-    `concurrency`: most requests at a time. A judge waits `timeout` seconds for a reply, and retries up to `retries`
-    times; all tries take at most twice `timeout` seconds. A lower `grading.timeout` is raised to that total.
+    on another scale (`4/5`), and a reply that was cut off (`finish_reason` is not "stop") are errors.
+
+    `prompt` is a template of the request, with {prompt}, {completion} and {answer}. `read` returns the number in a
+    reply, or None. The environment variable `api_key_env` has the API key. `price`: cost per million input and output
+    tokens. `concurrency`: most requests at a time.
+
+    A judge waits `timeout` seconds for a reply, and retries up to `retries` times; all tries take at most twice
+    `timeout` seconds. A lower `grading.timeout` is raised to that total.
     """
 
     model: str

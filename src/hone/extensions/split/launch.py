@@ -5,10 +5,10 @@
 - The output of each role goes into a log; the orchestrator's output is also printed.
 - If a role dies, trainer and orchestrator start again from the last checkpoint. If the only server dies, the
   orchestrator saves first, and all roles start again. If one of several servers dies, only this server starts again.
-  After `restarts` restarts the run ends.
+  After `restarts` restarts, the next death ends the run.
 - Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, the launcher ends all other processes.
 
-It needs only the standard library, because it must not fail.
+The launcher needs only the standard library, because it must not fail.
 """
 
 from __future__ import annotations
@@ -95,9 +95,11 @@ class Stop:
 class Launch:
     """The processes of one run in `folder`.
 
-    `began` gets the started processes. Once run.json names the orchestrator, `opened` is called, and the logs move from
-    `scratch` to `folder`/logs. `env` has environment variables for all processes. `child` starts a process, `say`
-    prints a line, `from_where` names the checkpoint to resume from, and `go_on` is the command that resumes the run.
+    `began` receives the started processes. Once run.json names the orchestrator, `opened` is called, and the logs
+    move from `scratch` to `folder`/logs.
+
+    `env` has environment variables for all processes. `child` starts a process, `say` prints a line, `from_where` names
+    the checkpoint to resume from, and `go_on` is the command that resumes the run.
     """
 
     roles: Sequence[Role]

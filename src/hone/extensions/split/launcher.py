@@ -97,7 +97,7 @@ def run_split(config: RLConfig) -> int:
 
 
 def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) -> list[Role]:
-    """Write the configs of the run's roles into `scratch`, and return the roles. `on_gpus`: servers use GPUs."""
+    """Write the configs of the run's roles into `scratch`; return the roles. `on_gpus` is true if servers use GPUs."""
     whole = scratch / CONFIG
     whole.write_text(run_toml(config, "rl"), encoding="utf-8")
     python = [sys.executable, "-P", "-m", "hone.cli"]

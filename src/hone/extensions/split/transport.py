@@ -9,10 +9,11 @@
     MEMORY/session-<id>/spare/                        an older version, to be overwritten
 
 Each message is a file in NumPy's `.npz` format, which has checksums. The file holds arrays, and the other fields as
-JSON; it has one writer and one reader. The writer renames the complete file, so no locks are needed. On NFS a rename
-may be seen late, and a removed file may be seen for a while. So a reader first lists the folder (which refreshes NFS),
-and takes a system error or a damaged file for "not yet". Files are not flushed to the disk, as only running processes
-need them. The next session removes the files of a killed process.
+JSON; it has one writer and one reader. The writer renames the complete file, so no locks are needed. Files are not
+flushed to the disk, as only running processes need them. The next session removes the files of a killed process.
+
+On NFS a rename may be seen late, and a removed file may be seen for a while. So a reader first lists the folder (which
+refreshes NFS), and takes a system error or a damaged file for "not yet".
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ class Session:
     """One orchestrator process, described for the trainer. The trainer starts anew for each session.
 
     `start` is the first version: the version in `checkpoint` (a folder with the trainer's part), or 0, the initial
-    model. `shared` are keys and values that must be equal in both roles. `temperature` is the rollouts' temperature.
-    Every result has the logprobs of the token ids in `canary`. Rollouts may be `lag` versions old (`max_async_level`).
-    `memory` is a folder in memory for weights. If the KL is in the reward, the trainer computes the advantages, from
+    model. `shared` are keys and values that must be equal in both roles. `memory` is a folder in memory for weights.
+
+    `temperature` is the rollouts' temperature. Rollouts may be `lag` versions old (`max_async_level`). Every result has
+    the logprobs of the token ids in `canary`. If the KL is in the reward, the trainer computes the advantages, from
     `rollouts` rollouts per prompt and the config section `advantage`.
     """
 
@@ -318,7 +320,7 @@ class FileTransport:
     # Both ends
 
     def _read(self, path: Path, kind: type[Record], take: bool = False) -> Record | None:
-        """Read a record; if `take` is true, remove its file. None if the file is missing or incomplete."""
+        """Return a record; if `take` is true, remove its file. Return None if the file is missing or incomplete."""
         if path.name not in names(path.parent):
             return None
         try:
@@ -468,7 +470,7 @@ def encode(record: Session | Hello | Order | Result) -> bytes:
 
 
 def decode(kind: type[Record], path: Path) -> Record:
-    """Read a record from a file, without fields that this version doesn't know. ValueError if the file is damaged."""
+    """Read a record from a file, without fields that this version doesn't know. Raises ValueError if it is damaged."""
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}

@@ -36,8 +36,9 @@ _PHASES = {
 class Line:
     """A metric in a chart. `*` matches any part of a name. Each match is a line; `{}` in its label is the matched part.
 
-    `color` is a name in hone.css. `low`, `high`: metrics with the ends of the interval. `points`: draw markers, without
-    smoothing. `steady`: draw a line without scatter. `weighted`: multiply by the component's weight in the reward.
+    `color` is a name in hone.css. `low` and `high` are metrics with the ends of the interval. `points`: draw markers,
+    without smoothing. `steady`: draw a line without scatter. `weighted`: multiply by the component's weight in the
+    reward.
     """
 
     metric: str

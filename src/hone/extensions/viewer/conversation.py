@@ -31,7 +31,7 @@ class Turn:
 
 
 def turns(messages: list[Message], sampled: bool = True) -> list[Turn]:
-    """Return messages as turns. `sampled`: the policy wrote the assistant's messages."""
+    """Return messages as turns. `sampled` is true if the policy wrote the assistant's messages."""
     made: list[Turn] = []
     for message in messages:
         role, calls = str(message.get("role") or "?"), message.get("tool_calls")

@@ -1,4 +1,4 @@
-"""The pages of evaluations: samples of one evaluation, and a comparison of two by example."""
+"""The pages of evaluations: samples of one evaluation, and a comparison of two evaluations, example by example."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _compare(site: Site, query: QueryParams, entry: Entry, path: str, sides: lis
 
 
 def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
-    """Return pairs of completions of an example and rollout, changed pairs first, and the number without a partner."""
+    """Pair completions of an example and rollout. Return pairs, changed ones first, and the number without partner."""
     known = _by_example(before)
     both = [(known[key], row) for key, row in _by_example(after).items() if key in known]
     pairs = [Pair(was, became, _change(was, became)) for was, became in both]

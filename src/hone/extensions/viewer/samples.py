@@ -27,7 +27,7 @@ _MATES = ("group", "sample_id", "reward", "outcome", "advantage", "stop_reason",
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one draw. Of `count` completions, `rows` are shown."""
+    """The completions of one draw: `count` in all, and the `rows` to show."""
 
     index: int
     rows: list[Row]

@@ -63,7 +63,7 @@ def read_series(folder: Path) -> Series:
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:
-    """Return x axes by name, [rows] each: `step`, and `tokens` and `hours` trained before the step."""
+    """Return the x axes by name, each [rows]: `step`, and the `tokens` and `hours` of training before the step."""
     total = series.column("time/total")
     seconds = np.nancumsum(series.column("time/step")) if np.isnan(total).all() else total
 

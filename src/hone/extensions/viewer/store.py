@@ -197,7 +197,6 @@ def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str,
 
 @lru_cache(maxsize=8)
 def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return steps and rows of all hits in these files, in order; cached for the next pages."""
     condition, values = query.where()
     sql = (
         "SELECT step, file_row_number AS row FROM read_parquet($files, file_row_number = true) "

@@ -175,7 +175,7 @@ def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
 
 @dataclass(frozen=True)
 class Text:
-    """A text in which `hidden` characters between `head` and `tail` are left out."""
+    """A text without the `hidden` characters between `head` and `tail`."""
 
     head: str
     tail: str = ""

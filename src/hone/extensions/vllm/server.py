@@ -59,14 +59,17 @@ class VllmServer:
             server.update(Path("spool/step_151"), 151)
 
     Leaving the context ends all of vLLM's processes; so does the end of this process, even by SIGKILL. vLLM's output
-    goes to `log`. By default, `port` is a free port, `python` is found by `find_vllm`, and `threads` (on a CPU) is 1
-    for a small model, else one per core. `device` is auto, cpu, cuda or cuda:1, and must fit the vLLM. Weights are
-    loaded only from `weights_root` and `memory`; without `weights_root`, updates are refused. Without an `api_key` the
-    server answers only programs of this machine. `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a
-    trainer's GPU (`shares_gpu`), else the rest of 0.9 of the GPU. If it is too small, errors give the remedy
-    `more_room`. On a GPU, `max_model_len` is by default the model's limit, or less if `kv_gib` is too small for that.
-    With `max_lora_rank`, `update` loads only the adapter (of up to this rank) in `path`/adapter. `tensor_parallel` GPUs
-    share the model. `progress` gets a line at the start, and every 10 s until vLLM serves.
+    goes to `log`. `progress` gets a line at the start, and every 10 s until vLLM serves. By default, `port` is a free
+    port, `python` is found by `find_vllm`, and `threads` (on a CPU) is 1 for a small model, else one per core. `device`
+    is auto, cpu, cuda or cuda:1, and must fit the vLLM. `tensor_parallel` GPUs share the model.
+
+    Weights are loaded only from `weights_root` and `memory`; without `weights_root`, updates are refused. With
+    `max_lora_rank`, `update` loads only the adapter (of up to this rank) in `path`/adapter. Without an `api_key` the
+    server answers only programs of this machine.
+
+    `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a trainer's GPU (`shares_gpu`), else what the
+    model leaves of 0.9 of the GPU. If it is too small, errors give the remedy `more_room`. On a GPU, `max_model_len` is
+    by default the model's limit, or less if `kv_gib` is too small for that.
 
     Entering raises UserError if vLLM is not installed or does not start; the message has the reason from its log.
     """

@@ -1,6 +1,6 @@
 """The curve of a run card as inline SVG: training reward, or loss, with held-out evaluations.
 
-No library draws it: importing matplotlib takes a second at the end of each run.
+It is drawn without a library: to import matplotlib would take a second at the end of each run.
 """
 
 from __future__ import annotations

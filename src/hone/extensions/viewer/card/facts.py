@@ -86,7 +86,7 @@ class Card:
 
     @property
     def good(self) -> bool | None:
-        """True if the reward surely rose, False if it surely fell, else None."""
+        """True if the reward rose, False if it fell; None if the change is not `sure`."""
         reward = self.measures.get("reward")
         return reward.difference.mean > 0 if reward and reward.sure else None
 
@@ -99,7 +99,7 @@ class Card:
 def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
     """Return the current card of the run or evaluation in `path`. Raises UserError if it is neither, or damaged.
 
-    `ours`: this process holds the run's lock.
+    `ours` is true if this process holds the run's lock.
     """
     summary, run = summarize(path, ours=ours), Run(path)
     try:
@@ -150,7 +150,7 @@ def _last_step(run: Run) -> list[Row]:
 
 
 def chosen(rows: Sequence[Row]) -> list[Sample]:
-    """Return the best, the median and the worst row by reward, or fewer if rows are fewer."""
+    """Return the best, the median and the worst row by reward; fewer if there are fewer than three rows."""
     order = sorted((row for row in rows if row["outcome"] not in FAILED), key=lambda row: -row["reward"])
     names = {len(order) - 1: "worst", len(order) // 2: "median", 0: "best"} if order else {}
     return [Sample(names[i], order[i]) for i in sorted(names)]

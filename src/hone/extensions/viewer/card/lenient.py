@@ -6,8 +6,8 @@ score is skill; the rest of the strict score's change is format. A task is not r
 wrong answers in this form.
 
 An answer can be in a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`, `x = …`), or at
-the end (the last number, or line). Of each kind of place only the last one counts, and only if it has a single answer,
-so that guessing does not pay.
+the end (the last number, or line). Only the last place of each kind counts, and only if it has a single answer, so
+that guessing does not pay.
 
     candidates("So <answer>41</answer>. No, it is 42", Kind.NUMBER)  # {"tag": "41", "end": "42"}
 """

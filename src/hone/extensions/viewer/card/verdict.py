@@ -79,7 +79,6 @@ def _level(card: Card) -> Iterator[str]:
 
 
 def _recorded(card: Card) -> Iterator[str]:
-    """Yield results from metrics.jsonl, for a run without samples of evaluations."""
     name = f"eval/{card.env}/reward/mean" if card.env else "reward/mean"
     known = [line[name] for line in card.lines if line.get(name) is not None]
     if known:

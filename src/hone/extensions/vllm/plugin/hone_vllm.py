@@ -46,10 +46,14 @@ class WorkerExtension:
 
 
 class UpdateWeights:
-    """Answers `POST /update_weights` as hone's server does. In `GET /v1/models` it adds the weights' version and
-    folder, and an id of this process. `POST /sleep` frees the GPU until the next update. If KEY is set, requests need
-    the key; else only programs of this machine are served. An update that fails while it writes weights leaves the
-    model partly updated: the server then refuses requests (503) until an update succeeds."""
+    """Answers `POST /update_weights` as hone's server does.
+
+    In `GET /v1/models` it adds the weights' version and folder, and an id of this process. `POST /sleep` frees the GPU
+    until the next update. If KEY is set, requests need the key; else only programs of this machine are served.
+
+    An update that fails while it writes weights leaves the model partly updated. Then the server refuses requests (503)
+    until an update succeeds.
+    """
 
     def __init__(self, app: Any) -> None:
         self.app = app
