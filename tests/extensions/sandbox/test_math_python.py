@@ -65,7 +65,7 @@ def test_no_conversation_with_a_wrong_answer_beats_one_with_the_right_one():
     worst_right = sum(weights[name] * ranges[name].right[0] for name in weights)
     assert best_wrong == pytest.approx(0.99) and best_wrong < worst_right == 1.0
     for syntax, use in ((0.5, 0.5), (2.0, 0.0), (-0.1, 0.1), (float("nan"), 0.0)):
-        with pytest.raises(UserError, match="together less than 1, or calling the tool pays more"):
+        with pytest.raises(UserError, match="sum must be less than 1, or calling the tool pays more"):
             load_environment("math-python", syntax_weight=syntax, use_weight=use)
 
 

@@ -107,8 +107,8 @@ def test_who_is_no_teacher_is_refused_in_one_sentence(monkeypatch):
             assert "serves hone/tiny, which has another tokenizer than the policy" in error(url, renderer=renderer)
         shown = error(url, vocab=VOCAB_SIZE + 1)
         assert f"may sample ids up to {VOCAB_SIZE}, but the teacher hone/tiny refuses that id" in shown
-        assert "has room for 2048 tokens, and needs 2049: lower seq_len" in error(url, seq_len=2049)
-        assert "serves hone/tiny: name the teacher among these by --teacher.model" in error(url, model="big")
+        assert "has room for 2048 tokens, not for 2049: lower seq_len" in error(url, seq_len=2049)
+        assert "serves hone/tiny: set --teacher.model to one of these" in error(url, model="big")
     assert "start the teacher there with `inference --model.name TEACHER`" in error(url)
     with serving(api_key="sesame") as served:
         assert "set --teacher.api-key-var" in error(served.url)

@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} can't be listened on .* --inference.port {port + 1}"):
+        with pytest.raises(UserError, match=f"listen on port {port} .* --inference.port {port + 1}"):
             run_split(config(f"--mode split --output-dir {tmp_path} --inference.port {port}"))
 
 

@@ -201,7 +201,7 @@ def test_it_can_be_a_teacher(server):
     vllm.update(folder / "v1", 11)
     renderer, model = load_renderer(folder / "v0"), load_model(folder / "v1", precision="fp32")
     config, size = TeacherConfig(base_url=vllm.url), model.config.vocab_size
-    with pytest.raises(UserError, match="has room for 128 tokens, and needs 129"):
+    with pytest.raises(UserError, match="has room for 128 tokens, not for 129"):
         Teacher.connect(config, renderer, size, 128)
     with pytest.raises(UserError, match=f"ids up to {size}, but the teacher .* refuses that id"):
         Teacher.connect(config, renderer, size + 1, 64)

@@ -1,8 +1,8 @@
-"""bubblewrap: the command that makes a sandbox from namespaces and an empty file system, the files that code can read
-in it, and the error if the command fails here.
+"""Builds the bubblewrap command for a sandbox, finds the files that code needs there, and explains failures.
 
-Code sees the interpreter, its standard library, their shared libraries and the requested packages. These have other
-paths in the sandbox (`/python`, `/lib`, `/packages`), so a traceback tells nothing about this machine.
+bubblewrap makes new namespaces and an empty file system. In it, code sees the interpreter, the standard library, the
+requested packages, and the shared libraries of all three. Their paths in the sandbox (`/python`, `/lib`, `/packages`)
+are not their paths outside, so a traceback tells nothing about this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hone.errors import UserError
 
 LIBRARIES, PACKAGES = "/lib", "/packages"
 _LEFT_OUT = ("_tkinter", "readline", "_curses", "_curses_panel", "nis", "_ssl")
-"""Modules for a screen, a terminal or the network, which need most of the shared libraries."""
+"""Standard modules for a screen, a terminal or the network. Their many shared libraries are left out."""
 
 # Loads the libraries to learn their paths. `dlopen` runs no Python code of a module.
 _PROBE = """
@@ -57,18 +57,18 @@ _SYSCTLS = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 )
 _FIRST_USER = int.from_bytes(os.urandom(4), "big")
-"""Random, as containers on one machine share user ids and may have equal process ids."""
+"""Random start of the user ids: containers on one machine share user ids, and their process ids may be equal."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to make the sandbox: in a user namespace, or without one by root, who may mount."""
+    """A way to make the sandbox: in a user namespace or, as root, without a user namespace, because root may mount."""
 
     user_namespace: bool
     disable_userns: bool = False
-    """True: bubblewrap also makes the kernel refuse user namespaces; the system call filter always does."""
+    """If true, bubblewrap makes the kernel refuse user namespaces. The system call filter always refuses them."""
     become_nobody: bool = False
-    """True: root becomes nobody before bubblewrap starts."""
+    """If true, root becomes the user nobody before bubblewrap starts."""
 
 
 def ways() -> tuple[Way, ...]:
@@ -81,7 +81,7 @@ def ways() -> tuple[Way, ...]:
 
 
 def executable() -> str:
-    """Return the path of bwrap. Raises UserError where it is not installed."""
+    """Return the path of bwrap. Raises UserError if it is not installed."""
     found = shutil.which("bwrap")
     if found is None:
         raise UserError(
@@ -123,7 +123,6 @@ def command(
 
 
 def environment(scratch: str) -> dict[str, str]:
-    """Return the environment variables for the code."""
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
         "HOME": scratch,
@@ -160,7 +159,7 @@ def _sysctl(name: str) -> str | None:
 
 @functools.cache
 def _uid_map() -> list[int]:
-    """Return the namespace's first user id, its id outside, and the number of ids; by default all ids."""
+    """Return the first user id of this namespace, its id outside, and the number of ids; if unknown, all ids."""
     try:
         return [int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3]]
     except OSError:
@@ -168,7 +167,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return an unused user id for sandbox `number`, from the last quarter of ids; NOBODY if ids are few."""
+    """Return a user id for sandbox `number` from the last quarter of ids, which is unused; NOBODY if ids are few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY
@@ -187,13 +186,13 @@ class Readable:
 
 
 def base_executable() -> str:
-    """Return the Python that this virtual environment is based on, or this Python; links resolved."""
+    """Return the real path of the Python that this virtual environment is based on; without one, of this Python."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache
 def readable(packages: tuple[str, ...] = ()) -> Readable:
-    """Return the files of the interpreter and `packages` (import names). UserError if a package is missing."""
+    """Return the files of the interpreter and `packages` (import names). Raises UserError if a package is missing."""
     roots = package_roots(packages)
     extensions = [str(file) for root in roots for file in root.rglob("*.so*")] if roots else []
     executable = base_executable()
@@ -222,7 +221,7 @@ def readable(packages: tuple[str, ...] = ()) -> Readable:
 
 @functools.cache
 def package_roots(packages: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return folders and modules of the distributions with these import names, and of their requirements."""
+    """Return the folders and modules of the distributions with these import names, and of their requirements."""
     if not packages:
         return ()
     from importlib.metadata import PackageNotFoundError, distribution, packages_distributions

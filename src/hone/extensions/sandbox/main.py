@@ -1,11 +1,11 @@
-"""The sandbox's first process, which starts the code. This file needs nothing of hone.
+"""The first process in the sandbox, which starts the code. This file imports nothing of hone.
 
     python -P -s -S -B -X utf8 -c SOURCE SCRATCH NAME PACKAGES KEY=NUMBER …
 
 It drops its rights, reports that it is ready, waits for the start byte, and runs the code as the main module of a
-child, under the kernel's limits. It reports the exit code. It ends when hone ends, for then its pipe closes, or at the
-latest some seconds after the deadline. In the sandbox it is process 1: the kernel ends all others with it. The code
-comes from an open file, so no list of processes shows it.
+child, under the kernel's limits. It reports the child's exit code. It ends when hone ends, because its pipe then
+closes, and at the latest some seconds after the deadline. It is process 1 of the sandbox, so the kernel ends all other
+processes with it. It reads the code from an open file, so that no list of processes shows the code.
 """
 
 
@@ -56,10 +56,10 @@ def _limit(given):
 
 
 def _supervise(given, child, ready):
-    """Wait for the child and report its exit code; end all processes when hone is gone.
+    """Wait for the child and report its exit code. End all processes when hone is gone.
 
-    Closes `ready` when the child may begin: the threads here must start before the code can use up the limit.
-    Only modules of the interpreter itself: reading files now would delay the answer.
+    Closes `ready` to let the child begin. The threads here start earlier, or the code could use up the limit of tasks.
+    This function imports only built-in or loaded modules, because reading files now would delay the answer.
     """
     import _signal  # pyright: ignore
     import _thread
@@ -91,7 +91,7 @@ def _supervise(given, child, ready):
 
 
 def _show(error, traceback):
-    """Write the traceback as Python does, from the code's own frames on."""
+    """Print the traceback as Python does, without the frames of this file."""
     import sys
 
     if sys.excepthook is not sys.__excepthook__:

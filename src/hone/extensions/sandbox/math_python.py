@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SYSTEM_PROMPT = "You may run Python with the tool `python`, and will see what it prints."
 CPU_SECONDS, CLOCK_SECONDS = 5, 8
-"""Limits of a call. The clock limit is below a turn's deadline (`grading.timeout`), so the model gets the reason."""
+"""Limits of a call in seconds. The clock limit ends a call before `grading.timeout` does, so the model sees why."""
 TRACEBACK_LINES = 8
 
 # Runs the code in the sandbox. If its last line is an expression, prints the value.
@@ -54,7 +54,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 
 
 class FinalParser(MathParser):
-    """Reads the answer in the last message; None if the message calls a tool."""
+    """Reads the answer in the last message. The answer is None if that message calls a tool."""
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
         messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
@@ -84,14 +84,14 @@ def tool_use(completion: list[Message]) -> float:
 
 
 def code_of(call: dict[str, Any]) -> str | None:
-    """Return the code of a call; None if it is not a well-formed call of the tool."""
+    """Return the code in a call, or None if the call is not a well-formed call of the tool."""
     name, given = arguments_of(call)
     code = given.get("code") if name == "python" and given is not None and given.keys() == {"code"} else None
     return code if isinstance(code, str) and code.strip() else None
 
 
 class MathPython(ToolEnv):
-    """Rows as in math-problems. The tool runs code in a sandbox with `isolation` and `packages`."""
+    """The task, with rows as in math-problems. Its tool runs code in a sandbox with `isolation` and `packages`."""
 
     def __init__(self, *, hint: str, isolation: Isolation, packages: Sequence[str], **kwargs: Any) -> None:
         # If a sandbox can't start, the sample fails.
@@ -103,7 +103,7 @@ class MathPython(ToolEnv):
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        """The sandbox, made on first use. UserError if it can't be made."""
+        """The sandbox, made on first use. Raises UserError if it can't be made."""
         from hone.extensions.sandbox.sandbox import Limits, Sandbox
 
         return Sandbox(Limits(cpu_seconds=CPU_SECONDS, clock_seconds=CLOCK_SECONDS), self.isolation, self.packages)
@@ -125,7 +125,7 @@ class MathPython(ToolEnv):
         return {"prompt": prompt_of(row, self.hint), "answer": answer_of(row), "info": row.get("info")}
 
     def reference(self, example: Example) -> list[Message]:  # type: ignore[override]
-        """Return a conversation with full marks: a call, the tool's answer, the model's answer."""
+        """Return a conversation with full marks: a call, the tool's answer, and the model's answer."""
         arguments = json.dumps({"code": f"print({example.answer!r})"})
         call = {"id": "reference", "type": "function", "function": {"name": "python", "arguments": arguments}}
         return [
@@ -136,7 +136,7 @@ class MathPython(ToolEnv):
 
 
 def answer_of_run(ran: Ran) -> str:
-    """Return the tool's answer about a run, without memory addresses, so that equal runs give equal answers."""
+    """Return the tool's answer for a run. It has no memory addresses, so that equal runs give equal answers."""
     printed = _ADDRESS.sub(" at 0x…>", ran.output.rstrip())
     if ran.status == "ok":
         return printed or "(it printed nothing)"
@@ -171,17 +171,18 @@ def load_environment(
     sandbox: Isolation = "bubblewrap",
     packages: Sequence[str] = (),
 ) -> MathPython:
-    """Problems from `dataset` and `eval_dataset` as in math-problems, in at most `max_turns` completions each.
+    """Return the task with the problems in `dataset` and `eval_dataset`, as in math-problems.
 
-    A right answer weighs 1; `syntax_weight` and `use_weight` together must be less. `format_hint` adds to each question
-    how to answer. `sandbox` isolates the tool: by "bubblewrap", or "none", without protection, for a machine that has
-    nothing to lose. `packages` are import names ("sympy") that the code may use.
+    A rollout has at most `max_turns` completions. A right answer weighs 1; the sum of `syntax_weight` and `use_weight`
+    must be less than 1. With `format_hint`, each question says how to write the answer. `sandbox` is "bubblewrap", or
+    "none" for a tool without any protection, on a machine that has nothing to lose. `packages` are import names
+    ("sympy") that the code may use.
     """
     weights = (syntax_weight, use_weight)
     if not all(weight >= 0 for weight in weights) or sum(weights) >= 1:
         raise UserError(
-            f"math-python: syntax_weight is {syntax_weight!r} and use_weight {use_weight!r}; they must not be "
-            "negative, and together less than 1, or calling the tool pays more than the right answer"
+            f"math-python: syntax_weight is {syntax_weight!r} and use_weight {use_weight!r}; neither may be "
+            "negative, and the sum must be less than 1, or calling the tool pays more than the right answer"
         )
     if sandbox not in ("bubblewrap", "none"):
         raise UserError(f'math-python: sandbox is {sandbox!r}; it must be "bubblewrap" or "none"')

@@ -4,8 +4,8 @@
     ran.status, ran.output  # ("ok", "42\\n")
 
 bubblewrap gives the code new namespaces, a file system with the interpreter and an empty scratch folder, no network and
-no rights. A filter (`seccomp.py`) refuses system calls that no calculation makes. The kernel's limits are for one
-process, so hone sums processor time, memory and processes of the process tree at short intervals, from /proc. `main.py`
+no rights. A filter (`seccomp.py`) refuses system calls that no calculation makes. The kernel limits only single
+processes, so hone reads /proc at short intervals and adds up processor time, memory and tasks of the tree. `main.py`
 starts the code. See docs/tasks.md for the guarantees.
 """
 
@@ -46,17 +46,17 @@ NO_MEMORY = 86
 """Exit code of a program that ended with a MemoryError."""
 NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
-"""Tasks (process and threads) of `main.py` itself."""
+"""Number of tasks (a process and threads) that `main.py` itself takes."""
 INTERVAL = 0.05
 """Seconds between checks of a process tree's usage."""
 GONE_SECONDS = 10.0
 """Longest time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
-"""Time to make a sandbox on a busy machine."""
+"""Longest time to make a sandbox, on a busy machine."""
 _BACKSTOP_SECONDS = 5
 """Seconds after the deadline until `main.py` ends the code."""
 _INODES = 16384
-"""Most files and folders in the scratch folder: no other limit counts their kernel memory."""
+"""Most files and folders in the scratch folder. No other limit counts the kernel memory that files take."""
 _SOURCE = Path(__file__).with_name("main.py").read_text(encoding="utf-8")
 _ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
 """Arguments of personality(2)."""
@@ -76,16 +76,16 @@ class Limits:
     """Limits of one call, over all of its processes."""
 
     cpu_seconds: float = 5
-    """Processor time of all processes. For a single process it is rounded up to whole seconds."""
+    """Processor time of all processes together. The limit of a single process is rounded up to whole seconds."""
     clock_seconds: float = 15
     memory_mib: int = 512
-    """Memory of all processes; also the address space of each process."""
+    """Memory of all processes together. Also limits the address space of each process."""
     processes: int = 16
     """Processes and threads at one time."""
     output_bytes: int = 65536
-    """For standard output, and the same for standard error."""
+    """Most bytes of standard output, and of standard error."""
     scratch_mib: int = 64
-    """Size of the scratch folder, and of a file."""
+    """Size of the scratch folder, and of the largest file."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -103,16 +103,16 @@ PROBE = Limits(cpu_seconds=30, clock_seconds=30, memory_mib=2048, processes=4, s
 class Ran:
     """The result of running code.
 
-    `status`: "ok" (exit code 0), "error" (an exception, or any other end), or the limit that ended the code: "timeout"
-    (of processor or clock), "memory" (also for an uncaught MemoryError), "output", "processes".
+    `status` is "ok" (exit code 0), "error" (an exception, or any other end), or the limit that ended the code:
+    "timeout" (of processor or clock), "memory" (also for an uncaught MemoryError), "output" or "processes".
     """
 
     output: str
     errors: str
-    """The standard error; at its end the traceback of an exception."""
+    """The standard error, with the traceback of an uncaught exception."""
     status: Status
     exit_code: int | None
-    """As in `subprocess`: -N if signal N ended the code; None if a limit did."""
+    """As in `subprocess`: -N if signal N ended the code. None if a limit ended the code."""
     seconds: float
 
 
@@ -128,10 +128,10 @@ class Place:
 
 
 class Sandbox:
-    """Runs code within `limits`. Beside the standard library it may import `packages` (import names, like "sympy").
+    """Runs code within `limits`. The code may import the standard library and `packages` (import names, like "sympy").
 
-    With `isolation` "none" only environment variables are hidden from the code: for a machine without anything
-    valuable. Raises UserError, with reason and remedy, if bubblewrap is missing or does not work here.
+    `isolation` "none" hides only environment variables from the code: use it on a machine that has nothing to lose.
+    Raises UserError, with reason and remedy, if bubblewrap is missing or does not work here.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class Sandbox:
             self._place = _way_that_works(Place(None, bwrap, program, mounts, self.packages))
 
     def run(self, code: str, stdin: str = "") -> Ran:
-        """Run `code` as the main module of a new interpreter, with standard input `stdin`. Blocks; thread-safe.
+        """Run `code` as the main module of a new interpreter, with standard input `stdin`. Blocks until it ends.
 
-        Raises OSError if the process can't be started, and UserError if `code` or `stdin` is not text.
+        Threads may share a sandbox. Raises OSError if the process can't start, UserError if an argument is not text.
         """
         for name, text in (("code", code), ("stdin", stdin)):
             if not isinstance(text, str):
@@ -274,7 +274,7 @@ class Started:
                 self._drop(fd)
 
     def run(self) -> Ran:
-        """Start the code; collect its output until it ends or exceeds a limit; then end the process tree."""
+        """Start the code, and collect its output until the code ends or exceeds a limit. Then end the process tree."""
         streams = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
         killed: Status | None = None
         began = looked = time.monotonic()
@@ -356,7 +356,7 @@ class Started:
                 self._fds.add(self._scratch)
 
     def _withdraw(self) -> None:
-        """End a starting process by closing the pipe that it waits on. Killing bubblewrap would leave its child."""
+        """End a starting process by closing the pipe that it waits on. Killing bubblewrap would not end its child."""
         self._drop(self._go)
         self.process.wait(_BACKSTOP_SECONDS)
 
@@ -390,13 +390,12 @@ class Started:
         return None
 
     def _read(self, source: int, output: bytearray) -> bool:
-        """Append to `output` from `source`, up to the limit. Return False at the end of `source`."""
         part = os.read(source, 1 << 16)
         output += part[: max(0, self._limits.output_bytes + 1 - len(output))]
         return bool(part)
 
     def _file(self, content: bytes, sealed: bool = False) -> int:
-        """Return a file in memory, at its beginning. If `sealed` is true, nobody can change it."""
+        """Return a file descriptor of `content` in memory. If `sealed` is true, nobody can change the file."""
         fd = os.memfd_create("hone", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds.add(fd)
         with os.fdopen(fd, "wb", closefd=False) as file:
@@ -427,7 +426,7 @@ class Tree:
             self._root = os.pidfd_open(root)
 
     def pids(self) -> list[int]:
-        """Return the current processes, from the root down."""
+        """Return the ids of the current processes, the root's first."""
         found, i = [self.root], 0
         family = None if _KERNEL_KNOWS_CHILDREN else _families()
         while i < len(found):
@@ -442,10 +441,10 @@ class Tree:
         return found
 
     def usage(self) -> tuple[float, int, int]:
-        """Return seconds of processor time so far, bytes of memory now, number of threads now.
+        """Return the processor time so far in seconds, the memory now in bytes, and the number of threads now.
 
-        Processor time includes ended processes that their parent waited for. A page shared since a fork counts for
-        each process (see `memory_bytes`).
+        Processor time includes ended processes that their parent waited for. A memory page that processes
+        share since a fork counts for each of the processes; in `memory_bytes` it counts once.
         """
         ticks = kib = tasks = 0
         for pid in self.pids():
@@ -459,7 +458,7 @@ class Tree:
         return ticks / _TICK, kib << 10, tasks
 
     def memory_bytes(self) -> int | None:
-        """Measure bytes in use; a shared page counts once. Slower than `usage`. None if the kernel denies it."""
+        """Return the bytes in use, or None if the kernel denies it. A shared page counts once. Slower than `usage`."""
         kib = 0
         for pid in self.pids():
             try:
@@ -481,7 +480,7 @@ class Tree:
             time.sleep(0.002)
 
     def kill_root(self) -> bool:
-        """Kill the root; if it is process 1 of a namespace, the others end first. Return False if it is slow."""
+        """Kill the root; as process 1 of a namespace, it ends after all others. Return False if that takes too long."""
         if self._root is None:
             return True
         with contextlib.suppress(ProcessLookupError):
@@ -496,7 +495,7 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Start the block's processes without address randomisation, so that `print(object())` repeats."""
+    """Start the block's processes without address randomisation, so that `print(object())` repeats its output."""
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
     if before != -1:
@@ -509,13 +508,13 @@ def _fixed_addresses() -> Iterator[None]:
 
 
 def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> list[str]:
-    """Return the interpreter's arguments. All numbers have equal length, so that memory addresses repeat."""
+    """Return the interpreter's arguments. All numbers have one length, so that memory addresses repeat."""
     words = [f"{key}={value:016d}" for key, value in given.items()]
     return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, scratch, name, packages, *words]
 
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
-    """Return the value for RLIMIT_NPROC, which counts the user's tasks; since Linux 5.14 only in the namespace."""
+    """Return RLIMIT_NPROC. The kernel counts all of the user's tasks; since Linux 5.14 only tasks in the namespace."""
     if way is None:
         others = _tasks_of(uid)
     elif not way.user_namespace:

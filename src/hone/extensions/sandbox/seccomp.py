@@ -2,8 +2,8 @@
 
 The program is classic BPF over `struct seccomp_data` (number, architecture, instruction pointer, six arguments of 64
 bits), as seccomp(2) describes it. A call that no calculation needs returns EPERM. A call newer than the list returns
-ENOSYS, as on an older kernel. A call of another architecture kills the process. Numbers: asm/unistd_64.h and
-asm-generic/unistd.h.
+ENOSYS, as on an older kernel. A call of another architecture kills the process. Numbers are from asm/unistd_64.h
+and asm-generic/unistd.h.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ vmsplice 278 75, remap_file_pages 216 234, setxattr 188 5, lsetxattr 189 6, fset
 mlock2 325 284, mlockall 151 230, mbind 237 235, migrate_pages 256 238, move_pages 279 239,
 set_mempolicy 238 237, set_mempolicy_home_node 450 450, io_setup 206 0,
 """
-"""Name, number on x86_64, number on aarch64 (-: no such call)."""
+"""A name, its number on x86_64, and its number on aarch64 (-: no such call)."""
 DENIED: dict[str, tuple[int | None, int | None]] = {
     name: (int(x86_64), None if aarch64 == "-" else int(aarch64))
     for line in _DENIED.splitlines()
@@ -58,7 +58,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 
 CLONE, CLONE3, IOCTL, SIGACTION = (56, 220), (435, 435), (16, 29), (13, 134)
 LAST = 450
-"""Newest call in this list (set_mempolicy_home_node, Linux 5.17). Higher: later calls, or the x32 ABI (bit 30)."""
+"""Newest call in this list (set_mempolicy_home_node, Linux 5.17). Higher numbers are later or x32 calls (bit 30)."""
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; only clone3 and unshare take NEWTIME."""
 TERMINAL_INPUT = (0x5412, 0x541C)
@@ -73,7 +73,7 @@ _NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets; of an argume
 
 
 def program(machine: str | None = None) -> bytes:
-    """Return the filter for `machine` (default: this one), an array of `struct sock_filter`. UserError if unknown."""
+    """Return the filter for `machine` (default: this one), as `struct sock_filter`s. Raises UserError if unknown."""
     machine = machine or platform.machine()
     if machine not in MACHINES:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Choices of whole or streamed answers to each kind of request, with tool calls and prompt logprobs."""
+"""Writes the choices of answers to each kind of request, whole or streamed, with tool calls and prompt logprobs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from hone.model.chat import ChatRenderer
 from hone.model.tool_calls import Tool
 
 LOWEST = -9999.0
-"""Written instead of minus infinity, which JSON lacks, as by OpenAI."""
+"""Stands for minus infinity, which JSON lacks. OpenAI writes the same number."""
 OPENING = "<tool_call>"
-"""Start of a tool call. Text that may become it is withheld."""
+"""Start of a tool call. Text that may become this tag is withheld."""
 
 
 class Answer:
-    """Writes the samples of one request with these `jobs`."""
+    """Writes the samples of one request; sample i belongs to `jobs[i]`."""
 
     prefix: str
     whole: str
@@ -50,11 +50,11 @@ class Answer:
         return []
 
     def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
-        """Return the choice for a whole or partial sample."""
+        """Return the choice for a new part of a sample, or for the whole sample if `whole` is true."""
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
-        """Return the requested ids: tokens (with versions), prompt (once), and each token's candidates."""
+        """Return the ids that the request asks for: tokens (with policy versions), prompt (once) and candidates."""
         ids: dict[str, Any] = {}
         if self._kept_ids:
             sets = (token.candidates for token in delta.tokens)
@@ -83,7 +83,7 @@ class Answer:
 
 
 class CompletionAnswer(Answer):
-    """Text completions; on request, repeats prompts (`echo`) and scores prompt tokens (vLLM's `prompt_logprobs`)."""
+    """Answers with text. On request it repeats the prompt (`echo`) and scores it (`prompt_logprobs`, as in vLLM)."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
@@ -94,7 +94,7 @@ class CompletionAnswer(Answer):
         self._scores: list[list[ScoredToken]] = []
 
     async def score_prompts(self, service: Service) -> None:
-        """Compute prompt logprobs, if requested: at most one prompt between two decode steps."""
+        """Compute the prompts' logprobs, if requested. The engine scores at most one prompt between two steps."""
         body = self._body
         if body.prompt_logprobs is None and (not body.echo or body.logprobs is None):
             return
@@ -139,7 +139,6 @@ class CompletionAnswer(Answer):
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, token: Token | ScoredToken) -> dict[str, float]:
-        """Return logprobs by token text: the likeliest first, always including the sampled token's."""
         top: dict[str, float] = {}
         for ident, logprob in (*token.top[: self._body.logprobs], (token.id, token.logprob)):
             top.setdefault(self._text(ident), finite(logprob))
@@ -200,7 +199,8 @@ class TokensAnswer(Answer):
 class CallReader:
     """Reads the tool calls of one sample.
 
-    Shows text before calls while sampling, then the calls. A cut sample or one with an unreadable call stays text.
+    While the sample grows, only the text before the first call is shown; at the end, the calls. A sample that was cut,
+    or has an unreadable call, stays text.
     """
 
     def __init__(self, renderer: ChatRenderer, tools: list[Tool]) -> None:
@@ -211,7 +211,7 @@ class CallReader:
         self._tokens: list[Token] = []
 
     def push(self, delta: Delta) -> tuple[str, list[dict[str, Any]], str | None]:
-        """Read new tokens of the sample; return the text and calls to show now, and the finish reason."""
+        """Read new tokens of the sample. Return the text and calls to show now, and the finish reason."""
         self._text += delta.text
         self._tokens += delta.tokens
         self._before_calls += self._call.push(delta.text)

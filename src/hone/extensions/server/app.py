@@ -1,6 +1,6 @@
-"""The routes. If the server has an API key, all routes but `/health` need it.
+"""The routes of hone's server. If the server has an API key, all routes but `/health` need the key.
 
-A request is cancelled if its client disconnects.
+The server cancels a request if the client disconnects.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def create_app(
 ) -> Starlette:
     """Return the application that serves `service` as the model `name`. It starts and ends the service's thread.
 
-    Weights are loaded only from folders under `weights_root` or `memory`; without `weights_root`, never.
+    Weights are loaded only from folders under `weights_root` or `memory`. Without `weights_root`, updates are refused.
     """
     api = Api(service, renderer, name, WeightsFolder(weights_root, memory) if weights_root else None, seed)
 
@@ -88,7 +88,7 @@ def create_app(
 
 
 class Api:
-    """One served model. If request k has no seed, its seed is made from (`seed`, "request", k)."""
+    """One served model. If request k has no seed, it gets a seed derived from (`seed`, "request", k)."""
 
     def __init__(
         self, service: Service, renderer: ChatRenderer, name: str, weights: WeightsFolder | None, seed: int
@@ -98,7 +98,7 @@ class Api:
         self.updating = asyncio.Lock()
         self.context = service.engine.model.config.max_position_embeddings
         self.longest = self.context * max(map(len, renderer.tokenizer.get_vocab()))
-        """Most characters that fit the context, if all tokens were the longest one."""
+        """Number of characters in a context that is full of the longest token."""
         # One thread: every thread keeps the memory of its longest text.
         self.worker = ThreadPoolExecutor(1, "tokenizer")
         self._seeds = 0
@@ -132,7 +132,7 @@ class Api:
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def update_weights(self, request: Request) -> Response:
-        """Load weights while the engine runs; swap them between two steps."""
+        """Load weights while the engine runs, then swap them between two steps."""
         if self.weights is None:
             raise ApiError(403, "this server takes no weights: start it with --weights-root FOLDER")
         body, _ = await self._read(UpdateRequest, request)
@@ -177,7 +177,7 @@ class Api:
         top: int | None,
         stops: tuple[int, ...] = (),
     ) -> Response:
-        """Answer with samples of the prompts; `top`: likeliest tokens to add per position."""
+        """Answer with samples of the prompts. `top` is the number of likeliest tokens to report at each position."""
         self._check_ids(params.stop_token_ids, f"{'' if params is body else 'sampling_params.'}stop_token_ids")
         self._seeds += 1
         seed = rng.key(self.seed, "request", self._seeds - 1)

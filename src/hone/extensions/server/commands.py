@@ -25,7 +25,7 @@ from hone.model.hf import load_model
 from hone.serving import is_local, listen, serve
 
 GRACE = 5
-"""Seconds for requests in flight to end when the server stops."""
+"""Seconds that requests in flight get to end when the server stops."""
 
 
 def run(config: ServeConfig) -> int:
@@ -84,7 +84,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
 
 
 def introduction(config: ServeConfig, described: str) -> str:
-    """Return what is served, and a command to try it. `described`: the model and its device."""
+    """Return a text that says what is served and how to try it. `described` names the model and its device."""
     name, host = config.model.name, config.host
     url = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0', '::', '::1') else host}:{config.port}"
     key = f" -k {config.api_key_var or 'KEY'}" if config.api_key else ""

@@ -24,17 +24,17 @@ class ServeConfig(EngineConfig):
     """Serve a model over the OpenAI protocol: completions and chat, streamed or whole, with logprobs and token ids."""
 
     model: ModelConfig = ModelConfig()
-    """The policy."""
+    """The model to serve."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 lets other machines in."""
     api_key: str | None = Field(default=None, min_length=1)
-    """Answer only clients that send this key. Other users of this machine can read it in the command line."""
+    """Answer only clients that send this key. Other users of this machine can read the key in the command line."""
     api_key_var: KeyVariable = None
     """Environment variable that holds the key."""
     weights_root: Path | None = None
-    """Only folder from which `POST /update_weights` may load; by default none."""
+    """`POST /update_weights` loads weights only from this folder. By default, updates are refused."""
     transport: TransportConfig = TransportConfig()
-    """Transport of the run to serve: the folder of its weights, unless `weights_root` is set."""
+    """Transport of the run to serve. Weights are loaded from its weights folder, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)
     """Seed for requests without a seed, and for `hone/tiny`'s weights."""
     precision: Precision = DEFAULT_PRECISION
@@ -44,9 +44,9 @@ class ServeConfig(EngineConfig):
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence that vLLM serves, in tokens; if unset, the model's limit."""
     output_dir: Path | None = None
-    """Run directory: its transport gives the weights, unless `weights_root` or `transport` is set."""
+    """Run directory. Weights are loaded from its transport, unless `weights_root` or `transport` is set."""
     max_steps: int | None = None
-    """Key of `rl`, ignored here: one file can serve both commands."""
+    """Key of `rl`, ignored here, so that one file can be for both commands."""
     seq_len: int | None = None
     """Key of `rl`, ignored here."""
     ckpt: CkptConfig | None = None
@@ -61,5 +61,5 @@ class ServeConfig(EngineConfig):
     @model_validator(mode="after")
     def _check_key(self) -> ServeConfig:
         if self.api_key is not None and self.api_key_var is not None:
-            raise UserError("api_key is the server's key, api_key_var the variable that holds it: leave out api_key")
+            raise UserError("api_key and api_key_var are both set, but the server has one key: leave out api_key")
         return self

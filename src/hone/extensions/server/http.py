@@ -26,9 +26,8 @@ from hone.types import Message
 SHORT = 4096
 """Number of characters that take about a millisecond to parse and tokenise."""
 MAX_BODY = 32 * 2**20
-"""Most bytes of a request."""
 BODY_SECONDS = 60.0
-"""Seconds for a client to send a body."""
+"""Seconds that a client may take to send a body."""
 LEFT = 499
 """Status of an answer to a client that has disconnected."""
 
@@ -36,7 +35,7 @@ T = TypeVar("T")
 
 
 def application(handlers: Mapping[str, Callable], check: Callable[[Request], Any], lifespan: Any = None) -> Starlette:
-    """Return an application with `handlers` by "METHOD /path". `check` raises ApiError to refuse a request."""
+    """Return an application with `handlers` by "METHOD /path". `check` runs first, and raises ApiError to refuse."""
 
     def route(place: str) -> Route:
         async def answer(request: Request) -> Response:
@@ -62,7 +61,7 @@ def too_large() -> ApiError:
 async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[], ApiError] = too_large) -> bytes:
     """Return the body of a request. Raises `refusal()` if it is over `limit` bytes, ApiError 408 if it is too slow.
 
-    A body over `limit` is not stored, but read up to MAX_BODY, so that the client gets the error.
+    The rest of a longer body is read, up to MAX_BODY, but not stored, so that the client gets the error.
     """
     body, size = bytearray(), 0
     try:
@@ -81,7 +80,7 @@ async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[
 
 
 async def apart(threads: Executor | None, size: int, work: Callable[[], T]) -> T:
-    """Return the result of `work()`; if `size` is over SHORT characters, call it in another thread."""
+    """Return the result of `work()`. If `size` is over SHORT characters, run `work` in another thread."""
     return work() if size <= SHORT else await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
@@ -158,7 +157,6 @@ def chat_choice(
 
 
 def chat_opening(index: int) -> dict[str, Any]:
-    """Return the first choice of a stream, without text."""
     return {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
 
 
@@ -182,7 +180,7 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return the error for the client: in full if the client caused it, else only that the server failed."""
+    """Return the error to send: with the reason if the client caused it, else only that the server failed."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):

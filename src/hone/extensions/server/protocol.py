@@ -1,11 +1,12 @@
 """The requests of clients. Every field is checked; unknown or unsupported fields are refused.
 
-OpenAI fields without effect here are accepted if they mean "off", because some clients always send them. Not OpenAI's:
-`top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `return_kept_ids`, `prompt_logprobs`, `key`.
+An OpenAI field without effect here is accepted if its value means "off", because some clients always send it. Fields
+beyond OpenAI's: `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `return_kept_ids`,
+`prompt_logprobs`, `key`.
 
 A key decides a sample's randomness. In a request with `seed` s, sample i of prompt p has the key `rng.key(s,
-"generate", p, i)`; `Engine.generate` uses the same keys, so the tokens are the same. RL's rollouts have `rng.key(seed,
-"rollout", step, draw, sample)`; RL sends them in `key`, one for each sample of the request.
+"generate", p, i)`. `Engine.generate` uses the same keys, so it samples the same tokens. RL sends the keys of its
+rollouts, `rng.key(seed, "rollout", step, draw, sample)`, in `key`: one for each sample of the request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hone.model.strict_json import DECODER
 # The bounds of a request. Later, with the model, token ids are checked against the vocabulary, and a prompt with its
 # new tokens against the context.
 MAX_SAMPLES = 4096
-"""Most samples of a request (prompts x n), and so most prompts and keys."""
+"""Most samples of a request (prompts x n). A request has at most this number of prompts or keys, too."""
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Key = Annotated[int, Field(ge=0, lt=2**64)]
@@ -52,12 +53,12 @@ OFF = (
     "kv_transfer_params",
     "priority",
 )
-"""Fields accepted only if their value has no effect."""
+"""Fields that are accepted only with a value that has no effect."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class ApiError(Exception):
-    """An error in the form that OpenAI clients expect."""
+    """An error, which is sent in the form that OpenAI clients expect."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -117,7 +118,7 @@ class Sampling(Strict):
     def jobs(
         self, prompts: list[list[int]], max_tokens: int, seed: int, top: int, stop_ids: tuple[int, ...] = ()
     ) -> list[Job]:
-        """Return the request's jobs: `n` for the first prompt, then `n` for the next, … `seed`: default seed."""
+        """Return `n` jobs for the first prompt, then `n` for the next, and so on. `seed` is the default seed."""
         samples, keys = len(prompts) * self.n, self.key
         if samples > MAX_SAMPLES:
             words = f"{len(prompts)} prompts with n = {self.n} are over {MAX_SAMPLES} samples: send fewer"
@@ -186,8 +187,6 @@ class CompletionRequest(GenerationRequest):
         return self
 
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts; each is a text or a list of token ids."""
-
         def is_ids(item: Any) -> bool:
             return isinstance(item, list) and all(type(x) is int for x in item)
 
@@ -210,7 +209,7 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message. Clients send replies back, so other fields may be null or empty."""
+    """One message. Clients send replies back, so fields unknown here are accepted if they are null or empty."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -293,7 +292,7 @@ class TokensSampling(Sampling):
 
 
 class TokensRequest(Strict):
-    """`POST /inference/v1/generate`, as in vLLM: continues token ids. `cache_salt` has no effect on samples."""
+    """`POST /inference/v1/generate`, as in vLLM: continues token ids. `cache_salt` does not change the samples."""
 
     token_ids: list[Count] = Field(min_length=1)
     sampling_params: TokensSampling

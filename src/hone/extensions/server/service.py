@@ -1,7 +1,7 @@
 """The engine's thread, and the requests that it serves.
 
-Only `Service`'s thread uses the engine: it runs calls between two steps, and delivers sampled tokens. A `Generation` is
-one request on the event loop, with the texts of its samples so far.
+Only the thread of `Service` uses the engine. Between two steps it runs the calls of other threads; after a step it
+delivers the sampled tokens. A `Generation` is one request on the event loop, with the texts of its samples so far.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from hone.inference.types import Failure, Job, Token
 from hone.model.decoder import Decoder
 
 News = list[tuple[int, "list[Token] | Exception"]]
-"""Per sample of a request: its index, and new tokens or the error that ended it."""
+"""News of one request. For each sample: its index, and its new tokens or the error that ended the sample."""
 Sink = Callable[[News], None]
-"""Called on the engine's thread after each step with news of a request."""
+"""Runs on the engine's thread after each step, with the news of one request."""
 FAILING_AFTER = 3
 """The server reports failure after this many failed steps in a row without a sampled token."""
 
@@ -49,14 +49,13 @@ class Service:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.weights_path: str | None = None
-        """Path of the last update, as requested."""
+        """Path of the last weight update, as the client wrote it."""
         self.steps = self.sampled_tokens = self.prompt_tokens = self.cancelled = self.failures = self.updates = 0
         self.seconds = 0.0
-        """Seconds in decode steps."""
+        """Seconds spent in decode steps."""
         self.failed_steps = 0
         """Failed steps since the last sampled token or update of weights."""
         self.last_failure = ""
-        """The reason of the last failure."""
         self._logged: set[str] = set()
         self._idle: tuple[float, float | None] = (0.0, None)  # earlier seconds, start of current; read in one access
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future]] = SimpleQueue()
@@ -107,7 +106,8 @@ class Service:
         return so_far if since is None else so_far + time.perf_counter() - since
 
     def call(self, function: Callable[[], Any]) -> Future:
-        """Run `function()` on the engine's thread, between two steps; ServiceEnded if the thread has ended."""
+        """Run `function()` on the engine's thread, between two steps. If the thread has ended, the future raises
+        ServiceEnded."""
         future: Future = Future()
         with self._lock:
             if self._ended:
@@ -117,7 +117,8 @@ class Service:
         return future
 
     def submit(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> Future[list[int]]:
-        """Queue all jobs of a request, or no job. The future gives tickets or a UserError. `whole`: no streaming."""
+        """Queue all jobs of a request, or none if the engine refuses a job. The future gives the tickets, or raises
+        UserError. If `whole` is true, `sink` gets the tokens of a sample all at once, at its end."""
 
         def add() -> list[int]:
             tickets: list[int] = []
@@ -214,7 +215,7 @@ class Service:
             sink(gains)
 
     def _log(self, failed: Sequence[Failure]) -> None:
-        """Print one line per failing place in the code, as messages may differ only in numbers."""
+        """Print one line for each place in the code that fails, because messages may differ only in numbers."""
         for key, failure in {failure.lines or failure.reason: failure for failure in failed}.items():
             if key not in self._logged:
                 self._logged.add(key)
@@ -222,7 +223,6 @@ class Service:
                 print(f"A step failed: {failure.reason}{where}; /metrics counts how often", file=sys.stderr, flush=True)
 
     def _end(self) -> None:
-        """Fail all pending calls and samples."""
         with self._lock:
             self._ended = True
         while not self._calls.empty():
@@ -246,7 +246,7 @@ def _carry_out(function: Callable[[], Any], future: Future) -> None:
 
 
 class Delta(NamedTuple):
-    """New part of a sample: text (no stop string or end of turn), tokens, and the finish reason if it ended."""
+    """A new part of a sample: text (no stop string or end of turn), tokens and, at the end, the finish reason."""
 
     index: int
     text: str
@@ -265,7 +265,7 @@ class Sample:
         self._waiting: list[Token] = []
 
     def push(self, tokens: list[Token]) -> Delta | None:
-        """Return the new part to show; None if the tokens complete no text yet."""
+        """Return the part to show after these new tokens, or None if they complete no text yet."""
         self._waiting += tokens
         reason, stop = tokens[-1].stop_reason, tokens[-1].stop_string
         ids = [token.id for token in tokens]
@@ -310,7 +310,6 @@ class Generation:
                     yield delta
 
     async def _next(self) -> dict[int, list[Token]]:
-        """Return the samples' new tokens from one step, or from several steps if the event loop was busy."""
         arrived = await self._arrived.get()
         while not self._arrived.empty():
             arrived += self._arrived.get_nowait()
@@ -322,7 +321,6 @@ class Generation:
         return new
 
     def close(self) -> None:
-        """Cancel samples that run or are queued."""
         if not all(sample.finished for sample in self.samples):
             self._tickets.add_done_callback(self._cancel)
 

@@ -17,8 +17,8 @@ from hone.model.hf import WEIGHTS_INDEX, load_model, non_finite, read_config, we
 class WeightsFolder:
     """Loads weights only from the folder `root`, or from `memory`, a folder in shared memory.
 
-    Config, index and all weight files must lie in one of these folders, also after following links. Raises UserError if
-    `root` is no folder.
+    A model's config, index and weight files must lie in these folders even after links are followed. Raises UserError
+    if `root` is no folder.
     """
 
     def __init__(self, root: Path, memory: Path | None = None) -> None:
@@ -27,9 +27,9 @@ class WeightsFolder:
             raise UserError(f"weights_root = {root} is not a folder: give an existing one")
 
     def load(self, path: str, model: Decoder) -> Decoder:
-        """Load the model in `path` (may be relative to the root) on the host; map files of `memory` (see `load_model`).
+        """Load the model in `path` (or `root`/`path`) on the host. Files in `memory` are mapped (see `load_model`).
 
-        Raises UserError unless the model has `model`'s shape and only finite weights.
+        Raises UserError unless the model has the shape of `model` and only finite weights.
         """
         folder = self._resolve(self.root / path, path)
         with suppress(OSError):
@@ -55,7 +55,7 @@ class WeightsFolder:
         return loaded
 
     def _resolve(self, file: Path, name: str) -> Path:
-        """Follow the links of `file`. Raises UserError, with `name`, if it is not under the root."""
+        """Return `file` without links. Raises UserError, with `name`, if it is not under `root` or `memory`."""
         try:
             resolved = file.resolve()
             resolved.exists()
@@ -73,8 +73,8 @@ class WeightsFolder:
 def swap_weights(source: Decoder, target: Decoder) -> None:
     """Give `target` the parameters of `source`, a model on the host that must not be used afterwards.
 
-    On a CPU, the models exchange tensors; the old ones are freed with `source`. On a GPU, parameters are overwritten
-    in place, one by one: CUDA graphs hold their addresses, and a second model may not fit.
+    On a CPU, the models exchange tensors; the old tensors are freed with `source`. On a GPU, parameters are overwritten
+    in place, one by one, because CUDA graphs hold their addresses, and a second model may not fit.
     """
     if target.device.type == "cpu":
         target.exchange(source)

@@ -13,21 +13,21 @@ from hone.errors import UserError
 
 
 class TeacherConfig(AskedConfig):
-    """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
-    towards its scores. This teacher has the policy's tokenizer; hone (`inference`) or vLLM serves it."""
+    """On-policy distillation: a larger model behind a server scores each sampled token, and the policy learns from
+    these scores. The teacher must have the policy's tokenizer. Serve it with hone (`inference`) or vLLM."""
 
     place = "teacher"
 
     base_url: Annotated[str, Meta(decides="rounding")]
     """URL of the teacher's server, such as http://localhost:8001/v1."""
     timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
-    """Seconds to wait for the answer to a request (one completion); then the run ends."""
+    """Seconds to wait for the scores of one completion. Without an answer the run ends."""
     model: str | None = None
     """The teacher's model name on the server; by default the only model there."""
     coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Weight of log π_teacher - log π (minus the token's reverse KL) in a token's advantage."""
+    """Weight, in a token's advantage, of log π_teacher - log π, which is minus the token's reverse KL."""
     reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Weight of the advantage from rewards in a token's advantage; 0: learn only from the teacher."""
+    """Weight, in a token's advantage, of the advantage from rewards. With 0, only the teacher counts."""
 
     @field_validator("base_url")
     @classmethod
@@ -53,8 +53,8 @@ class RLKeys(BaseConfig):
             )
         if orch.refill is not None:
             raise UserError(
-                "with a teacher, groups of equal rewards are trained, too, so orchestrator.refill has nothing to "
-                "replace: leave it out"
+                "with a teacher, groups with equal rewards train the policy, too, so orchestrator.refill has nothing "
+                "to replace: leave it out"
             )
         if self.trainer.loss.type == "gspo":
             raise UserError(

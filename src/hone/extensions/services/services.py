@@ -5,9 +5,9 @@
 
     hone.rl(reward_funcs=[correct, helpful], ...)         or a line of a task file:  Rubric([correct, helpful])
 
-The reply to a question is recorded once, in the run's `judgements.jsonl`, with its token counts. So equal completions
-get equal rewards, and `regrade` and `verify` need no network. If a service does not answer with a number within its
-bounds, the sample is a `grader_error`; its reward is never 0.
+Each question is asked once. Its reply is recorded in the run's `judgements.jsonl`, with token counts. So equal
+completions get equal rewards, and `regrade` and `verify` need no network. If a service does not answer with a number
+within its bounds, the sample is a `grader_error`; its reward is never 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OUT_OF = re.compile(r"\d\W*\b(?:out\s+)?of\s*\Z", re.IGNORECASE)
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in a text; None without a number, or if it is ambiguous, as in `4/5` and `4 out of 5`."""
+    """Return the last number in a text. Return None without a number, or for an unclear one (`4/5`, `4 out of 5`)."""
     found = LastNumberParser().parse(text)
     if found is None or "/" in found or _OUT_OF.search(text.rpartition(found)[0][-100:]):
         return None
@@ -49,12 +49,15 @@ def last_number(text: str) -> float | None:
 class Judge(Service):
     """A reward by a language model at an OpenAI-compatible URL: the last number of its reply, divided by `out_of`.
 
-    `7`, `7/10`, `7 out of 10` give 0.7 if `out_of` is 10. A number below 0 or above `out_of`, a number on another scale
-    (`4/5`), and a reply that was cut off (`finish_reason` is not "stop") are errors. `prompt` is a template of the
-    request, with {prompt}, {completion} and {answer}. `read` returns the number in a reply, or None. The environment
-    variable `api_key_env` has the API key. `price`: cost per million input and output tokens. `concurrency`: most
-    requests at a time. A judge waits `timeout` seconds for a reply, and retries up to `retries` times, at most twice
-    `timeout` seconds in all. `grading.timeout` is raised to that if it is less.
+    With `out_of` 10, the replies `7`, `7/10` and `7 out of 10` give 0.7. A number below 0 or above `out_of`, a number
+    on another scale (`4/5`), and a reply that was cut off (`finish_reason` is not "stop") are errors.
+
+    `prompt` is a template of the request, with {prompt}, {completion} and {answer}. `read` returns the number in a
+    reply, or None. The environment variable `api_key_env` has the API key. `price`: cost per million input and output
+    tokens. `concurrency`: most requests at a time.
+
+    A judge waits `timeout` seconds for a reply, and retries up to `retries` times; all tries take at most twice
+    `timeout` seconds. A lower `grading.timeout` is raised to that total.
     """
 
     model: str
@@ -73,7 +76,7 @@ class Judge(Service):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.prompt or "completion" not in _FIELDS.findall(self.prompt):
-            raise UserError(f"the prompt of judge {self.name!r} has no {{completion}} in it, so it would judge nothing")
+            raise UserError(f"the prompt of judge {self.name!r} has no {{completion}}: add it, or it judges nothing")
         if not 0 < self.out_of < math.inf:
             raise UserError(f"out_of of judge {self.name!r} is {self.out_of}: give the best mark, a number above 0")
         if self.base_url is not None:
@@ -111,11 +114,11 @@ class Judge(Service):
 
 @dataclass(eq=False)
 class HTTPReward(Service):
-    """A reward by a server: `prompt`, `completion` (messages), `answer` and `info` are posted to `url` as JSON.
+    """A reward by a server. hone posts `prompt`, `completion` (messages), `answer` and `info` to `url` as JSON.
 
-    The server answers within `timeout` seconds with a number within `bounds`, or {"reward": number}. If it is down or
-    busy, hone retries up to `retries` times, at most twice `timeout` seconds in all. The environment variable
-    `api_key_env` has its API key.
+    The server must answer within `timeout` seconds, with a number within `bounds` or with {"reward": number}. If the
+    server is down or busy, hone retries up to `retries` times; all tries take at most twice `timeout` seconds. The
+    environment variable `api_key_env` has the server's API key.
     """
 
     url: str
@@ -144,7 +147,6 @@ class HTTPReward(Service):
 
 
 async def _post(service: Service, url: str, body: dict[str, Any]) -> Any:
-    """Return the service's JSON answer. Retries within `service.patience`."""
     shown = shown_url(url)
     if url.endswith("?…"):
         raise ValueError(f"the query of {shown} was not written into the run: give the reward function again")

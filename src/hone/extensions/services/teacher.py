@@ -3,8 +3,8 @@
     teacher = Teacher.connect(config.teacher, renderer, vocab_size, seq_len)
     groups = teacher(groups)              # with the column teacher_logprobs
 
-A request has the token ids of one prompt and completion. hone's server and vLLM answer with the logprobs of both
-(`prompt_logprobs`).
+A request has the token ids of one prompt and its completion. hone's server and vLLM answer with the logprobs of all
+these tokens (`prompt_logprobs`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from hone.types import Group, Segment, with_column
 
 NAME = "teacher_logprobs"
 SPECIAL = 64
-"""Most special tokens in the check of the tokenizer."""
+"""Most special tokens that the check of the tokenizer uses."""
 _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
 def connect(config: Any, renderer: ChatRenderer, vocab_size: int) -> tuple[Teacher, str]:
-    """Connect to a run's teacher; return the teacher and its name for errors."""
+    """Connect to the teacher of a run. Return the teacher, and its name in error messages."""
     teacher = Teacher.connect(config.teacher, renderer, vocab_size, config.seq_len)
     return teacher, f"the teacher at {config.teacher.base_url}"
 
 
 def advantages(config: Any, advantage: Any, logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray) -> np.ndarray:
-    """Return the advantages `[T]` of a completion's tokens, with the config's `coef` and `reward_coef`."""
+    """Return the advantages `[T]` of a completion's T tokens, with the config's `coef` and `reward_coef`."""
     return distilled(advantage, logprobs_T, teacher_logprobs_T, config.teacher.coef, config.teacher.reward_coef)
 
 
@@ -104,11 +104,11 @@ class Teacher:
             known = [entry for entry in served if model in (None, entry.id)]
             if len(known) != 1:
                 names = ", ".join(entry.id for entry in served[:20]) or "no model"
-                raise UserError(f"{url} serves {names}: name the teacher among these by --teacher.model")
+                raise UserError(f"{url} serves {names}: set --teacher.model to one of these")
             hones = known[0].owner == HONE
             room, needed = known[0].max_model_len, seq_len + (not hones)  # others always sample a token
             if room is not None and room < needed:
-                raise UserError(f"the teacher at {url} has room for {room} tokens, and needs {needed}: lower seq_len")
+                raise UserError(f"the teacher at {url} has room for {room} tokens, not for {needed}: lower seq_len")
             teacher = cls(Server.of(endpoint, known[0]))
             added = renderer.tokenizer.get_added_tokens_decoder()
             text = PROBE + "".join(added[token].content for token in sorted(added)[:SPECIAL])

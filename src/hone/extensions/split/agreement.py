@@ -1,4 +1,4 @@
-"""The trainer's checks before a session: config and checkpoint must fit the orchestrator's run."""
+"""The trainer's checks before a session: its config and the checkpoint must fit the orchestrator's run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hone.trainer.step import Trainer
 
 
 def shared_values(config: RLConfig) -> dict[str, Any]:
-    """Return keys and values that must be equal for trainer and orchestrator: `Session.shared`.
+    """Return the keys and values that must be equal for trainer and orchestrator, for `Session.shared`.
 
     A model in a local folder is named by its absolute path.
     """
@@ -34,7 +34,7 @@ def shared_values(config: RLConfig) -> dict[str, Any]:
 
 
 def check_agreement(config: RLConfig, session: Session, place: str) -> None:
-    """Raise UserError if a shared key differs between session and `config`. `place` names the config in the error."""
+    """Raise UserError if a shared key differs between the session and `config`. `place` names `config` in the error."""
     for key, ours in shared_values(config).items():
         theirs = session.shared.get(key, ours)
         if ours != theirs:

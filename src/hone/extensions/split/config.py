@@ -6,7 +6,7 @@ from hone.config.rl import RoleConfig
 
 
 class TrainerRole(RoleConfig):
-    """Train the policy of a run in mode split: receive batches, publish weights."""
+    """Train the policy of a run in mode split: receive batches, and publish weights."""
 
     section = "trainer"
     headings = "Run: role; Training; Machine: ranks machine"

@@ -2,13 +2,13 @@
 
     Launch(roles, ...).run()      returns the orchestrator's exit code
 
-- The output of each role goes into a log; the orchestrator's is also shown.
+- The output of each role goes into a log; the orchestrator's output is also printed.
 - If a role dies, trainer and orchestrator start again from the last checkpoint. If the only server dies, the
-  orchestrator saves first, and the server starts again too. If one of several servers dies, only it starts again. After
-  `restarts` restarts the run ends.
-- Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, all other processes are ended.
+  orchestrator saves first, and all roles start again. If one of several servers dies, only this server starts again.
+  After `restarts` restarts, the next death ends the run.
+- Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, the launcher ends all other processes.
 
-Standard library only: it must not fail.
+The launcher needs only the standard library, because it must not fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hone.loops.child import ORCHESTRATOR, TRAINER, Child, Log, serves
 from hone.processes import TICK, end_all, free_port, wait_all
 
 RESTARTED = "HONE_RESTARTED"
-"""Environment variable of the orchestrator: a JSON list of the restarts that it has to record."""
+"""Environment variable with a JSON list of the restarts that the orchestrator has to record."""
 HOST = "127.0.0.1"
 """Address of a run's servers, reached from this machine only."""
 PATIENCE = 10.0
@@ -37,11 +37,11 @@ PATIENCE = 10.0
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TOGETHER = 60.0
-"""Seconds: servers that are killed or lost within this time count as one restart."""
+"""Servers that are killed or lost within this number of seconds count as one restart."""
 _LETTING_GO = 30.0
 """Seconds that a dead server's port may stay in use."""
 _FOLLOWING = 2.0
-"""Seconds after the first process's end to wait for errors of other processes."""
+"""Seconds to wait for errors of other processes, after the first process has ended."""
 _AT_ONCE = 3.0
 """Seconds for the orchestrator to record the interruption after a second Ctrl-C."""
 _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -50,7 +50,7 @@ _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTER
 
 @dataclass(frozen=True)
 class Role:
-    """A role's command, its arguments at the start (`first`) and at restarts (`again`), a local server's port."""
+    """A command, with the arguments `first` at the start and `again` at restarts. `port`: of a local server."""
 
     name: str
     command: Sequence[str]
@@ -62,12 +62,12 @@ class Role:
 
 
 class Stop:
-    """Context that records signals; they don't end the process. `first` is the first signal. Main thread only."""
+    """Context that records signals, so that they do not end the process. `first` is the first one. Main thread only."""
 
     def __init__(self) -> None:
         self.first: int | None = None
         self.again = False
-        """True after a second Ctrl-C: the user does not want to wait."""
+        """True after a second Ctrl-C, because then the user does not want to wait."""
         self._new: list[int] = []
         self._before: dict[int, Any] = {}
 
@@ -93,11 +93,13 @@ class Stop:
 
 @dataclass(eq=False)
 class Launch:
-    """The processes of one run in `folder`. `began` gets the started processes. Once run.json names the
-    orchestrator, `opened` runs, and logs move from `scratch` to `folder`/logs.
+    """The processes of one run in `folder`.
 
-    `env`: variables of all processes. `child` starts a process, `say` prints a line, `from_where` names the checkpoint
-    to resume from. `go_on`: the command to resume.
+    `began` receives the started processes. Once run.json names the orchestrator, `opened` is called, and the logs
+    move from `scratch` to `folder`/logs.
+
+    `env` has environment variables for all processes. `child` starts a process, `say` prints a line, `from_where` names
+    the checkpoint to resume from, and `go_on` is the command that resumes the run.
     """
 
     roles: Sequence[Role]
@@ -162,7 +164,6 @@ class Launch:
             children.append(self.child(role.name, rank, command, env | ranked, self._logs[role.name], drives))
 
     def _turn(self) -> int | None:
-        """Handle new signals and ended processes; return the exit code once the run has ended."""
         self._look_at_run()
         for signum in self._stop.take():
             if not self._is_open:
@@ -183,7 +184,7 @@ class Launch:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def _look_at_run(self) -> None:
-        """Once run.json names the orchestrator, it has recorded the restarts: clear them. Call `opened` once."""
+        """Clear the restarts once run.json names the orchestrator, which has recorded them. Call `opened` once."""
         if self._is_open and not self._unnoted:
             return
         from hone.runs.view import PROCESS_LOGS, run_info  # slow to import
@@ -201,7 +202,7 @@ class Launch:
                 self.opened()
 
     def _judge(self, dead: list[Child]) -> int | None:
-        """Handle ended processes: return the run's exit code, raise UserError, or restart roles and return None."""
+        """Handle ended processes: return the run's exit code, or raise UserError, or restart roles and return None."""
         code, stopping = self._driver.code, self._stop.first
         if code is not None and (stopping or code in _FINISHED):
             return code if code >= 0 else 128 + (stopping or 0)
@@ -237,7 +238,7 @@ class Launch:
         return None
 
     def _culprit(self, dead: list[Child]) -> Child:
-        """Return the likely cause: a process with exit code 2, else a killed process, else the first."""
+        """Return the likely cause of the deaths: a process with exit code 2, else a killed process, else the first."""
         if all(child.role == TRAINER and (child.code or 0) >= 0 for child in dead):
             ranks = self._children[TRAINER]
             self._wait(ranks, _FOLLOWING)
@@ -269,14 +270,13 @@ class Launch:
         return any(serves(child.role) and child.code is None for child in self._all())
 
     def _died_with_others(self, dead: Sequence[Child]) -> bool:
-        """Return True if these and other servers were killed almost together, as when a node shuts down."""
+        """Return True if other servers were killed shortly before `dead`, as when a node shuts down."""
         since, roles = self._died_together
         # A child without pid was lost before it was placed.
         killed = all((child.code or 0) < 0 and (child.role not in roles or not child.pid) for child in dead)
         return killed and time.monotonic() < since + _TOGETHER
 
     def _start_servers(self, dead: Sequence[Child]) -> None:
-        """Restart dead servers. Meanwhile the orchestrator uses other servers, or waits."""
         names = {child.role for child in dead}
         if self._died_with_others(dead):
             self._died_together[1].update(names)
@@ -302,7 +302,6 @@ class Launch:
 
 
 def _is_done(child: Child) -> bool:
-    """Return True for a trainer that has exited with code 0: the run is done."""
     return child.role == TRAINER and child.code == 0
 
 

@@ -36,10 +36,10 @@ from hone.runs.view import LAUNCHER as LOCK
 
 
 def run_split(config: RLConfig) -> int:
-    """Start the processes of all roles; return the orchestrator's exit code when all processes have ended.
+    """Start the processes of all roles. Return the orchestrator's exit code when all processes have ended.
 
-    The roles read the config from files of the launcher, so a restarted role reads the same config. Raises UserError if
-    a role can't be started, or if its death ends the run.
+    The launcher writes the config into files for the roles, so a restarted role reads the same config. Raises UserError
+    if a role can't be started, or if the death of a role ends the run.
     """
     folder, inference = config.output_dir, config.inference
     if holder(folder) is not None:
@@ -48,7 +48,7 @@ def run_split(config: RLConfig) -> int:
     for port in range(inference.port, inference.port + inference.replicas) if serves else ():
         if (problem := port_problem(port)) is not None:
             raise UserError(
-                f"port {port} can't be listened on ({problem.strerror}): to sample from the server that has it, give "
+                f"hone can't listen on port {port} ({problem.strerror}): to sample from the server that has it, give "
                 f"--orchestrator.client.base-url http://localhost:{port}/v1; for another port, "
                 f"--inference.port {port + 1}"
             )
@@ -97,7 +97,7 @@ def run_split(config: RLConfig) -> int:
 
 
 def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) -> list[Role]:
-    """Write the configs of the run's processes into `scratch`; return the processes. `on_gpus`: servers use GPUs."""
+    """Write the configs of the run's roles into `scratch`; return the roles. `on_gpus` is true if servers use GPUs."""
     whole = scratch / CONFIG
     whole.write_text(run_toml(config, "rl"), encoding="utf-8")
     python = [sys.executable, "-P", "-m", "hone.cli"]
@@ -111,7 +111,6 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
     shares = any(not set(gpus).isdisjoint(placement.trainer) for gpus in placement.inference)
 
     def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
-        """Return the environment variables that give a role its GPUs and cores."""
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         return {CORES: str((1 if machines else processes) * cores)} | devices
 
@@ -142,7 +141,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
 
 
 def variables(memory: Path | None) -> dict[str, str]:
-    """Return all roles' variables: this process's, unbuffered output, and the folder `memory`."""
+    """Return the roles' environment: this process's variables, unbuffered output, and the folder `memory`, if any."""
     foreign = (*FOREIGN, DETACHED, VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if name not in foreign}
     launched = {COMMAND: json.dumps(sys.argv), LAUNCHER: str(os.getpid())}
@@ -151,7 +150,7 @@ def variables(memory: Path | None) -> dict[str, str]:
 
 
 def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeConfig:
-    """Return the config of a server of the run; with less memory if it shares a GPU with the trainer (`shares`)."""
+    """Return the config of a server of the run. If it shares a GPU with the trainer (`shares`), it gets less memory."""
     inference = config.inference
     names = EngineConfig.model_fields.keys() - {"replicas", "kv_gib"}
     settings: dict[str, Any] = {name: getattr(inference, name) for name in names}

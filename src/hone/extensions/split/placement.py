@@ -26,7 +26,7 @@ def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> 
     """Place servers on the first GPUs, `each` GPUs per server, and the trainer's ranks on the last GPUs.
 
     If GPUs are too few, a single server with one GPU shares it with the trainer. Without GPUs the tuples are empty.
-    Raises UserError if two ranks (NCCL refuses this), several servers, or a server of several GPUs had to share a GPU.
+    Raises UserError if two ranks (NCCL refuses this), several servers, or a server of several GPUs would share a GPU.
     """
     wanted = servers * each
     if gpus and wanted > 1 and wanted + ranks > len(gpus):

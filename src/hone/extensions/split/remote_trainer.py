@@ -1,7 +1,7 @@
 """The orchestrator's side of a trainer in other processes: sends batches, receives versions of weights.
 
-A thread gives each new version to the servers while they sample: it receives results in order, makes the servers load
-the weights, and asks them for the canary's logprobs. The loop collects finished versions.
+A thread gives each new version to the servers while they sample. It receives results in order, makes the servers load
+the weights, and asks them for the logprobs of the canary, a fixed text. The loop collects finished versions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAREWELL = 10.0
 
 @dataclass(frozen=True)
 class Published:
-    """A version and its loading: `scores` are each server's canary logprobs; None if servers did not load it."""
+    """A version that servers were to load. `scores`: each server's canary logprobs; None if servers did not load it."""
 
     result: Result
     scores: Sequence[Sequence[float]] | None = None
@@ -50,7 +50,7 @@ class Published:
 
 
 class _Closed(Exception):
-    """The session is closed: ends `_publish_all`."""
+    """Ends `_publish_all` when the session is closed."""
 
 
 class RemoteTrainer(Updates):
@@ -58,8 +58,8 @@ class RemoteTrainer(Updates):
 
     `alive` runs at every check while waiting, and may raise. After `saver.stop` abandons a step, or a server fails,
     servers get no more weights, but `take` still returns the trainer's later versions. The trainer writes its part of
-    the checkpoints that `saver` wants. If `holds(version)` is true, the servers keep this version until `release`,
-    for its evaluation.
+    each checkpoint that `saver` wants. If `holds(version)` is true, the servers keep that version until `release`, so
+    that it can be evaluated.
     """
 
     saver: Saver
@@ -84,7 +84,7 @@ class RemoteTrainer(Updates):
         """Result of publishing `version`."""
         self._released = session.start - 1
         self._served = session.start
-        """The servers' version. They map its files, which must not be overwritten."""
+        """The version that the servers have. They map its files, so the files must not be overwritten."""
         self._quiet = self._closed = self._ended = self._by_disk = False
         self._done: SimpleQueue[Published | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._publish_all, name="publisher", daemon=True)
@@ -127,7 +127,7 @@ class RemoteTrainer(Updates):
         return Update(result.metrics, weights, timings, tokens)
 
     def publish(self, version: int) -> Gap | None:
-        """Return the largest gap of a server to the trainer; None if no server can score given tokens."""
+        """Return the largest gap between a server and the trainer, or None if no server can score given tokens."""
         self._note_servers()
         published = self.published
         assert published is not None and published.result.version == version
@@ -160,9 +160,9 @@ class RemoteTrainer(Updates):
         return self._weights
 
     def part(self, version: int) -> Path:
-        """Return the folder with the trainer's part of the checkpoint; `version` is the current one.
+        """Return the folder with the trainer's part of the checkpoint of `version`, which is the current version.
 
-        If no batch's order asked for this part, end the session: the trainer writes it, and waits for another session.
+        If no order has asked for this part, end the session: then the trainer writes it, and waits for another session.
         """
         if version not in self._parts:
             assert self._put == version, "no batch is on its way"
@@ -172,7 +172,7 @@ class RemoteTrainer(Updates):
         return self._parts.pop(version)
 
     def close(self) -> None:
-        """End the thread and the session, whatever its state; tell a trainer that waits for a batch."""
+        """End the thread and the session in any state. If the trainer waits for a batch, tell it."""
         self._quiet = self._closed = True
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -197,7 +197,6 @@ class RemoteTrainer(Updates):
         self.transport.put(Order(version, "end", save=folder))
 
     def _collect(self) -> Published:
-        """Wait until the servers have loaded the next version, or failed to; return it."""
         while True:
             try:
                 published = self._done.get(timeout=LOOK)
@@ -213,7 +212,7 @@ class RemoteTrainer(Updates):
             return published
 
     def _interrupt(self) -> None:
-        """Called while waiting: raises if the trainer is gone or, in the thread, if the session is closed."""
+        """Runs at each check of a wait: raises if the trainer is gone or, in the thread, if the session is closed."""
         if not self._closed:
             self.alive()
         elif threading.current_thread() is self._thread:

@@ -27,7 +27,7 @@ from hone.trainer.ranked import RankedTrainer
 from hone.trainer.token_stats import TokenStats
 
 SAY_AFTER = 60.0
-"""Seconds of waiting before a line reports the wait; repeated when the wait has doubled."""
+"""Seconds of waiting until a line reports the wait. Another line follows whenever the wait has doubled."""
 
 
 class TrainerLoop:
@@ -123,7 +123,7 @@ class TrainerLoop:
         save: str | None = None,
         tokens: TokenStats | None = None,
     ) -> None:
-        """Write the weights and, into the folder `save` if given, the trainer's checkpoint part; send the result."""
+        """Write the weights and, if `save` names a folder, the trainer's checkpoint part there. Send the result."""
         began, version = time.perf_counter(), self.trainer.version
         reserve = partial(reserve_policy, self.trainer.trainer)
         with self.transport.weights_dir(version, reserve) as (folder, reserved):

@@ -47,7 +47,7 @@ HELLO_SECONDS = 1.0
 
 
 class SeveralProcesses:
-    """Servers sample; a trainer in other processes trains. `launched`: a launcher watches the trainer."""
+    """Servers sample, and a trainer in other processes trains. With `launched`, a launcher watches the trainer."""
 
     def __init__(self, launched: bool) -> None:
         self.launched = launched
@@ -131,7 +131,7 @@ class SeveralProcesses:
         return machines.carrier(server_roles(len(self.servers)), given_folder())
 
     def _reach(self, config: RLConfig, renderer: ChatRenderer) -> tuple[list[Server], set[int]]:
-        """Return all servers, and the indices of absent ones: on a cluster one running server is enough."""
+        """Return all servers, and the indices of absent servers. On a cluster, one running server is enough."""
         client, urls = config.orchestrator.client, config.server_urls
 
         def reached(url: str, patience: float) -> Server:
@@ -160,7 +160,7 @@ class SeveralProcesses:
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:
-    """Return a check to call while waiting. It raises UserError if the trainer is gone or was restarted."""
+    """Return a check to call while waiting. The check raises UserError if the trainer is gone or was restarted."""
     looked, missed = time.monotonic(), 0
 
     def look() -> None:

@@ -8,11 +8,12 @@
     MEMORY/session-<id>/step_N/                       weights in memory instead, if all processes share a machine
     MEMORY/session-<id>/spare/                        an older version, to be overwritten
 
-Each message is a file in NumPy's `.npz` format, with checksums: arrays, and the other fields as JSON. It has one writer
-and one reader. A rename makes the complete file appear; there are no locks. On NFS a rename may be seen late, and a
-removed file may be seen for a while. So a reader first lists the folder (which refreshes NFS), and takes a system error
-or a damaged file for "not yet". Files are not flushed to the disk, as only running processes need them. The next
-session removes the files of a killed process.
+Each message is a file in NumPy's `.npz` format, which has checksums. The file holds arrays, and the other fields as
+JSON; it has one writer and one reader. The writer renames the complete file, so no locks are needed. Files are not
+flushed to the disk, as only running processes need them. The next session removes the files of a killed process.
+
+On NFS a rename may be seen late, and a removed file may be seen for a while. So a reader first lists the folder (which
+refreshes NFS), and takes a system error or a damaged file for "not yet".
 """
 
 from __future__ import annotations
@@ -44,22 +45,23 @@ Record = TypeVar("Record", "Session", "Hello", "Order", "Result")
 SESSION, HELLO = "session.npz", "hello.npz"
 SPARE = "spare"
 PREFIX = "session-"
-"""Prefix of sessions' folders. A new session removes old folders."""
+"""Prefix of the folders of sessions. A new session removes the folders of older sessions."""
 PATIENCE = 30.0
 """Seconds that weights may appear later than their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
-"""Seconds between checks: SHARE times the seconds waited, at least SHORTEST and at most LONGEST."""
+"""Pause between checks in seconds: SHARE times the seconds waited, at least SHORTEST and at most LONGEST."""
 _FACTS = "facts"
 
 
 @dataclass(frozen=True)
 class Session:
-    """One orchestrator process, described for the trainer, which starts anew for each session.
+    """One orchestrator process, described for the trainer. The trainer starts anew for each session.
 
     `start` is the first version: the version in `checkpoint` (a folder with the trainer's part), or 0, the initial
-    model. `shared` are keys and values that must be equal in both roles. `temperature` is the rollouts' temperature.
-    Every result has the logprobs of the token ids in `canary`. Rollouts may be `lag` versions old (`max_async_level`).
-    `memory` is a folder in memory for weights. If the KL is in the reward, the trainer computes the advantages, from
+    model. `shared` are keys and values that must be equal in both roles. `memory` is a folder in memory for weights.
+
+    `temperature` is the rollouts' temperature. Rollouts may be `lag` versions old (`max_async_level`). Every result has
+    the logprobs of the token ids in `canary`. If the KL is in the reward, the trainer computes the advantages, from
     `rollouts` rollouts per prompt and the config section `advantage`.
     """
 
@@ -81,7 +83,8 @@ class Hello:
     """A running trainer's description, written before any session.
 
     `fingerprint` and `parameters` describe the initial model. Rank 0 is process `pid` on `host`. `settings` is the
-    section `trainer` of its config. `digests` has digests of the adapter, if any, and of the user's functions.
+    section `trainer` of the trainer's config. `digests` has digests of the adapter, if any, and of the user's
+    functions.
     """
 
     id: str
@@ -100,8 +103,8 @@ class Hello:
 class Order:
     """The trainer's task at version `step`: make an update on the batch in `arrays`, or end the session.
 
-    `save` is an existing folder for the trainer's part of a checkpoint: version `step` + 1 if the order is a batch,
-    `step` if it ends the session. `tokens` is the number of tokens in the batch.
+    `save` is an existing folder for the trainer's part of a checkpoint: of version `step` + 1 after a batch, of version
+    `step` at the end of the session. `tokens` is the number of tokens in the batch.
     """
 
     step: int
@@ -115,9 +118,9 @@ class Order:
 class Result:
     """Reports that the weights of `version` are written. A session's first result is for its `start`, without metrics.
 
-    `canary` are logprobs of the session's canary tokens except the first, at the session's temperature. `seconds` by
-    activity: "train", "wait" (idle, before the order), "publish", "save". `saved` is true if the folder `save` of the
-    order is written. `arrays` are statistics of the step's tokens (`TokenStats`), if recorded.
+    `canary` are logprobs of the session's canary tokens except the first, at the session's temperature. `seconds` has
+    the time of each activity: "train", "wait" (idle, before the order), "publish", "save". `saved` is true if the
+    folder `save` of the order is written. `arrays` are statistics of the step's tokens (`TokenStats`), if recorded.
     """
 
     version: int
@@ -147,7 +150,7 @@ class FileTransport:
         self._session: Session | None = None
         self._hello: Hello | None = None
         self._put: dict[int, int] = {}
-        """Tokens of batches that may still wait for the trainer, by step."""
+        """Number of tokens, by step, of each batch that may still wait for the trainer."""
         if self.weights_root.is_symlink():
             raise UserError(
                 f"{self.weights_root} is a link, and hone removes old weights there: give another folder with "
@@ -170,7 +173,7 @@ class FileTransport:
                     remove(root / name)
 
     def hello(self, timeout: float | None = None) -> Hello | None:
-        """Return the running trainer; None if none runs after `timeout` seconds (None: wait forever)."""
+        """Return the running trainer's hello, or None if none runs within `timeout` seconds (None: wait forever)."""
 
         def look() -> Hello | None:
             hello = self._read(self.path / HELLO, Hello)
@@ -207,7 +210,7 @@ class FileTransport:
     def result(self, version: int, wait: bool = True) -> Result | None:
         """Remove and return the result of `version`. If `wait` is false, return None while there is no result.
 
-        An order to end the session gives its version a second result.
+        The version at which the orchestrator ends the session gets a second result.
         """
 
         def look() -> Result | None:
@@ -217,7 +220,7 @@ class FileTransport:
         return self._poll(look, None if wait else 0)
 
     def weights(self, version: int) -> Path:
-        """Return the folder of a version's weights, after its result. Raises UserError if no folder appears."""
+        """Return the folder of the weights of `version`, after its result. Raises UserError if no folder appears."""
         name = f"step_{version}"
         found = self._poll(lambda: next((f / name for f in self._weight_folders if name in names(f)), None), PATIENCE)
         if found is None:
@@ -257,9 +260,8 @@ class FileTransport:
             self._write(self.path / HELLO, hello)
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
-        """Wait for a session with another id than `other_than`; return it. If `wait` is false, return None if there is
-        no such session. The trainer's other methods then use the session.
-        """
+        """Wait for a session with another id than `other_than`, and return it. If `wait` is false, do not wait: return
+        None if there is no such session. The trainer's other methods then use the session."""
 
         def look() -> Session | None:
             self._check_hello()
@@ -282,8 +284,8 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
-        """Yield a folder for weights, and True if it is in memory (`reserve` found room). Publish it after the
-        block."""
+        """Yield a folder for weights, and True if it is in memory (`reserve` found room). After the block, rename the
+        folder to publish it."""
         name, memory = f"{NEW_PREFIX}step_{version}", self._memory
         fresh = self._disk / name
         try:
@@ -318,7 +320,7 @@ class FileTransport:
     # Both ends
 
     def _read(self, path: Path, kind: type[Record], take: bool = False) -> Record | None:
-        """Read a record; if `take` is true, remove its file. None if the file is missing or incomplete."""
+        """Return a record; if `take` is true, remove its file. Return None if the file is missing or incomplete."""
         if path.name not in names(path.parent):
             return None
         try:
@@ -330,7 +332,6 @@ class FileTransport:
         return record
 
     def _write(self, path: Path, record: Session | Hello | Order | Result) -> None:
-        """Write a record atomically. Its folder must exist."""
         temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
         temporary.write_bytes(encode(record))
         os.replace(temporary, path)
@@ -361,7 +362,7 @@ class FileTransport:
         return self._folder / f"result_{version}.npz"
 
     def _poll(self, look: Callable[[], T | None], timeout: float | None = None) -> T | None:
-        """Call `look()` until it returns a value; return it, or None after `timeout` seconds (None: never)."""
+        """Call `look()` until it returns a value, and return that; or None after `timeout` seconds (None: never)."""
         began = time.monotonic()
         while True:
             self.interrupt()
@@ -378,7 +379,6 @@ class FileTransport:
         return bool(current and self._session and current.id != self._session.id)
 
     def _is_over(self) -> bool:
-        """Return True if the orchestrator has ended this session or opened another session."""
         return self._replaced() or not self._folder.exists()
 
     def _check_ours(self) -> None:
@@ -386,7 +386,8 @@ class FileTransport:
             raise UserError(f"another run has begun to use {self.path}: give every run its own --transport.path")
 
     def _check_hello(self) -> None:
-        """Rewrite this trainer's hello if an older run removed it. UserError if another trainer's is there."""
+        """Rewrite this trainer's hello if an older run removed it. Raises UserError if another trainer's hello is
+        there."""
         if self._hello is None:
             return
         current = self._read(self.path / HELLO, Hello)
@@ -405,7 +406,7 @@ class FileTransport:
 
     @contextmanager
     def _explaining(self, may_be_over: bool = False) -> Iterator[None]:
-        """Turn system errors of the block into UserError; if `may_be_over`, ignore errors after the session's end."""
+        """Turn system errors in the block into UserError. If `may_be_over`, ignore errors after the session's end."""
         try:
             yield
         except Exception as error:
@@ -469,7 +470,7 @@ def encode(record: Session | Hello | Order | Result) -> bytes:
 
 
 def decode(kind: type[Record], path: Path) -> Record:
-    """Read a record from a file, without fields that this version doesn't know. ValueError if the file is damaged."""
+    """Read a record from a file, without fields that this version doesn't know. Raises ValueError if it is damaged."""
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}

@@ -15,11 +15,16 @@ _COLUMN = "column/"
 def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
     """Return a batch as named arrays. The S sequences are concatenated to N tokens.
 
-    `[S]`: `lengths`, `groups`, `samples` int64, `advantages` float64; if sequences have rewards, `rewards` float64 and
-    `pools` int64. `[N]`: `token_ids` int32, `loss_mask` bool, and, if sequences have logprobs, `logprobs` float32.
-    If tokens have separate advantages, `token_advantages` `[N]` float32 replaces `advantages`. `counts` `[4]` int64:
-    the filtered counts, and the number of tokens of the longest completion. A column NAME is `column/NAME` `[N]`; a
-    ragged column is `column/NAME/values`, and `column/NAME/counts` `[N]`.
+    One value per sequence, `[S]`: `lengths`, `groups`, `samples` int64 and `advantages` float64; if sequences have
+    rewards, `rewards` float64 and `pools` int64.
+
+    One value per token, `[N]`: `token_ids` int32 and `loss_mask` bool; if sequences have logprobs, `logprobs` float32.
+    If tokens have separate advantages, `token_advantages` float32 replaces `advantages`.
+
+    `counts` `[4]` int64: the filtered tokens, sequences and prompts, and the tokens of the longest completion.
+
+    A column NAME is `column/NAME` `[N]`. A ragged column has two arrays: `column/NAME/values`, and
+    `column/NAME/counts` `[N]`, the number of values of each token.
     """
     sequences = batch.sequences
 

@@ -1,4 +1,4 @@
-"""The routes of `hone view`: a route calls the page's function with parts of the URL. No request changes a file."""
+"""The routes of `hone view`. Each route calls a page's function with parts of the URL. No request changes a file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ async def _secure(request: Request, call_next: Callable[[Request], Any]) -> Resp
 
 
 def _error(site: Site, request: Request, error: Exception) -> Response:
-    """Return an error page: status 404 if a thing is missing, else 400."""
     if isinstance(error, HTTPException):
         status = error.status_code
         sentence = "there is no such page" if status == 404 else html.unescape(str(error.detail))

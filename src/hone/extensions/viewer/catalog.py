@@ -16,14 +16,14 @@ from hone.runs.view import RunView, existing_run
 
 
 class NotFound(UserError):
-    """A page of a missing run, step or sample."""
+    """Raised for a run, step or sample that does not exist."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run: `slug` is its name in URLs, `name` its path below the root. It has a `summary` or `damage`.
+    """A run: `slug` is its name in URLs, `name` its path below the root. It has either a `summary` or `damage`.
 
-    `damage`: a sentence, if unreadable. `previous`: a later run in the same directory moved this run aside.
+    `damage` says why the run is unreadable. `previous`: a later run in the same directory moved this run aside.
     """
 
     slug: str
@@ -44,7 +44,7 @@ class Entry:
 
 
 class Catalog:
-    """All runs under `root`, which may be a run. Raises UserError if the folder does not exist."""
+    """All runs under `root`, which may itself be a run. Raises UserError if the folder does not exist."""
 
     def __init__(self, root: Path):
         if not root.is_dir():
@@ -80,7 +80,6 @@ class Catalog:
         return slugs
 
     def _entry(self, slug: str, path: Path) -> Entry | None:
-        """Return a run, from the cache if its files are unchanged; None if there is no run."""
         files = (slug, RunView(path).stamp(), holder(path))
         known = self._known.get(path)
         if known is not None and known[0] == files:
@@ -106,7 +105,7 @@ class Catalog:
 
 
 def counted(entries: Sequence[Entry]) -> str:
-    """Count readable runs in words, as `hone runs list`: `4 runs, 1 evaluation`."""
+    """Count the readable runs in words, as `hone runs list` does, such as `4 runs, 1 evaluation`."""
     readable = [one for one in entries if not one.damage]
     evaluations = sum(one.is_evaluation for one in readable)
     previous = sum(one.previous and not one.is_evaluation for one in readable)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from hone.runs.metrics import unit
 
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
-"""Outcomes; hone.css has colours of these names."""
+"""Outcomes of completions. hone.css has a colour for each name."""
 _PALETTE = ("s1", "s2", "s3", "s4", "s5", "s6")
 _PHASES = {
     "data": "s5",
@@ -29,15 +29,16 @@ _PHASES = {
     "export": "s10",
     "record": "s6",
 }
-"""Colours of a step's phases, in stack order; other phases follow. No run has two phases of one colour."""
+"""Colours of the phases of a step, in stack order; other phases follow. No run has two phases of one colour."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A metric in a chart. `*` matches any part of a name; each match is a line, with this part as `{}` in its label.
+    """A metric in a chart. `*` matches any part of a name. Each match is a line; `{}` in its label is the matched part.
 
-    `color` is a name in hone.css. `low`, `high`: metrics with the ends of the interval. `points`: draw markers, without
-    smoothing. `steady`: draw a line without scatter. `weighted`: multiply by the component's weight in the reward.
+    `color` is a name in hone.css. `low` and `high` are metrics with the ends of the interval. `points`: draw markers,
+    without smoothing. `steady`: draw a line without scatter. `weighted`: multiply by the component's weight in the
+    reward.
     """
 
     metric: str
@@ -53,10 +54,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart over steps, tokens or hours. `unit`: by default the first metric's.
+    """A chart over steps, tokens or hours. `unit` is by default the unit of the first metric.
 
-    `stack`: draw lines as stacked areas; the metric `whole` minus their sum is drawn as "other". `opens`: a click on
-    a point opens the step's samples. `kinds`: kinds of runs with this chart; `needs`: a metric that they must have.
+    `stack`: draw lines as stacked areas; the metric `whole` minus their sum is drawn as "other". `opens`: a click on a
+    point opens the step's samples. `kinds`: kinds of runs that have this chart; `needs`: a metric that they must have.
     """
 
     id: str
@@ -126,7 +127,7 @@ CHARTS = (
 
 
 def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts for a run. `names`: its metrics; `info`: its run.json."""
+    """Return the charts for a run with the metrics `names` and the run.json `info`."""
     found = []
     for chart in CHARTS:
         lines = [made for line in chart.lines for made in _lines(line, names, info.get("reward_weights") or {})]
@@ -140,7 +141,6 @@ def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
 
 
 def _lines(line: Line, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[Line]:
-    """Yield a line for each matching metric, with the next colours of the palette."""
     pattern = re.escape(line.metric).replace(r"\*", "([^/]+)")
     matches = [match for name in names if (match := re.fullmatch(pattern, name))]
     for number, match in enumerate(matches):
@@ -154,7 +154,6 @@ def _lines(line: Line, names: Sequence[str], weights: Mapping[str, float]) -> It
 
 
 def _phases(lines: list[Line]) -> list[Line]:
-    """Return the phases of a step in stack order."""
     phases = {line.label: line for line in lines if line.label not in ("step", "total")}
     if "wait" in phases:  # several processes: times of trainer and server are not part of the step
         phases = {name: line for name, line in phases.items() if name not in ("train", "publish", "update")}

@@ -16,7 +16,7 @@ class ViewConfig(BaseConfig):
     positional = "root"
 
     root: Path = Path("outputs")
-    """A run, or a folder with runs; also the first word of the command line."""
+    """A run, or a folder with runs. It can be the first word of the command line."""
     port: int = Field(default=8600, ge=1, le=65535)
     """Port on 127.0.0.1."""
 
@@ -24,15 +24,15 @@ class ViewConfig(BaseConfig):
 class ReportConfig(ExecutedRun):
     """Write the card of a run or an evaluation: settings, results and their uncertainty.
 
-    It is two files in the run's directory: report.html and report.json. The run may be running or killed.
+    The card is two files in the run's directory: report.html and report.json. The run may still be running, or killed.
     """
 
     output: Path | None = None
     """Write the files into this folder instead."""
     lenient: bool = True
-    """Also let the task grade answers found anywhere in incorrect completions."""
+    """If a completion is incorrect, also let the task grade answers found anywhere in it."""
     seconds: float = Field(default=60.0, gt=0)
-    """Time limit of lenient grading, in seconds; later examples are left out and counted."""
+    """Time limit of lenient grading, in seconds. The card counts the examples that were left out."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the card's facts as JSON, and write no file."""
     grading: GradingConfig = GradingConfig()

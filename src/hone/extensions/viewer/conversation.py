@@ -21,7 +21,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Turn:
-    """A message. `policy`: its index among sampled messages; None if the environment wrote it."""
+    """A message. `policy` is its index among the sampled messages; None if the environment wrote it."""
 
     role: str
     text: str
@@ -31,7 +31,7 @@ class Turn:
 
 
 def turns(messages: list[Message], sampled: bool = True) -> list[Turn]:
-    """Return messages as turns. `sampled`: if the policy wrote the assistant's."""
+    """Return messages as turns. `sampled` is true if the policy wrote the assistant's messages."""
     made: list[Turn] = []
     for message in messages:
         role, calls = str(message.get("role") or "?"), message.get("tool_calls")

@@ -19,9 +19,9 @@ _LATER = ("canary/", "time/", "idle/", "queue/", "eval/")
 
 
 def curves(site: Site, query: QueryParams) -> str:
-    """Show the page for the query's `runs` and `metrics` (repeated keys, or values with commas).
+    """Show the `runs` and `metrics` that the query names (by repeated keys, or values with commas).
 
-    The page's script reads `x` (step, tokens or hours), `smooth` (in steps) and `log`.
+    The page's script reads `x` (step, tokens or hours), `smooth` (in steps) and `log` from the query.
     """
     entries = {e.slug: e for e in site.catalog.entries() if e.summary is not None and not e.is_evaluation}
     named = names_in(query, "runs", entries)

@@ -1,4 +1,4 @@
-"""The pages of evaluations: samples of one evaluation, and a comparison of two by example."""
+"""The pages of evaluations: samples of one evaluation, and a comparison of two evaluations, example by example."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGES = {
 
 
 class Side(NamedTuple):
-    """One of two evaluations. `version`: evaluated version; None for `hone eval`."""
+    """One of two evaluations. `version` is the evaluated version; None for `hone eval`."""
 
     label: str
     slug: str
@@ -38,7 +38,7 @@ class Side(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A held-out example's completion in two evaluations."""
+    """Two completions of a held-out example, one from each evaluation."""
 
     before: Row
     after: Row
@@ -72,7 +72,7 @@ def read_eval(run: RunView, version: int | None) -> list[Row]:
 
 
 def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = None) -> str:
-    """Show samples of a run's version, or of a `hone eval` run; its query `against` names another to compare with."""
+    """Show samples of a run's version, or of a `hone eval` run. The query's `against` names a run to compare with."""
     entry = site.catalog.entry(slug)
     run, number = entry.state.files, None if version is None else whole("version", version)
     if number is not None:
@@ -151,7 +151,7 @@ def _compare(site: Site, query: QueryParams, entry: Entry, path: str, sides: lis
 
 
 def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
-    """Pair completions of the same example and rollout, changed ones first; count completions without a partner."""
+    """Pair completions of an example and rollout. Return pairs, changed ones first, and the number without partner."""
     known = _by_example(before)
     both = [(known[key], row) for key, row in _by_example(after).items() if key in known]
     pairs = [Pair(was, became, _change(was, became)) for was, became in both]
@@ -164,7 +164,7 @@ def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
 
 
 def _by_example(rows: list[Row]) -> dict[Any, Row]:
-    """Return completions by (example, rollout, count), as a task may repeat an example."""
+    """Return completions by (task, example, rollout, count). The count is for a task that repeats an example."""
     seen: Counter[Any] = Counter()
     found = {}
     for row in rows:

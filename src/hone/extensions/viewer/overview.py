@@ -20,9 +20,9 @@ from hone.runs.summary import Summary, alarms_in, describe_event, environments, 
 from hone.runs.view import OVER
 
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "pushed", "not_finite", "predicted"}
-"""Events not drawn as lines on the curves: alarms are areas, others may happen at every step."""
+"""Events that are not lines on the curves: alarms are areas, and the others may happen at every step."""
 _SOMEWHERE = 10**9
-"""Placeholder step in links, which scripts replace by the clicked step."""
+"""Placeholder for a step in links. Scripts replace it by the clicked step."""
 INTERVAL = (
     "of the last evaluation, over examples. Rewards: Student's t, cut at the reward's bounds. Shares and rewards of "
     "0 or 1: Wilson's, with the effective number of completions if examples have several."
@@ -79,14 +79,13 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
 
 
 def card(site: Site, query: QueryParams, slug: str) -> str:
-    """Show the current card of a run, with the lenient reading that `hone report` stored."""
     entry = site.catalog.entry(slug)
     found = facts_of(entry.path, stored)
     return site.run_page("card.html", entry, "card/", f"Card of {entry.name}", card=found, body=body(found))
 
 
 def headline(run: Summary) -> str:
-    """Return `hone/tiny by RL on reverse-text, seed 0`."""
+    """Return a title such as `hone/tiny by RL on reverse-text, seed 0`."""
     model, data = run.config.get("model"), run.config.get("data")
     name = str(model.get("name") if isinstance(model, dict) else model or "")
     short = "/".join(name.rstrip("/").split("/")[-2:])
@@ -111,7 +110,7 @@ def stats(run: Summary, changed: Sequence[tuple[str, str, str, str, str]]) -> It
 
 
 def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield (title, before or "–", now, 95 % interval, versions) for each metric, held-out metrics first."""
+    """Yield (title, value before or "–", value now, 95 % interval, versions) by metric, held-out metrics first."""
     rows: list[tuple[str, str, str]] = []
     for env in environments(series.names):
         rows += [(f"eval/{env}/reward/mean", f"held-out reward, {env}", f"eval/{env}/ci95")]
@@ -132,7 +131,6 @@ def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, 
 
 
 def _number(name: str, value: float | None, digits: int | None = None) -> str:
-    """Format a metric: a share in percent, others with `digits` decimals; None: with six digits."""
     if value is None:
         return "–"
     if unit(name) == SHARE:
@@ -141,7 +139,7 @@ def _number(name: str, value: float | None, digits: int | None = None) -> str:
 
 
 def markers(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return alarms and rare events to mark on the curves. `until`: the step at which an alarm ended."""
+    """Return alarms and rare events to mark on the curves. `until` is the step at which an alarm ended."""
     found = [
         {"step": one.since, "kind": "alarm", "text": f"{one.name}: {one.evidence}", "until": one.over}
         for one in alarms_in(events)

@@ -27,7 +27,7 @@ SORTS = {
     "length": ("shortest", "length(text), step DESC, row"),
     "-length": ("longest", "length(text) DESC, step DESC, row"),
 }
-"""Name in the address → (title, SQL)."""
+"""Maps a name in the address to (title, SQL)."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "outcome": tuple(str(outcome) for outcome in Outcome),
     "advantage": ("positive", "negative", "zero"),
@@ -92,7 +92,7 @@ class Query:
         return [found[2] or escape(found[1] or found[3]) for found in _TERM.finditer(clean(self.q))]
 
     def where(self) -> tuple[str, dict[str, Any]]:
-        """Return the condition in SQL, and its parameters. It has no steps, as steps select files."""
+        """Return the condition in SQL, and its parameters. It does not contain steps, because steps select files."""
         patterns = {f"word{i}": pattern for i, pattern in enumerate(self.patterns())}
         values = {name: value for name in _CONDITIONS if (value := getattr(self, name)) not in ("", None)}
         parts = [f"regexp_matches(text, ${name}, 'i')" for name in patterns] + [_CONDITIONS[name] for name in values]

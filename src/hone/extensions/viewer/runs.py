@@ -47,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A run's row, with cells by column. The filter searches `words`. `share`: finished part of the run."""
+    """A run's row, with cells by column. The filter searches `words`. `share` is the finished part of the run."""
 
     entry: Entry
     cells: dict[str, Cell]
@@ -58,7 +58,7 @@ class Row:
 def runs(site: Site, query: QueryParams) -> str:
     """Show a table of training runs; below it, tables of evaluations and of earlier runs.
 
-    In the query: `q`, words; `settings`, config keys to show as columns; `sort`, a column, `-` for the highest first.
+    The query has `q` (words to find), `settings` (config keys to show) and `sort` (a column; `-`: the highest first).
     """
     entries = site.catalog.entries()
     readable = [entry for entry in entries if entry.summary is not None]
@@ -101,7 +101,6 @@ def differing_settings(states: Iterable[Summary]) -> list[str]:
 
 
 def _sorted(rows: list[Row], sort: str) -> list[Row]:
-    """Return the rows sorted by column `sort`, rows without a value last."""
     column = sort.removeprefix("-")
     values = {row.entry.slug: row.cells.get(column, Cell()).sort for row in rows}
     filled = [row for row in rows if values[row.entry.slug] != ""]
@@ -110,7 +109,6 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
 
 
 def _columns(id: str, rows: list[Row], settings: list[str]) -> dict[str, str]:
-    """Return the headings of a table of runs: settings follow names; `usd`, `alarms` only if a run has a value."""
     heads = EVALUATIONS if id == "evaluations" else COLUMNS
     unused = {key for key in ("usd", "alarms") if not any(row.cells[key].text for row in rows)}
     columns = {"name": heads["name"]} | dict(zip(settings, settings, strict=True))

@@ -27,7 +27,7 @@ _MATES = ("group", "sample_id", "reward", "outcome", "advantage", "stop_reason",
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one draw: `rows` are shown, out of `count`."""
+    """The completions of one draw: `count` in all, and the `rows` to show."""
 
     index: int
     rows: list[Row]
@@ -87,7 +87,6 @@ def step(site: Site, query: QueryParams, slug: str, step: str) -> str:
 
 
 def _groups(rows: list[Row], shown: list[Row], page: int) -> tuple[list[Group], int]:
-    """Return the groups on page `page`, and the number of pages."""
     all_rows = {key: list(group) for key, group in itertools.groupby(rows, lambda row: row["group"])}
     pages: list[list[Group]] = [[]]
     count = 0
@@ -108,7 +107,6 @@ def _moments(rows: list[Row]) -> tuple[float | None, float | None]:
 
 
 def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> str:
-    """Show one completion: coloured tokens, facts, and links to neighbours in the step."""
     entry, store, number, _ = _open(site, slug, step)
     index = whole("row", row)
     one = store.sample(number, index)
@@ -171,7 +169,6 @@ def _further_trajectories(one: Row) -> list[dict[str, Any]]:
 
 
 def _row_of_trajectory(one: Row, branch: dict[str, Any], number: int) -> Row:
-    """Return a sample's row with trajectory `number` instead of the first."""
     given, mask = branch.get("messages"), branch.get("sampled_mask") or []
     messages: list[Message] = given if given is not None and conversation.is_messages(given) else []
     turns = sum(bool(is_sampled) and not before for before, is_sampled in itertools.pairwise([False, *mask]))

@@ -14,7 +14,7 @@ import numpy as np
 from hone.runs.view import RunView
 
 POINTS = 2000
-"""Most rows to draw completely; with more, only each metric's extremes are drawn."""
+"""Most rows to draw completely. If there are more, only the extremes of each metric are drawn."""
 
 
 class Series:
@@ -26,7 +26,7 @@ class Series:
         for record in [*run.metric_lines(), *run.timing_lines()]:
             lines.setdefault(record["step"], {}).update(record)
         self.steps = np.array(sorted(lines), np.int64)
-        """Steps with a line, ascending [rows]."""
+        """Steps that have a line, in ascending order [rows]."""
         self._columns: dict[str, np.ndarray] = {}
         for row, step in enumerate(self.steps.tolist()):
             for name, value in lines[step].items():
@@ -38,7 +38,7 @@ class Series:
         return list(self._columns)
 
     def column(self, name: str) -> np.ndarray:
-        """Return a metric as float64 [rows]; NaN if a step has no value."""
+        """Return a metric as float64 [rows]; NaN where a step has no value."""
         found = self._columns.get(name)
         return np.full(len(self.steps), math.nan) if found is None else found
 
@@ -63,7 +63,7 @@ def read_series(folder: Path) -> Series:
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:
-    """Return x axes by name, [rows] each: `step`, and `tokens` and `hours` trained before the step."""
+    """Return the x axes by name, each [rows]: `step`, and the `tokens` and `hours` of training before the step."""
     total = series.column("time/total")
     seconds = np.nancumsum(series.column("time/step")) if np.isnan(total).all() else total
 
@@ -92,8 +92,9 @@ def extremes(values: np.ndarray, points: int) -> np.ndarray:
 def to_json(series: Series, names: Iterable[str], stacks: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
     """Return the data of a page's charts.
 
-    `x`: the axes, for the used rows. `series`: each metric's values `y`, one per used row; a sparse or thinned metric
-    also has `rows`: for each value, the index of its row in `x`. Metrics in a stack are thinned to the same rows.
+    `x` has the axes, for the used rows. `series` has the values `y` of each metric, one per used row. A sparse or
+    thinned metric also has `rows`: for each value, the index of its row in `x`. Metrics in a stack are thinned to the
+    same rows.
     """
     count = len(series.steps)
     columns = {name: series.column(name) for name in names}

@@ -32,12 +32,12 @@ _TABS |= {"eval": "held-out samples", "change": "before and after", "card": "run
 
 @dataclass(frozen=True)
 class Links:
-    """Relative links, for any proxy, from the page `here`: a path that ends with "/", or "" for the list of runs."""
+    """Relative links from the page `here`, for any proxy. `here` ends with "/", or is "" for the list of runs."""
 
     here: str = ""
 
     def to(self, *path: object, **query: Any) -> str:
-        """Return the link to the page with these path parts (None: left out)."""
+        """Return the link to the page with these parts of the path (None: left out)."""
         parts = "".join(f"{quote(str(part), safe='~')}/" for part in path if part is not None)
         given = {name: value for name, value in query.items() if value not in (None, "")}
         return (self._up + parts or "./") + (f"?{urlencode(given, errors='replace')}" if given else "")
@@ -99,14 +99,14 @@ def json_block(value: Any) -> Markup:
 
 
 def again(query: QueryParams, **changes: Any) -> str:
-    """Return the page's query with changed parameters; None or "" removes one."""
+    """Return the page's query with changed parameters. A parameter with None or "" is removed."""
     unchanged = [(name, value) for name, value in query.multi_items() if name not in changes]
     given = [(name, str(value)) for name, value in changes.items() if value not in (None, "")]
     return f"?{urlencode(unchanged + given, errors='replace')}"
 
 
 def names_in(query: QueryParams, key: str, known: Iterable[str] = ()) -> list[str]:
-    """Return a key's values, from repeated keys or separated by commas."""
+    """Return the values of a key, which may be repeated or have values with commas."""
     there = set(known)
     names = (name for value in query.getlist(key) for name in ([value] if value in there else value.split(",")))
     return list(dict.fromkeys(filter(None, names)))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 Row = dict[str, Any]
-"""A completion: columns of `hone.runs.rollouts.schema`, `row` (its index in the file) and `tokens` (sampled)."""
+"""A completion: columns of `hone.runs.rollouts.schema`, `row` (its index in the file), `tokens` (number sampled)."""
 Stamps = dict[int, tuple[str, int, int]]
 """Files by step: path, time of the last change in ns, size in bytes."""
 LIGHT = (
@@ -50,7 +50,6 @@ _MOST_DAMAGED = 20
 
 @cache
 def _database() -> tuple[Any, threading.Semaphore]:
-    """Return the in-memory database, and a semaphore for two simultaneous queries."""
     import duckdb
 
     made = duckdb.connect(":memory:", config=_CONFIG)  # pyright: ignore[reportArgumentType]
@@ -99,7 +98,6 @@ class Store:
         self.run = Run(folder)
 
     def stamps(self, first: int | None = None, last: int | None = None) -> Stamps:
-        """Return the files' stamps for steps `first` to `last`."""
         found: Stamps = {}
         for step, path in steps_in(self.run.path / ROLLOUTS, ".parquet").items():
             if (first or 0) <= step <= (step if last is None else last) and (known := stamp(path)):
@@ -199,7 +197,6 @@ def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str,
 
 @lru_cache(maxsize=8)
 def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return steps and rows of all hits in these files, in order; cached for the next pages."""
     condition, values = query.where()
     sql = (
         "SELECT step, file_row_number AS row FROM read_parquet($files, file_row_number = true) "
@@ -211,7 +208,7 @@ def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarra
 
 
 def _rows(table: pyarrow.Table) -> list[Row]:
-    """Return rows as Python values, maps as dicts. Without token ids, `tokens` replaces the sampled mask."""
+    """Return rows as Python values, maps as dicts. Without token ids, the count `tokens` replaces the sampled mask."""
     tokens = _count_true(table["sampled_mask"]) if "sampled_mask" in table.column_names else [0] * len(table)
     if "sampled_mask" in table.column_names and "token_ids" not in table.column_names:
         table = table.drop_columns(["sampled_mask"])

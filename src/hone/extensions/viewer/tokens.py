@@ -28,7 +28,7 @@ FOLD = 20_000
 _HEAD = 0.8
 """Share of FOLD for the beginning of a folded text; the rest is for its end."""
 _ELEMENTS = 8000
-"""Up to this many tokens, each token is an element; in longer texts, each stretch of one colour is, without tooltip."""
+"""Most tokens to draw as one element each. In longer texts, a stretch of one colour is one element, no tooltip."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Quantity:
     signed: bool = False
 
     def legend(self) -> list[tuple[str, str]]:
-        """Return each level's CSS class and range in words."""
         ends = [f"{edge:g}" for edge in self.edges]
         ranges = [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"{ends[-1]} and more"]
         if not self.signed:
@@ -68,9 +67,9 @@ QUANTITIES = {
 class Tokens:
     """The tokens of a completion, from the first sampled token on: pieces of text with values (NaN: unknown).
 
-    `prompt`: the text before, with template and tools. A character of several tokens has the sum of their logprobs and
-    gaps, and the largest entropy. `missing`: reasons for quantities without values. `sampled` marks pieces sampled by
-    the policy.
+    `prompt` is the text before, with template and tools. A character of several tokens has the sum of their logprobs
+    and gaps, and the largest entropy. `missing` has reasons for quantities without values. `sampled` marks pieces that
+    the policy sampled.
     """
 
     pieces: list[Piece]
@@ -152,7 +151,7 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
 
 
 def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
-    """Return the train step's record of the sampled tokens, and ""; if it is missing, {} and the reason."""
+    """Return the train step's record of the sampled tokens, and ""; or {} and the reason why it is missing."""
     if row.get("branch"):
         return {}, "the train step's values are shown for the first trajectory only"
     try:
@@ -176,7 +175,7 @@ def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
 
 @dataclass(frozen=True)
 class Text:
-    """A text; `hidden` characters between `head` and `tail` are left out."""
+    """A text without the `hidden` characters between `head` and `tail`."""
 
     head: str
     tail: str = ""

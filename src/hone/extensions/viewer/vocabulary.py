@@ -15,7 +15,7 @@ FILE = "tokenizer.json"
 
 
 class Piece(NamedTuple):
-    """The text of tokens `start` to `start + count - 1` in a list: one token, or several that form a character."""
+    """The text of the tokens `start` to `start + count - 1` of a list: one token, or several that form a character."""
 
     text: str
     start: int
@@ -37,7 +37,7 @@ class Vocabulary:
         self._special = {i for i, token in added.items() if token.special}
 
     def pieces(self, ids: Sequence[int]) -> list[Piece]:
-        """Return the texts of ids: U+FFFD for bytes that are not UTF-8, `<id 99>` for an unknown id."""
+        """Return the texts of token ids: U+FFFD for bytes that are not UTF-8, `<id 99>` for an unknown id."""
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
@@ -64,7 +64,7 @@ def load(path: Path) -> Vocabulary:
 
 
 def find(run: Run) -> tuple[Vocabulary | None, str]:
-    """Return the vocabulary of the run's newest weights, its newest checkpoint or its model; or None and the reason."""
+    """Return the vocabulary of the newest weights or checkpoint, or of the model, and ""; or None and the reason."""
     why = "tokens are not coloured: there is no tokenizer, as weights, checkpoints and the model are not here"
     for path in _places(run):
         if path.is_file():

@@ -13,20 +13,20 @@ from hone.config.base import BaseConfig, Meta
 from hone.errors import UserError
 
 GPU_GIB = 8.0
-"""Default GiB for vLLM's keys and values on the trainer's GPU; holds 75k tokens of Qwen3-0.6B in bf16."""
+"""Default GiB for vLLM's keys and values on the trainer's GPU: room for 75k tokens of Qwen3-0.6B in bf16."""
 
 
 class EngineKeys(BaseConfig):
     """Keys of the section `inference` and of `hone inference`."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """vLLM's `--dtype`. `auto`: `rl` follows `precision`; `inference` serves fp32 weights in bf16."""
+    """vLLM's `--dtype`. With `auto`, `rl` follows `precision`, and `inference` serves fp32 weights in bf16."""
     tensor_parallel: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=64)
-    """GPUs over which each vLLM is spread."""
+    """Number of GPUs over which each vLLM server is spread."""
     max_lora_rank: int | None = Field(default=None, ge=1, le=512)
     """Send vLLM only adapters, of up to this rank. By default vLLM gets merged weights."""
     vllm_python: Annotated[Path | None, Meta(decides="nothing")] = None
-    """Python of an environment with vLLM; by default hone's if it has vLLM, else `.venv-vllm`'s."""
+    """Python of an environment with vLLM. By default hone's Python if it has vLLM, else the Python of `.venv-vllm`."""
 
     @model_validator(mode="after")
     def _check_parallel(self: Any) -> Any:

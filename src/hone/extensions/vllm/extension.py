@@ -14,6 +14,6 @@ BANDS = {
     ("vllm", "bf16_linear"): {4: (2e-2, 0.5, 0.1), 28: (6e-2, 1.2, 0.2), 36: (6.5e-2, 1.3, 0.22)},
     ("vllm", "bf16"): {4: (2e-2, 0.5, 0.1), 28: (0.12, 1.5, 0.38), 36: (0.14, 1.6, 0.43)},
 }
-"""Bounds of the gap to the trainer by number of layers: mean, maximum, stop. vLLM has other kernels. The tiny model on
-reverse-text has mean 8e-7 and maximum 1.2e-5 in fp32, 1.1e-2 and 0.18 in bf16. With more layers, where unmeasured,
-bounds grow as for hone's engine."""
+"""Bounds of the gap to the trainer by number of layers: mean, maximum, stop. vLLM's kernels differ from the trainer's.
+The tiny model on reverse-text has mean 8e-7 and maximum 1.2e-5 in fp32, 1.1e-2 and 0.18 in bf16. For numbers of layers
+that were not measured, bounds grow as for hone's engine."""

@@ -67,7 +67,7 @@ def policy(stack: ExitStack, config: Any, run: RunWriter, trainer: Trainer, rend
 
 
 def _vllm(config: Any, run: RunWriter, trainer: Trainer, renderer: ChatRenderer, spool: Spool) -> VllmServer:
-    """Return a vLLM with the current model; without the adapter if updates send only adapters."""
+    """Return a vLLM server with the current model, but without the adapter if updates send only adapters."""
     folder = spool.folder / "model"
     off = {name: torch.zeros_like(p) for name, p in trainer.model.trained.items()} if spool.adapter_alone else None
     save_model(trainer.model, folder, parameters=off)

@@ -27,12 +27,12 @@ GRACE = 10.0
 PATIENCE = 600.0
 """Seconds that vLLM may take to load the model and answer, or to load weights."""
 EXTENSION = Path(__file__).parent / "plugin"
-"""Code for vLLM's processes, on its PYTHONPATH."""
+"""Folder of hone's code for vLLM's processes, on their PYTHONPATH."""
 CHECKOUT = Path(__file__).resolve().parents[4]
 OWN_ENVIRONMENT = Path(".venv-vllm/bin/python")
-"""The environment of `make vllm-env`, in a checkout of hone."""
+"""The Python that `make vllm-env` installs in a checkout of hone."""
 _ERROR = re.compile(r"(?:\b[A-Z]\w*Error: |Value error, )(?!\d+ validation error)(.+)")
-"""An error in a line of vLLM's log. The first one causes later ones."""
+"""An error in a line of vLLM's log. The first error causes the later errors."""
 _OPENING = (
     "HONE_WEIGHTS_ROOT",
     "HONE_SHARED_MEMORY",
@@ -52,21 +52,24 @@ print(json.dumps([names[0], m.version(names[0])] if names and u.find_spec("vllm"
 
 @dataclass(eq=False)
 class VllmServer:
-    """Serves `model` (a folder or a hub id) over the OpenAI protocol while entered.
+    """Serves `model` (a folder or a hub id) over the OpenAI protocol while its context is open.
 
         with VllmServer("outputs/tiny-rl/weights/step_150", log=Path("vllm.log"), weights_root=Path("spool")) as server:
             client = OpenAI(base_url=server.url, api_key="none")
             server.update(Path("spool/step_151"), 151)
 
     Leaving the context ends all of vLLM's processes; so does the end of this process, even by SIGKILL. vLLM's output
-    goes to `log`. Defaults: `port`: a free port; `python`: by `find_vllm`; `threads` (on a CPU): 1 for a small model,
-    else one per core. `device` is auto, cpu, cuda or cuda:1, and must fit the vLLM. Weights are only loaded from below
-    `weights_root` and `memory`; without `weights_root`, never. Without an `api_key` the server answers only programs of
-    this machine. `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a trainer's GPU (`shares_gpu`),
-    else the rest of 0.9 of the GPU; if it is too small, errors give the remedy `more_room`. On a GPU, `max_model_len`
-    is by default the model's limit, or less if `kv_gib` is too small. With `max_lora_rank`, `update` loads only the
-    adapter (of up to this rank) in `path`/adapter. `tensor_parallel` GPUs share the model. `progress` gets a line at
-    the start, and every 10 s until vLLM serves.
+    goes to `log`. `progress` gets a line at the start, and every 10 s until vLLM serves. By default, `port` is a free
+    port, `python` is found by `find_vllm`, and `threads` (on a CPU) is 1 for a small model, else one per core. `device`
+    is auto, cpu, cuda or cuda:1, and must fit the vLLM. `tensor_parallel` GPUs share the model.
+
+    Weights are loaded only from `weights_root` and `memory`; without `weights_root`, updates are refused. With
+    `max_lora_rank`, `update` loads only the adapter (of up to this rank) in `path`/adapter. Without an `api_key` the
+    server answers only programs of this machine.
+
+    `kv_gib` is memory for keys and values: by default 1 on a CPU, 8 on a trainer's GPU (`shares_gpu`), else what the
+    model leaves of 0.9 of the GPU. If it is too small, errors give the remedy `more_room`. On a GPU, `max_model_len` is
+    by default the model's limit, or less if `kv_gib` is too small for that.
 
     Entering raises UserError if vLLM is not installed or does not start; the message has the reason from its log.
     """
@@ -113,7 +116,7 @@ class VllmServer:
 
     @property
     def described(self) -> str:
-        """Describe the sampler: `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
+        """A description such as `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
         gpu = "cuda" if self.device == "auto" else self.device
         device = f"cpu, {self.threads} thread{'' if self.threads == 1 else 's'}" if self.installed.cpu else gpu
         return f"vLLM {self.installed.version}, dtype {self.dtype}, {device}"
@@ -152,12 +155,10 @@ class VllmServer:
         self.close()
 
     def wait(self) -> int | None:
-        """Wait until vLLM has ended; return its exit code."""
         assert self._process is not None
         return self._process.wait()
 
     def close(self) -> None:
-        """End all of vLLM's remaining processes."""
         if self._process is not None:
             self._process.end(GRACE + 5)
             self._process = None
@@ -257,7 +258,7 @@ class Installed:
 
 
 def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Installed:
-    """Find the vLLM of `python`; by default of this environment, or of `.venv-vllm` here or in hone's checkout.
+    """Find the vLLM of `python`. By default, look in this environment, and in `.venv-vllm` here or in hone's checkout.
 
     Raises UserError if no vLLM is found; the remedy names `flag`, which sets `python`.
     """
@@ -295,7 +296,7 @@ def check_device(installed: Installed, device: str, flag: str = "--vllm-python")
 
 
 def default_threads(model: str) -> int:
-    """Return 1 for a model below 40 MB (10M fp32 parameters), which more threads slow down; else one per core.
+    """Return 1 for a model below 40 MB (10M fp32 parameters), as more threads slow it down; else one per core.
 
     A run's launcher sets the number of cores (HONE_CORES).
     """

@@ -26,7 +26,6 @@ def serve(config: Any) -> None:
 
 
 def _serve(config: Any, scratch: Path) -> None:
-    """Serve. Raises UserError if vLLM is not installed or does not start; exits with code 1 if vLLM ends."""
     # Also SIGINT, which a shell's background processes ignore.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

@@ -39,9 +39,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(config: TrainerRole) -> int:
-    """Train until the run is done, then return 0. SIGTERM (143) and Ctrl-C (130) end at once, without saving.
+    """Train until the run is done, then return 0. Ctrl-C (130) and SIGTERM (143) end it at once, without saving.
 
-    Under torchrun every rank runs this; only rank 0 uses the transport.
+    Under torchrun every rank runs this function; only rank 0 uses the transport.
     """
     wanted, launched = config.trainer.ranks, launched_ranks()
     if wanted > launched == 1:
@@ -69,7 +69,7 @@ def _end(signum: int, _frame: FrameType | None) -> None:
 
 
 def _say_unless_half_open(problem: Any) -> None:
-    """Report an exception of a destructor, unless a signal interrupted a ZipFile."""
+    """Report an exception in a destructor, unless it is of a ZipFile that a signal left half open."""
     if not (isinstance(problem.exc_value, AttributeError) and problem.object is zipfile.ZipFile.__del__):
         sys.__unraisablehook__(problem)
 
@@ -107,7 +107,6 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     del model
 
     def make(temperature: float, lag: int, rollouts: int, advantage: dict[str, Any]) -> Trainer:
-        """Make the trainer of a session. The session's settings override the config."""
         values = {"sampling.temperature": temperature, "max_async_level": lag, "rollouts_per_example": rollouts}
         values |= {"advantage": AdvantageConfig(**advantage)}
         session_config = changed(config, {f"orchestrator.{name}": value for name, value in values.items()})

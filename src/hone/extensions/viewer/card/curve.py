@@ -1,6 +1,6 @@
 """The curve of a run card as inline SVG: training reward, or loss, with held-out evaluations.
 
-No library draws it: importing matplotlib takes a second at the end of each run.
+It is drawn without a library: to import matplotlib would take a second at the end of each run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def curve(kind: str, lines: Lines, env: str | None) -> Markup:
-    """Draw the lines of metrics.jsonl, once for each width; empty Markup if there are no numbers."""
+    """Draw the curve from the lines of metrics.jsonl, once for each width. Without numbers, return empty Markup."""
     name, held = ("loss", "val/loss") if kind == "sft" else ("reward/mean", f"eval/{env}/reward/mean")
     known = [line for line in lines if line.get(name) is not None]
     steps, values = [line["step"] for line in known], np.array([line[name] for line in known], dtype=np.float64)

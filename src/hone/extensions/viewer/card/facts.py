@@ -39,7 +39,7 @@ NOT_READ = Leniency("completions were not read leniently: hone report does it")
 
 
 class Sample(NamedTuple):
-    """One completion; `name` says why it is shown."""
+    """One completion. `name` says why the card shows it, such as "best"."""
 
     name: str
     row: Row
@@ -47,20 +47,20 @@ class Sample(NamedTuple):
 
 @dataclass
 class Card:
-    """The facts of a card. A lone evaluation is compared with itself."""
+    """The facts of a card. If there is only one evaluation, it is compared with itself."""
 
     run: Summary
     lines: list[dict[str, Any]]
     """Lines of metrics.jsonl."""
     events: list[dict[str, Any]]
     evaluated: list[Evaluated] = field(default_factory=list)
-    """The first and the last evaluation, if comparable; else only the last, if its samples are recorded."""
+    """The first and the last evaluation if they can be compared; else only the last. Empty without recorded samples."""
     comparison: Comparison | None = None
     leniency: Leniency = NOT_READ
     lenient: Mapping[str, Change] = field(default_factory=dict)
-    """Changes in strict and lenient measures."""
+    """The change of each strict and lenient measure."""
     samples: list[Sample] = field(default_factory=list)
-    """Up to `SHOWN` samples right only by lenient reading, then the best, a median and the worst one."""
+    """Up to `SHOWN` samples that are right only by lenient reading; then the best, the median and the worst."""
     tables: Mapping[str, tables.Facts] = field(default_factory=dict)
     verdict: list[str] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Card:
 
     @property
     def good(self) -> bool | None:
-        """True if the reward surely rose, False if it surely fell, else None."""
+        """True if the reward rose, False if it fell; None if the change is not `sure`."""
         reward = self.measures.get("reward")
         return reward.difference.mean > 0 if reward and reward.sure else None
 
@@ -99,7 +99,7 @@ class Card:
 def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
     """Return the current card of the run or evaluation in `path`. Raises UserError if it is neither, or damaged.
 
-    `ours`: this process holds the run's lock.
+    `ours` is true if this process holds the run's lock.
     """
     summary, run = summarize(path, ours=ours), Run(path)
     try:
@@ -141,7 +141,6 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
 
 
 def _last_step(run: Run) -> list[Row]:
-    """Return the completions of the last training step, with an evaluation's keys."""
     rows = run.samples().to_pylist() if run.rollout_steps() else []
     for row in rows:
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
@@ -151,16 +150,16 @@ def _last_step(run: Run) -> list[Row]:
 
 
 def chosen(rows: Sequence[Row]) -> list[Sample]:
-    """Return the best, the median and the worst row by reward, or fewer if rows are fewer."""
+    """Return the best, the median and the worst row by reward; fewer if there are fewer than three rows."""
     order = sorted((row for row in rows if row["outcome"] not in FAILED), key=lambda row: -row["reward"])
     names = {len(order) - 1: "worst", len(order) // 2: "median", 0: "best"} if order else {}
     return [Sample(names[i], order[i]) for i in sorted(names)]
 
 
 def _with_recorded_intervals(card: Card, found: Comparison) -> Comparison:
-    """Use the recorded intervals of the mean rewards, which are cut at the reward's bounds.
+    """Return `found` with the recorded intervals of the mean rewards, which are cut at the reward's bounds.
 
-    They are not used if some examples are in only one evaluation.
+    If some examples could not be compared, return `found` unchanged.
     """
 
     def recorded(one: Evaluated, level: Level) -> Level:

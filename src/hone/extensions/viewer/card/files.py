@@ -76,7 +76,7 @@ def to_json(card: Card) -> str:
 
 
 def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
-    """Return the run's stored lenient reading; NOT_READ if samples differ."""
+    """Return the lenient reading stored in report.json; NOT_READ if it was of other samples."""
     try:
         facts = read_json(run.path / RECORD)["lenient"]
         if facts["evaluations"] == _digests(run.path, evaluated):
@@ -102,7 +102,7 @@ def body(card: Card) -> Markup:
 
 
 def whole_page(card: Card) -> str:
-    """Return report.html. Its content policy forbids scripts and loading."""
+    """Return report.html. Its content policy forbids scripts and requests."""
     css = (_VIEWER / "assets" / "hone.css").read_text(encoding="utf-8")
     template = _TEMPLATES.get_template("report.html")
     return template.render(title=card.title, body=body(card), style=Markup(css), version=__version__)

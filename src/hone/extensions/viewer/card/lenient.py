@@ -1,12 +1,13 @@
 r"""Strict and lenient reading: separates skill from format in a gain.
 
-Strict is the task's verdict on a completion. If it is not correct, lenient reading looks for an answer in the text, and
-the task grades it in the form of the example's reference. The lenient score's change is skill; the change of lenient
-minus strict is format. Tasks are not read if the grader can't tell right from wrong answers in this form.
+The strict score is the task's verdict on a completion. If the completion is not correct, lenient reading looks for an
+answer in its text, and the task grades this answer in the form of the example's reference. The change of the lenient
+score is skill; the rest of the strict score's change is format. A task is not read if its grader can't tell right from
+wrong answers in this form.
 
-An answer is in a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`, `x = …`), or at the
-end (the last number, or line). Only the last place of each kind counts, and only if it has a single answer, so that
-guessing does not pay.
+An answer can be in a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`, `x = …`), or at
+the end (the last number, or line). Only the last place of each kind counts, and only if it has a single answer, so
+that guessing does not pay.
 
     candidates("So <answer>41</answer>. No, it is 42", Kind.NUMBER)  # {"tag": "41", "end": "42"}
 """
@@ -35,11 +36,11 @@ from hone.types import Example, Outcome, Score
 TRIED = 16
 """Examples used to test if a task can be read leniently."""
 AT_ONCE = 8
-"""Examples to read, or texts to grade, between checks of the clock."""
+"""Number of examples to read, or of texts to grade, between checks of the clock."""
 LONGEST = 2_000
 """Most characters of an answer."""
 END = 4 * LONGEST
-"""Characters read at the end of a text, so that any text takes milliseconds."""
+"""Only this number of characters at the end of a text is read, so that any text takes milliseconds."""
 
 
 class CannotSay(Exception):
@@ -49,7 +50,7 @@ class CannotSay(Exception):
 def read_recorded(
     run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float, trust_local_task: bool = False
 ) -> Leniency:
-    """Read a run's evaluations with the task of its config, for about `seconds` after loading the task.
+    """Read a run's evaluations leniently with the task of its config, for about `seconds` after the task is loaded.
 
     Call it within `trust.opened_run`. With `trust_local_task`, the task may have changed since the run.
     """
@@ -81,7 +82,7 @@ def read(
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Leniency:
-    """Read all completions of these evaluations, example by example in random order, for about `seconds`."""
+    """Read evaluations leniently, example by example in random order, for about `seconds`."""
     examples = sorted(set.intersection(*(set(one.by_example) for one in evaluated)))
     order = [examples[i] for i in rng.stream(seed, "card", "lenient").permutation(len(examples))]
     try:
@@ -141,7 +142,7 @@ class _Reader:
             raise CannotSay("this task's grader doesn't tell right from wrong answers in the form of its references")
 
     def scores(self, answers: Sequence[tuple[Subject, str]]) -> list[Score]:
-        """Grade answers in the task's form; stop at the time limit, or if the grader hangs."""
+        """Grade answers in the task's form. Stop at the time limit, or if the grader hangs."""
         pairs = [(subject.example, statement_of(subject).stating(answer)) for subject, answer in answers]
         scores: list[Score] = []
         while len(scores) < len(pairs) and self.clock() < self.end:
@@ -151,7 +152,6 @@ class _Reader:
         return scores
 
     def candidates(self, row: Row) -> list[tuple[str, Subject, str]]:
-        """Return the possible answers in a completion as (kind of place, subject, answer)."""
         subject = self.subject(row)
         kind = kind_of(subject, self.env.answer_is_exact)
         found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
@@ -194,8 +194,8 @@ _MATH = re.compile(r"\$([^$\n]+)\$|\\\(((?:(?!\\[()]).)+)\\\)")
 def candidates(text: str, kind: Kind, like: str = "") -> dict[str, str]:
     """Return distinct answers by kind of place, the most reliable place first.
 
-    `kind`: kind of the task's answers. `like`: the reference, to tell words, letters of a choice and dates apart. If
-    few answers are possible (a letter, yes or no), only the most reliable place counts.
+    `kind` is the kind of the task's answers. The reference `like` shows if they are words, letters of a choice, or
+    dates. If few answers are possible (a letter, yes or no), only the most reliable place counts.
     """
     text, pattern = visible_text(text)[-END:], _pattern(kind, like)
     few = kind is Kind.WORD and (pattern in (_LETTER, _CAPITAL) or any(like.lower() in pair for pair in OPPOSITES))
@@ -227,7 +227,7 @@ def _pattern(kind: Kind, like: str) -> re.Pattern[str]:
 
 
 def _tagged(text: str) -> str | None:
-    """Return the text after the last opening tag that has text; else, if the first tag closes, the text before it."""
+    """Return the text after the last opening tag that has text; else, if the first tag closes, the text before that."""
     tags = [*_TAG.finditer(text)]
     ends = [tag.start() for tag in tags[1:]] + [len(text)]
     inside = [text[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=False) if not tag[1]]
@@ -247,7 +247,6 @@ def _answers(place: str, kind: Kind, pattern: re.Pattern[str]) -> list[str]:
 
 
 def _balanced(expression: str) -> str:
-    """Strip unbalanced brackets from arithmetic's ends."""
     text = expression.strip()
     while text.count(")") > text.count("(") and text.endswith(")"):
         text = text[:-1].rstrip()

@@ -22,7 +22,7 @@ from hone.types import Outcome
 FAILED = frozenset({Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT, "rollout_failed"})
 """Outcomes of rows without a reward."""
 LEAST = 6
-"""Least changed examples for a verdict: if five change, all for the better, a sign test has p = 2 / 2**5 > 0.05."""
+"""Fewest changed examples for a verdict: if five change, all for the better, a sign test has p = 2 / 2**5 > 0.05."""
 Row = Mapping[str, Any]
 Values = Mapping[int, float]
 """Values of one measure by example."""
@@ -58,14 +58,13 @@ class Evaluated:
 
     @cached_property
     def rollouts(self) -> int:
-        """Most graded completions of one example."""
+        """Number of graded completions of the example that has most."""
         return max(self.counts.values(), default=0)
 
     @property
     def measures(self) -> dict[str, Values]:
-        """By example: mean reward, share of correct completions, and for k = 2, 4, … pass@k (unbiased estimate) if the
-        example has k graded completions.
-        """
+        """The values of each measure by example: mean reward, share of correct completions, and pass@k (unbiased
+        estimate) for k = 2, 4, … if the example has k graded completions."""
         counts = {e: (len(rows), sum(map(is_correct, rows))) for e, rows in self.by_example.items()}
         rewards = {e: sum(row["reward"] for row in rows) / len(rows) for e, rows in self.by_example.items()}
         measured: dict[str, Values] = {"reward": rewards}
@@ -79,7 +78,7 @@ MEASURES = ("strict reward", "lenient reward", "reward gap", "strict", "lenient"
 
 
 class Answer(NamedTuple):
-    """An answer found in a completion: kind of place, and reward and correctness when graded in the task's form."""
+    """An answer found in a completion, the kind of place where it was, and its grade in the task's form."""
 
     example: int
     rollout: int
@@ -90,9 +89,9 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Leniency:
-    """A lenient reading of `examples`, out of `asked`.
+    """The result of lenient reading: `examples` were read, out of `asked` examples.
 
-    `found`: the answers in each evaluation, by `Evaluated.key`. `why_not`: the reason if nothing was measured.
+    `found` has the answers in each evaluation, by `Evaluated.key`. `why_not` is the reason if nothing was measured.
     """
 
     why_not: str = ""
@@ -134,7 +133,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Change:
-    """A mean before and after, and the difference, over `examples` in both; `moved`: number of changed examples."""
+    """A measure's mean before and after, and the difference, over `examples` common examples. `moved` changed."""
 
     before: Level
     after: Level
@@ -146,7 +145,7 @@ class Change:
     def sure(self) -> bool:
         """True if at least `LEAST` examples changed, and the interval of the difference excludes 0.
 
-        There is no interval if all examples changed by the same amount.
+        If all examples changed by the same amount, there is no interval, and the change is sure.
         """
         low, high = self.difference.low, self.difference.high
         return self.moved >= LEAST and (low is None or high is None or not low <= 0.0 <= high)
@@ -156,8 +155,8 @@ class Change:
 class Comparison:
     """Changes from an evaluation to a later one, by measure: `reward`, `correct`, `pass@2`, ….
 
-    `right`, `wrong`: number of examples with a first completion that became correct or incorrect; `apart`: number left
-    out, as they differ between the evaluations or are not graded in both.
+    `right` and `wrong` count examples with a first completion that became correct, or incorrect. `apart` counts
+    examples left out because they differ between the evaluations or are not graded in both.
     """
 
     measures: Mapping[str, Change]
@@ -186,7 +185,7 @@ def changes(
     counts_before: Mapping[int, int],
     counts_after: Mapping[int, int],
 ) -> dict[str, Change]:
-    """Return each measure's change over the common examples, if any. `counts_…`: completions by example."""
+    """Return the change of each measure over the common examples. `counts_…`: number of completions by example."""
     found: dict[str, Change] = {}
     for name in before:
         if both := sorted(before[name].keys() & after.get(name, {}).keys()):
@@ -241,7 +240,7 @@ def usable(rows: Sequence[Row]) -> list[Row]:
 def mcnemar(right: int, wrong: int) -> float:
     """Return the two-sided p of McNemar's exact test (1947): binomial, `right` of `right + wrong`, p = 1/2.
 
-    Whole numbers keep small p values exact.
+    The sum is over whole numbers, which keeps small p values exact.
     """
     count = right + wrong
     return min(1.0, 2 * sum(math.comb(count, i) for i in range(min(right, wrong) + 1)) / 2**count)

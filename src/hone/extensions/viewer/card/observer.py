@@ -17,7 +17,7 @@ LENIENT_SECONDS = 10.0
 
 
 def observer(config: Any, by_program: bool) -> Observer | None:
-    """Return the observer that writes the card, or None without `report`."""
+    """Return the observer that writes the card, or None if `report` is off."""
     return Card() if config.report else None
 
 

@@ -15,7 +15,7 @@ from hone.runs.progress import duration
 from hone.runs.summary import Summary
 
 Facts = Mapping[str, str | list[str]]
-"""Label → text, or lines of text; empty texts are left out."""
+"""Maps a label to a text, or to lines of text. Labels with an empty text are left out."""
 
 
 def tables(run: Summary, events: list[dict[str, Any]]) -> dict[str, Facts]:
@@ -110,7 +110,7 @@ _NAMES = {
 
 
 def measure_rows(measures: Mapping[str, Change], compared: bool) -> list[list[str]]:
-    """Return a table's rows: name, before, after, change; or name and value if not `compared`."""
+    """Return a table's rows: name, before, after and change; or, if not `compared`, name and value."""
     rows = []
     for name, one in measures.items():
         before, after, share = one.before, one.after, "reward" not in name
@@ -120,12 +120,12 @@ def measure_rows(measures: Mapping[str, Change], compared: bool) -> list[list[st
 
 
 def level_words(one: Level, share: bool) -> str:
-    """Return `0.947 (0.935 to 0.959)`, or, if `share` is true, `52.3 % (46.1 to 58.4)`."""
+    """Return a text such as `0.947 (0.935 to 0.959)` or, if `share` is true, `52.3 % (46.1 to 58.4)`."""
     return _words(one, 100, ".1f", " %") if share else _words(one, 1, ".3f")
 
 
 def difference_words(one: Level, share: bool = False, label: str = "", digits: int = 3) -> str:
-    """Return `+0.534 (LABEL+0.490 to +0.579)`, or, if `share` is true, `+48.0 points (LABEL+41.4 to +54.7)`."""
+    """Return a text such as `+0.534 (LABEL+0.490 to +0.579)`; if `share`, `+48.0 points (LABEL+41.4 to +54.7)`."""
     return _words(one, 100, "+z.1f", " points", label) if share else _words(one, 1, f"+z.{digits}f", "", label)
 
 

@@ -59,7 +59,7 @@ def _change(card: Card, found: Comparison) -> Iterator[str]:
 
 
 def _skill(card: Card) -> Iterator[str]:
-    """Say `Of +0.53 reward, +0.32 (+0.29 to +0.35) is skill and +0.21 (+0.17 to +0.25) is format`."""
+    """Yield a sentence such as `Of +0.53 reward, +0.32 (+0.29 to +0.35) is skill and +0.21 (…) is format`."""
     skill, gap = (card.lenient[name].difference for name in ("lenient reward", "reward gap"))
     format = Level(-gap.mean, gap.high and -gap.high, gap.low and -gap.low)
     parts = f"{difference_words(skill, digits=2)} is skill and {difference_words(format, digits=2)} is format"
@@ -79,7 +79,6 @@ def _level(card: Card) -> Iterator[str]:
 
 
 def _recorded(card: Card) -> Iterator[str]:
-    """Yield results from metrics.jsonl, for a run without samples of evaluations."""
     name = f"eval/{card.env}/reward/mean" if card.env else "reward/mean"
     known = [line[name] for line in card.lines if line.get(name) is not None]
     if known:

@@ -1,7 +1,8 @@
 """hone's code in vLLM's processes: loads weights in place, and adds HTTP paths for it.
 
-vLLM finds it on PYTHONPATH. Its environment lacks hone, so only vLLM's packages are imported. `WorkerExtension` becomes
-a base of vLLM's worker (`--worker-extension-cls`); `UpdateWeights` wraps vLLM's server (`--middleware`).
+vLLM finds this file on PYTHONPATH. vLLM's environment lacks hone, so the file imports only vLLM's packages.
+`WorkerExtension` becomes a base of vLLM's worker (`--worker-extension-cls`); `UpdateWeights` wraps vLLM's server
+(`--middleware`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
-"""Weights are loaded only from below this folder, or MEMORY if set; if ROOT is not set, never."""
+"""Weights are loaded only from this folder and, if it is set, from MEMORY. If ROOT is not set, updates are refused."""
 MEMORY = os.environ.get("HONE_SHARED_MEMORY")
 ADAPTER = "adapter"
 """Name of an adapter's folder within a folder of weights."""
 KEY = os.environ.get("VLLM_API_KEY")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
-"""Paths that need no key, and answer even if the model is partly updated. vLLM checks only some paths."""
+"""Paths that need no key, and answer even if the model is partly updated. vLLM itself checks only some paths."""
 
 
 class WorkerExtension:
@@ -45,10 +46,13 @@ class WorkerExtension:
 
 
 class UpdateWeights:
-    """Answers `POST /update_weights` as hone's server does; `GET /v1/models` also has the weights' version and folder,
-    and an id of this process. `POST /sleep` frees the GPU until the next update. If KEY is set, requests need the key;
-    else only programs of this machine are served. An update that fails while it writes weights leaves the model partly
-    updated: the server then refuses requests (503) until an update succeeds.
+    """Answers `POST /update_weights` as hone's server does.
+
+    In `GET /v1/models` it adds the weights' version and folder, and an id of this process. `POST /sleep` frees the GPU
+    until the next update. If KEY is set, requests need the key; else only programs of this machine are served.
+
+    An update that fails while it writes weights leaves the model partly updated. Then the server refuses requests (503)
+    until an update succeeds.
     """
 
     def __init__(self, app: Any) -> None:
@@ -123,7 +127,6 @@ class UpdateWeights:
         return 200, {"status": "ok", "policy_version": version, "previous_version": before}
 
     async def _sleep(self, engine: Any) -> tuple[int, dict[str, Any]]:
-        """Free the memory of weights, keys and values until the next update."""
         if not engine.model_config.enable_sleep_mode:
             return 400, _error("this server does not sleep: no trainer that started it shares its GPU")
         async with self.lock:
@@ -133,7 +136,6 @@ class UpdateWeights:
         return 200, {"status": "ok"}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Send vLLM's list of models, with the weights' version and folder added as in hone's server."""
         sent: list[dict[str, Any]] = []
 
         async def keep(message: dict[str, Any]) -> None:
@@ -155,7 +157,6 @@ class UpdateWeights:
 
 
 async def _load_adapter(engine: Any, models: Any, folder: Path) -> None:
-    """Replace the adapter; requests to the model use the new one."""
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
     request = {"lora_name": models.base_model_paths[0].name, "lora_int_id": 1, "lora_path": str(folder)}
@@ -171,7 +172,7 @@ def _has_key(scope: dict[str, Any]) -> bool:
 
 
 def _from_elsewhere(scope: dict[str, Any]) -> bool:
-    """Return True if Host is not localhost or Origin is another site: vLLM would allow a web page's request."""
+    """Return True if Host is not localhost, or Origin is another site. vLLM would allow requests of any web page."""
     headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
     host, origin = headers.get(b"host", ""), headers.get(b"origin")
     try:
@@ -182,7 +183,7 @@ def _from_elsewhere(scope: dict[str, Any]) -> bool:
 
 
 def weights_folder(path: str) -> Path:
-    """Return the folder at `path`, absolute or relative to ROOT. ValueError if it is not below ROOT or MEMORY."""
+    """Return the folder `path`, absolute or relative to ROOT. Raises ValueError if it is not below ROOT or MEMORY."""
     assert ROOT is not None
     root = Path(ROOT).resolve()
     folder = (root / path).resolve()
@@ -210,14 +211,14 @@ def check_weights(folder: Path, config: Any) -> None:
 
 
 def check_adapter(folder: Path) -> None:
-    """Raise ValueError unless `folder` has an adapter with finite values. vLLM checks if it fits the model."""
+    """Raise ValueError unless `folder` has an adapter with finite values. vLLM itself checks that it fits the model."""
     if not (folder / "adapter_config.json").is_file() or not finite_shapes(folder):
         raise ValueError(f"this server takes adapters (--max-lora-rank), but {folder} has none: use a run with LoRA")
 
 
 def finite_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return name → shape of the tensors in `folder`. ValueError if a value is not finite, or a file links out of
-    ROOT and MEMORY."""
+    """Return the shapes of the tensors in `folder` by name. Raises ValueError if a value is not finite, or if a file is
+    a link out of ROOT and MEMORY."""
     from safetensors import SafetensorError, safe_open
 
     there: dict[str, list[int]] = {}
@@ -247,7 +248,7 @@ def shapes_of(config: Any) -> dict[str, list[int]]:
 
 @cache
 def expected_shapes(config: str, kind: type) -> dict[str, list[int]]:
-    """Return name → shape of each tensor in a model's files. `config`: JSON for the config class `kind`."""
+    """Return the shapes of the tensors in a model's files, by name. `config` is JSON for the config class `kind`."""
     import torch
     from transformers import AutoModelForCausalLM
 
