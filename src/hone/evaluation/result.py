@@ -40,7 +40,6 @@ class EvalSample:
 
     @property
     def completion_tokens(self) -> int | None:
-        """Number of sampled tokens; None if not counted."""
         return self.trajectory.completion_tokens
 
     def row(self) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _row(one: EvalSample | FailedRollout, completion: list[Message]) -> dict[str
 
 @dataclass(frozen=True)
 class RequestStats:
-    """The requests to a server: seconds of each answered request, retries, and the most at one time."""
+    """The requests to a server: seconds of each answered request, number of retries, and most requests at one time."""
 
     seconds: list[float]
     retries: int
@@ -111,7 +110,7 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The samples of one evaluation, example by example. `seconds` by phase: sample, grade.
+    """The samples of one evaluation, example by example. `seconds`: the duration of each phase ("sample", "grade").
 
     `failed`: rollouts that the server did not deliver, or that Ctrl-C ended (`stopped`); no average includes them.
     """
@@ -177,7 +176,7 @@ class EvalResult:
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """(Least, largest) possible reward: of declared ranges (default: 0 to 1) and observed values."""
+        """(Least, largest) possible reward, by the declared ranges (default: 0 to 1) and the observed values."""
         scores = [s.score for s in self.samples if s.graded]
         low = high = 0.0
         for name, weight in (scores[0].weights if scores else {}).items():
@@ -196,7 +195,6 @@ class EvalResult:
 
     @cached_property
     def correct_interval(self) -> Interval | None:
-        """95 % interval of `correct`: see `share_interval`."""
         return share_interval(self._hits())
 
     @cached_property
@@ -204,7 +202,6 @@ class EvalResult:
         return pass_at_ks([(len(hits), int(hits.sum())) for hits in self._hits()], self.rollouts_per_example)
 
     def _hits(self) -> list[np.ndarray]:
-        """Return, by example, 1 for each correct graded sample and 0 for any other graded sample."""
         return [np.array([s.score.outcome is Outcome.CORRECT for s in g], dtype=np.float64) for g in self.by_example]
 
     def metrics(self) -> dict[str, float]:
