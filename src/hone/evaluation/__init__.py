@@ -1,1 +1,1 @@
-"""Evaluation on held-out examples: `loop` samples and grades, `result` has the averages, `intervals` their intervals."""
+"""Evaluation on held-out examples: `loop` samples and grades, `result` has averages, `intervals` their uncertainty."""
