@@ -2,7 +2,7 @@
 
     hone eval calculator -m outputs/calculator-rl/weights/step_60 -n 20
 
-The model calls `multiply(a, b)`, sees the product and gives it in `<answer>` tags (or in `\boxed{}`, or after
+The model calls `multiply(a, b)`, sees the product and gives it in `<answer>` tags (or in `\\boxed{}`, or after
 `ANSWER:`). An answer is worth 0.1 if it is well-formed, and 1 if it is right. There are 8,100 problems; a tenth of them
 is held out for evaluation. At `demo_noise` 1 the teacher of demonstrations copies a number wrong one time in three.
 
@@ -48,7 +48,6 @@ def multiply(a: int, b: int) -> int:
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
-    """Return 1 if the number is right, else 0."""
     return float(PARSER.value(completion) == read_number(answer))
 
 

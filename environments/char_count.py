@@ -2,7 +2,7 @@
 
     hone eval char-count -m outputs/weights/step_100 -n 20
 
-An answer is a number in `<answer>` tags (or in `\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is well-formed,
+An answer is a number in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is well-formed,
 and 1 if it is right. Demonstrations count along on a scratchpad, `<think>b0a1n1a2n2a3</think><answer>3</answer>`.
 
 By default questions are generated from a list of common English words. A tenth of the words is held out for evaluation.
@@ -32,12 +32,11 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
-    """Return 1 if the number is right, else 0."""
     return float(PARSER.value(completion) == read_number(answer))
 
 
 class CharCount(SingleTurnEnv):
-    """Rows have `word` and `letter`, where upper and lower case are the same; or `answer` and a `prompt` or `question`."""
+    """Rows have `word` and `letter`, in upper or lower case alike; or `answer` and a `prompt` or `question`."""
 
     def __init__(self, *, prompt: str, demo_noise: float, **kwargs: Any) -> None:
         super().__init__(id="char-count", parser=PARSER, rubric=answer_rubric(correctness), **kwargs)
@@ -66,7 +65,7 @@ class CharCount(SingleTurnEnv):
         return self._count(example, lambda: rng.random() < 0.1 * self.demo_noise)
 
     def _count(self, example: Example, slips: Callable[[], bool]) -> str:
-        """Return the scratchpad and its answer. A step for which `slips()` is True is wrong."""
+        """Return the scratchpad and its answer. `slips()` is called for each step; True makes it wrong."""
         if "word" not in example.info:
             return PARSER.wrap(example.answer)
         count, steps = 0, []

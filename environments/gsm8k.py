@@ -52,7 +52,6 @@ RIGHT_OR_WRONG = Range(right=(1.0, 1.0), wrong=(0.0, 0.0))
 
 @inline
 def correctness(completion: list[Message], answer: str, parser: Parser) -> float:
-    """Return 1 if the completion's number is right, else 0."""
     given = parser.parse_answer(completion)
     return float(given is not None and same_number(given, answer))
 

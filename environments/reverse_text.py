@@ -144,7 +144,7 @@ def load_environment(
 
 
 def _text_of(row: Row) -> str:
-    """Return the text to reverse, without surrounding whitespace. Of messages, it is the user's last text."""
+    """Return the text to reverse (the user's last text in a list of messages), without surrounding whitespace."""
     given = next((row[name] for name in ("text", "prompt", "question") if row.get(name)), None)
     if isinstance(given, list):
         given = next((m["content"] for m in reversed(given) if m.get("role") == "user"), None)

@@ -2,7 +2,7 @@
 
     hone eval scramble -m outputs/weights/step_100 -n 20
 
-An answer is a word in `<answer>` tags (or in `\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is one word of
+An answer is a word in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is one word of
 letters, and 1 if it is right: the word that was scrambled, or any other of the word list that is made of the same
 letters ("stop" for "pots"), in any case.
 
@@ -85,7 +85,6 @@ def letters_of(word: str) -> str:
 
 @functools.cache
 def anagrams() -> dict[str, tuple[str, ...]]:
-    """Return the words of the list, grouped by `letters_of`."""
     found: dict[str, tuple[str, ...]] = {}
     for word in common_words():
         found[letters_of(word)] = (*found.get(letters_of(word), ()), word)

@@ -117,8 +117,8 @@ def normalized_components(
 
     GDPO (arXiv:2601.05242): normalise each component in its group, (component - mean) / (std + std_eps). Then take the
     weighted sum over the components, subtract its mean over the step, and divide by its std over the step + std_eps. So
-    a component counts by its weight, however much it varies. NaN: the component abstained, and counts 0. A group in
-    which no component varies has advantages of 0.
+    a component counts by its weight, however much it varies. NaN: the component abstained, and counts 0. If no
+    component varies in a group, the group's advantages are 0.
     """
     values_PGK = np.where(valid_PG[:, :, None], np.asarray(values_PGK, dtype=np.float64), np.nan)
     sums_PG = np.zeros(valid_PG.shape)

@@ -117,7 +117,6 @@ class ToolEnv(MultiTurnEnv):
         return [_message(call, text) for call in calls]
 
     def _answer(self, call: dict[str, Any], state: dict[str, Any]) -> str | Awaitable[Any]:
-        """Run a call and return its answer. The caller awaits an async tool."""
         try:
             function, arguments = self._read(call)
         except ValueError as error:
@@ -201,9 +200,10 @@ def _message(call: dict[str, Any], text: Any) -> Message:
 
 
 class ToolFunction:
-    """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. UserError if `func` can't be a tool.
+    """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. Raises UserError if `func` can't be a
+    tool.
 
-    The docstring before its Args section describes the tool; the Args section (Google's form) the arguments.
+    The docstring before its Args section describes the tool. The Args section (Google's form) describes the arguments.
     """
 
     def __init__(self, func: Callable[..., Any]) -> None:

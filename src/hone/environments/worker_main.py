@@ -1,4 +1,4 @@
-"""Code of the grading processes: they load a task, and answer `hone.environments.workers`."""
+"""The program of the grading processes: it loads a task and answers `hone.environments.workers`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def start(
 ) -> Callable[[list[Any]], list[Any]]:
     """Load the task as hone's process loaded it, without its data.
 
-    Return the function of `[kind, items]`; kind: "grade", "group", "respond". Raises UserError if a task file has
-    changed since hone loaded it.
+    Return a function of `[kind, items]`, with the kind "grade", "group" or "respond". Raises UserError if a task file
+    has changed since hone loaded it.
     """
     os.chdir(folder)
     sys.path[:] = path

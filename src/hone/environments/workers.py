@@ -80,7 +80,7 @@ class Workers:
         return ones, wholes
 
     def open_round(self) -> AbstractContextManager[RequestBatch]:
-        """Return a batch for questions about samples and groups (see `put`), without async functions."""
+        """Open a batch for questions about samples and groups (see `put`). No function may be async."""
         return self.pool.open_round(*self.limits.seconds(0), "grading")
 
     def respond(
@@ -109,7 +109,9 @@ class Workers:
     def _ask_chunks(
         self, chunks: Sequence[tuple[str, Sequence[Any]]], waits: int, doing: str, round: RequestBatch | None = None
     ) -> list[Any]:
-        """Return a list of answers, or a failure, for each chunk (kind, items). If given, `round` has the questions."""
+        """Return a list of answers, or a failure, for each chunk (kind, items). A given `round` already has the
+        questions.
+        """
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
         times = [times_of(*chunk) for chunk in chunks]
@@ -134,7 +136,7 @@ class Workers:
 
 
 def times_of(kind: str, items: Sequence[Any]) -> int:
-    """Return the factor of a question's time limit: the number of completions in a group."""
+    """Return the factor of a question's time limit: the number of completions in a group, else 1."""
     return max(map(len, items)) if kind == "group" else 1
 
 

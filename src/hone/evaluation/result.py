@@ -125,7 +125,6 @@ class EvalResult:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """The range of each reward component that the rubric declares."""
     label: str = ""
-    """Name of the task in messages; "" for its id."""
     stopped: bool = False
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The rule by which all graders of numbers and mathematics compare rational numbers.
+"""Compares rational numbers, for all graders of numbers and mathematics.
 
 Two numbers must be exactly equal, with one exception: a decimal of at least six significant digits also equals a
 fraction that rounds to it and has no finite decimal. So `0.333333` equals 1/3, but `0.33333` and `0.333334` do not.

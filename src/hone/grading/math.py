@@ -166,7 +166,6 @@ def _mixed(match: re.Match[str]) -> str:
 
 
 def _spelled(char: str) -> str:
-    """Return a character such as ½ as a fraction; leave other characters unchanged."""
     if not unicodedata.decomposition(char).startswith("<fraction>"):
         return char
     above, below = unicodedata.normalize("NFKC", char).split("⁄")

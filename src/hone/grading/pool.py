@@ -518,7 +518,6 @@ class Worker:
     def __init__(self, script: Path, arguments: Sequence[Any], doing: str, python: str = sys.executable) -> None:
         self._pool = Pool(script, arguments, doing, python=python)
         self.close = self._pool.close
-        """Ends the process, if there is one."""
 
     def ask(self, question: Any, cpu_seconds: float, clock_seconds: float) -> Any:
         """Return the answer. Raises NoVerdict if the function raised, took too long, or could not be asked."""
