@@ -92,8 +92,7 @@ def load_environment(
     """Return char-count on generated questions, or on the rows of `dataset`: a file, a folder or a hub id.
 
     A generated word is `words` English words run together (`straw` and `berry`). Without `eval_dataset`, a tenth of the
-    words in `dataset` is held out. `prompt` is the user message with {word} and {letter}; `format_hint` adds how to
-    answer.
+    words in `dataset` is held out. `prompt` is the user message with {word} and {letter}; `format_hint` is added to it.
     """
     if "{word}" not in prompt or "{letter}" not in prompt:
         raise UserError(f"char-count: prompt is {prompt!r}; it must contain {{word}} and {{letter}}")

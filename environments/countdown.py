@@ -57,9 +57,7 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 @dataclass(frozen=True)
 class Expression:
-    """A well-formed answer. `value` is None if the expression divides by zero; `stated` is the number after `=`, or
-    None.
-    """
+    """A well-formed answer. `value` is None after a division by zero; `stated` is the number after `=`, if any."""
 
     value: Fraction | None
     numbers: tuple[int, ...]
@@ -111,8 +109,7 @@ def _evaluate(tokens: list[str], precedence: int = 0) -> Fraction | None:
     """Evaluate and remove the next operand, with its operations that bind more tightly than `precedence`.
 
     `tokens` are in reverse order. Return the value, or None after a division by zero. Raises SyntaxError. This is
-    precedence climbing: each bracket costs one level of recursion, and an answer is too short for many hundred
-    brackets.
+    precedence climbing: each bracket costs one level of recursion, and an answer is too short for many hundreds.
     """
     negative = False
     while tokens and tokens[-1] == "-":

@@ -82,8 +82,7 @@ class GSM8K(SingleTurnEnv):
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
         """Return the reference as an unreliable teacher would write it.
 
-        At `demo_noise` 1, 30 % of the answers lack their form and 30 % are 1 to 10 too large. Both shares scale with
-        it.
+        At `demo_noise` 1, 30 % of the answers lack their form and 30 % are 1 to 10 too large. Both rates scale with it.
         """
         plain, wrong = rng.random(2) < 0.3 * self.demo_noise
         number = read_number(example.answer)
@@ -229,8 +228,7 @@ for ${price} a bag. How many dollars does the bakery take if it sells them all?
 > The bags bring in {income = count * price} dollars.
 """
 """The first line of a story has its name and its values: drawn (`4..18x5`: a number from 4 to 18, times 5) or computed
-from left to right. Then come the question and the solution's steps. `{burnt?is:are}` is "is" if `burnt` is 1, else
-"are"."""
+from left to right. Then come the question and the solution's steps. `{burnt?is:are}` is "is" for 1, else "are"."""
 STORIES = _STORIES.split("\n\n")
 EASY = [
     """\

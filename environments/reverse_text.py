@@ -83,9 +83,8 @@ class ReverseText(SingleTurnEnv):
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
         """Return the reference as an unreliable teacher would write it.
 
-        At `demo_noise` 1, 30 % of the tags are broken (half missing, half unclosed), 30 % of the texts are copied
-        instead of reversed, and 10 % of the characters are dropped, doubled or replaced. All three shares scale with
-        `demo_noise`.
+        At `demo_noise` 1, 30 % of the tags are broken (half missing, half unclosed), 30 % of the texts are copied, not
+        reversed, and 10 % of the characters are dropped, doubled or replaced. All rates scale with it.
         """
         tags, copied = rng.random(2)
         reversed_text = example.answer[:: 1 + len(self.separator)]

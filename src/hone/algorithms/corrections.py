@@ -21,9 +21,7 @@ def token_truncated(old_logprobs_M: Tensor, sampling_logprobs_M: Tensor, cap: fl
 def sequence_truncated(
     old_logprobs_M: Tensor, sampling_logprobs_M: Tensor, lengths_S: Tensor, cap: float = 2.0
 ) -> Tensor:
-    """Compute min(Π_t ρ_t, cap), the product over a token's completion. Unbiased but for the cap; more variance than
-    TIS.
-    """
+    """Compute min(Π_t ρ_t, cap), the product over a completion. Unbiased except for the cap; more variance than TIS."""
     sums_S = sequence_sums(log_ratio(old_logprobs_M, sampling_logprobs_M), lengths_S)
     return spread(sums_S.clamp(max=10.0).exp().clamp(max=cap), lengths_S, len(old_logprobs_M))
 

@@ -28,7 +28,7 @@ U = TypeVar("U")
 Row = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
-"""Scale of errors. 0: no errors; 1: each kind of error of the task is in 30 % of demonstrations."""
+"""Scale of errors in demonstrations. At 0 there are none; at 1, each kind of error is in 30 % of demonstrations."""
 HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -36,7 +36,7 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 class Rows(Sequence[T]):
     """Rows of a data set. `where(i)` names row i in error messages: "data.jsonl, line 4" or "USER/SET, row 3".
 
-    `ragged`: rows may have different columns, so each row is checked; `generated`: a function makes the rows. `make`
+    `ragged`: rows may have different columns, so each row is checked. `generated`: a function makes the rows. `make`
     turns an item of `rows` into a row at each access.
     """
 
@@ -137,7 +137,7 @@ def _as_json(row: Row, where: str) -> Row:
     try:
         text = json.dumps(_plain(row), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}: a row holds texts, numbers, lists and dicts") from None
+        raise UserError(f"{where}: {error}; a row can have only texts, numbers, lists and dicts") from None
     if not is_text(row):
         raise UserError(f"{where}: {HALF_A_PAIR}")
     return json.loads(text)

@@ -67,9 +67,8 @@ class Model:
     async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
         """Return the model's next message. Raises NoRoom.
 
-        If `messages` begin with the messages and the reply of an earlier call, sampling continues from that call's
-        tokens. If `tools` is a list, even an empty one, tool calls in the reply are parsed; if it is None, the reply is
-        text.
+        If `messages` begin with the messages and reply of an earlier call, sampling continues from that call's tokens.
+        If `tools` is a list, even an empty one, tool calls in the reply are parsed. If None, the reply is text.
         """
         raise NotImplementedError
 

@@ -55,8 +55,7 @@ class Limits:
     """The number of grading processes, and the limits for grading a sample.
 
     If `deterministic` is true, `timeout` limits processor time, so that load changes no verdict, and `backstop` x
-    `timeout` limits wall time. Otherwise `timeout` limits wall time, without waits for a core. `hash_seed` sets
-    PYTHONHASHSEED.
+    `timeout` limits wall time. Otherwise `timeout` limits wall time, excluding waits for a core.
     """
 
     workers: int | None = None
@@ -96,9 +95,9 @@ class Environment:
 
     Both are rows, or a function that returns rows. hone calls the function on first use, so that building an
     environment reads no data. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a
-    reward function asks for it) and `info` (a dict, or a dict as JSON). A task can make these columns from its own by
-    overriding `format_row`. `use_template` makes the task's columns from those that a data set has. `reference` is a
-    template or a function that makes an example's right answer (see `hone.environments.references`).
+    reward function asks for it) and `info` (a dict, or a dict as JSON). If a task's rows have other columns, the task
+    overrides `format_row`. If a data set has other columns than its task, `use_template` converts them. `reference` is
+    a template or a function that makes an example's right answer (see `hone.environments.references`).
     """
 
     tool_schemas: list[dict[str, Any]] | None = None
@@ -110,7 +109,7 @@ class Environment:
     concurrency: int | None = None
     """Maximum number of concurrent rollouts; None: no limit."""
     keeps_state = False
-    """True if rollouts have a state that reward functions may read. It isn't recorded."""
+    """True if rollouts have a state that reward functions may read. The state isn't recorded."""
     has_own_process = False
     """True if `inline` functions call the task's own process, as a library's graders do."""
     why_not_graded = ""
@@ -184,8 +183,7 @@ class Environment:
             self._workers = None
 
     def apart(self) -> Environment | None:
-        """Return a copy of this task that runs all functions in a new process. Call `close_workers` on the copy
-        afterwards.
+        """Return a copy of this task that runs all functions in a new process. Call the copy's `close_workers` later.
 
         Returns None if no process can load the task, or if the task has a separate process already.
         """
@@ -249,8 +247,7 @@ class Environment:
     def reference(self, example: Example) -> str | list[Message]:
         """Return a completion that deserves full marks: its text or, for a task of several turns, its messages.
 
-        By default the argument `reference` makes it (see `hone.environments.references`). UserError if that was not
-        given.
+        By default it is made by the argument `reference` (see `hone.environments.references`). Without that: UserError.
         """
         if self.given_reference is not None:
             from hone.environments.references import reference_of
@@ -286,7 +283,7 @@ class Environment:
         raise NotImplementedError
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
-        """Raise UserError if the model's chat template cannot write this task's rollouts, such as one of `example`."""
+        """Raise UserError if the model's chat template can't write this task's rollouts, such as one of `example`."""
 
     def check_rollouts(self) -> None:
         """Raise UserError if completions of this task can be graded but not sampled on this machine."""
@@ -370,13 +367,12 @@ class Environment:
     ) -> list[Score]:
         """Grade each (example, completion); return the scores in order.
 
-        Completions of one example with the same key in `groups` are one group. A reward function for groups gets the
-        group's completions in one call, in order, without failed rollouts. By default each completion is a separate
-        group.
+        Completions of one example with the same key in `groups` are one group (by default, each is a separate group). A
+        reward function for groups gets a group's completions in one call, in order, without failed rollouts.
 
         Functions run in workers, or in this process if the rubric is `inline` or no worker can load this environment.
-        Async functions of different samples wait at the same time. Functions of one sample run in order, because they
-        share `state`.
+        Async functions of different samples wait at the same time. Functions of one sample share `state`, so they run
+        one after another.
         """
         scores: list[Score | None] = []
         samples: list[Sample] = []

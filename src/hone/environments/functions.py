@@ -82,7 +82,7 @@ def load_environment(
 
     Without `eval_data` a tenth of the prompts is held out. `weights` default to 1. `correct` names the function that
     decides which answers are right, by default the first. Instead of `rewards`, a program may make rollouts and
-    rewards: the async function `agent`, or the command `agent_command`, with limits `agent_limits` and variables
+    rewards: the async function `agent`, or the command `agent_command`, with `agent_limits` and the variables
     `agent_env`. `reference` makes right answers for an audit: a template ("<answer>{answer}</answer>") or
     "MODULE:FUNCTION".
     """

@@ -26,9 +26,7 @@ HEAD = '"""Functions of this run and what they use, as they were when it began."
 
 
 def standalone_name(function: Callable[..., Any]) -> str:
-    """Return a function's name in the file. An object's name begins with `reward_`, because its class has the bare
-    name.
-    """
+    """Return a function's name in the file. An object's name begins with `reward_`: its class has the bare name."""
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"
@@ -110,9 +108,7 @@ class _Writer:
         self._pieces.append(f"{name} = {source}")
 
     def _part(self, name: str, value: Any, module: Mapping[str, Any]) -> str:
-        """Return an expression for a value. Without a literal, the value is defined first, by its global name or
-        `name`.
-        """
+        """Return an expression for a value. Without a literal, first define the value as its global name or `name`."""
         if (source := _literal(value)) is not None:
             return source
         known = next((key for key, one in [*module.items(), *self._defined.items()] if one is value), name)

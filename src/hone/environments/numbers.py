@@ -80,7 +80,7 @@ _BEFORE_REMARK = re.compile(r"\s*(?:[A-Za-z%°/²³]+\s*){0,3}")
 
 
 def read_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Return the number that `text` states; None for no number or several. If `percent` is true, `42%` is 42/100."""
+    """Return the number that `text` states, or None for no number or several. If `percent`, `42%` is 42/100."""
     stated = _stated(text)
     return stated and stated.read(percent)
 

@@ -52,7 +52,7 @@ def question_of(row: Row) -> str:
 
 
 def answer_of(row: Row) -> str:
-    r"""Return the right answer: `answer`, or else the last `\\boxed{…}` in `solution`. Raises KeyError."""
+    r"""Return the right answer: `answer`, or else the last `\boxed{…}` in `solution`. Raises KeyError."""
     answer = row.get("answer")
     if answer is None and row.get("solution"):
         answer = AnswerParser(forms=("boxed",)).parse(str(row["solution"]))

@@ -169,8 +169,7 @@ class Rubric:
         return sum(min(self._payments(name)) for name in weighted)
 
     def measure(self, sample: Sample, parser: Parser) -> Work[Measured]:
-        """Return a `Work` for `hone.grading.together` that runs the functions on one completion, up to the first that
-        fails.
+        """Return a `Work` (for `together`) that runs the functions on a completion, up to the first that fails.
 
         Each function gets copies of its arguments, but all share `state`: a dict of prompt, completion, answer, info,
         example_id, stop_reason and is_truncated, with the conversation's state and entries that functions add. The
@@ -327,7 +326,7 @@ def _explain(sample: Sample, parser: Parser, answer: str | None, components: Map
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    """Return the repr of a value as text, its middle cut out if long; if `str` fails (5,000 digits), the type."""
+    """Return a value's text, quoted and cut in the middle; or its type if `str` fails, as for 5,000 digits."""
     try:
         text = value if isinstance(value, str) else str(value)
     except Exception:

@@ -1,4 +1,4 @@
-"""The replies of reward services, which a run records in `judgements.jsonl`."""
+"""Reward services, and the record of their replies in a run's `judgements.jsonl`."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
     """Record services' replies in a run's folder (None: nowhere), in this process and its children.
 
-    With the mode "read", recorded replies are used and new replies are not recorded. With "only", no service is asked.
+    With the mode "read", recorded replies are used and new replies are not recorded. "only" also asks no service.
     """
     Replies._known.clear()
     os.environ[VARIABLE] = ":" if folder is None else f"{mode}:{folder.absolute() / JUDGEMENTS}"

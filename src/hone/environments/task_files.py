@@ -143,7 +143,7 @@ def import_file(name: str, path: Path) -> ModuleType:
     """Import the module at `path`, once per file and process. It may import modules beside it.
 
     If an installed package has the same name, the module gets another name in `sys.modules`, so that a task file
-    `datasets.py` does not replace the package. Modules beside it don't either: their folder comes last on the path.
+    `datasets.py` does not replace the package. Nor do modules beside it, because their folder is last on the path.
     """
     path = path.resolve()
     for alias in (name, f"hone_environment_{name}"):

@@ -108,7 +108,7 @@ class ToolEnv(MultiTurnEnv):
         return [message, *answer[0]]
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        """Return an error for the model if a tool was killed or ended its process; else None: the sample fails."""
+        """Return an error for the model if a tool was killed or ended its process. Else None: the sample fails."""
         calls = calls_of(messages[-1])
         late = failure.outcome is Outcome.GRADER_TIMEOUT
         if not calls or not (late or failure.lost):
@@ -162,9 +162,7 @@ class ToolEnv(MultiTurnEnv):
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """Return an assistant message's `tool_calls`, or the calls in its text, in OpenAI's form. A malformed call has no
-    name.
-    """
+    """Return an assistant message's `tool_calls` or the calls in its text, in OpenAI's form; malformed ones unnamed."""
     if message.get("role") != "assistant":
         return []
     given = message.get("tool_calls")
@@ -200,8 +198,7 @@ def _message(call: dict[str, Any], text: Any) -> Message:
 
 
 class ToolFunction:
-    """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. Raises UserError if `func` can't be a
-    tool.
+    """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. UserError if `func` can't be a tool.
 
     The docstring before its Args section describes the tool. The Args section (Google's form) describes the arguments.
     """

@@ -41,9 +41,10 @@ def start(
 
 
 def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
-    """Return for each item a failure, or: a dict (grade), a list of dicts (group), [messages, state] (respond).
+    """Return a result or a failure for each item. A result is a dict (kind "grade"), a list of dicts ("group") or
+    [messages, state] ("respond").
 
-    Raises RuntimeError if an item delayed others past their deadline: hone then sends each item alone.
+    Raises RuntimeError if an item delayed others past their deadline. Then hone sends each item alone.
     """
     items = pickle.loads(base64.b64decode(packed))
     late: list[bool] = []

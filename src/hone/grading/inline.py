@@ -1,5 +1,4 @@
-"""Runs reward functions in this process. A function that fails gives a `GraderFailure`, not an exception or a reward of
-0.
+"""Runs reward functions in this process. A failure is a value, never an exception or a reward of 0.
 
 Code that may wait for an async function is a generator (`Work`), which yields each awaitable and receives its result.
 `together` runs many generators. Plain functions need no event loop, and all async functions wait at the same time.

@@ -368,9 +368,7 @@ class RequestBatch:
         self._stop, self._stopped = os.pipe()
 
     def put(self, *questions: Any, at_once: bool = True, times: Sequence[int] = ()) -> None:
-        """Queue questions. If `at_once`, threads ask them now, else `answers` does. Each limit is multiplied by
-        `times`.
-        """
+        """Queue questions. If `at_once`, threads ask them now, else `answers` does. `times` multiplies the limits."""
         timed = zip(questions, times or [1] * len(questions), strict=True)
         with self._changed:
             first = len(self._questions)
