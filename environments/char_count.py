@@ -6,7 +6,7 @@ An answer is a number in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`)
 and 1 if it is right. Demonstrations count along on a scratchpad, `<think>b0a1n1a2n2a3</think><answer>3</answer>`.
 
 By default questions are generated from a list of common English words. A tenth of the words is held out for evaluation.
-The letter is drawn so that each count that a letter has in the word, also 0, is equally likely. `dataset` names a file
+The letter is drawn so that each count that is possible in the word, also 0, is equally likely. `dataset` names a file
 or a hub set instead, with the columns `word` and `letter`, or `question` and `answer`.
 """
 
@@ -36,7 +36,7 @@ def correctness(completion: list[Message], answer: str) -> float:
 
 
 class CharCount(SingleTurnEnv):
-    """Rows have `word` and `letter`, in upper or lower case alike; or `answer` and a `prompt` or `question`."""
+    """Rows have `word` and `letter` (compared without case), or `answer` and a `prompt` or `question`."""
 
     def __init__(self, *, prompt: str, demo_noise: float, **kwargs: Any) -> None:
         super().__init__(id="char-count", parser=PARSER, rubric=answer_rubric(correctness), **kwargs)
@@ -91,8 +91,8 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return char-count on generated questions, or on the rows of `dataset`: a file, a folder or a hub id.
 
-    A generated word is `words` English words run together (`straw` and `berry`). Without `eval_dataset`, a tenth of the
-    words in `dataset` is held out. `prompt` is the user message with {word} and {letter}; `format_hint` is added to it.
+    A generated word is `words` English words run together (`strawberry`). Without `eval_dataset`, a tenth of the words
+    in `dataset` is held out. `prompt` is the user message with {word} and {letter}; `format_hint` adds how to answer.
     """
     if "{word}" not in prompt or "{letter}" not in prompt:
         raise UserError(f"char-count: prompt is {prompt!r}; it must contain {{word}} and {{letter}}")

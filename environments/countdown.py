@@ -4,7 +4,7 @@ r"""countdown: make a target from three to six numbers with + - * / and brackets
 
 An answer is an expression in `<answer>` tags (or in `\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is
 well-formed, and 1 if its value is the target and it uses the numbers as asked: each exactly once, or with
-`use_all = false` at most once. Only this grammar is well-formed. Model output is never evaluated as Python code,
+`use_all = false` at most once. Only an answer of this grammar is well-formed. Model output is never run as code,
 and values are exact fractions.
 
     equation   = sum [ "=" integer ]                  the integer must be the target
@@ -109,7 +109,7 @@ def _evaluate(tokens: list[str], precedence: int = 0) -> Fraction | None:
     """Evaluate and remove the next operand, with its operations that bind more tightly than `precedence`.
 
     `tokens` are in reverse order. Return the value, or None after a division by zero. Raises SyntaxError. This is
-    precedence climbing: each bracket costs one level of recursion, and an answer is too short for many hundreds.
+    precedence climbing: each bracket costs one level of recursion, and the length of an answer limits the levels.
     """
     negative = False
     while tokens and tokens[-1] == "-":

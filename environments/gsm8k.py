@@ -2,7 +2,7 @@
 
 `mode = "two_part"` (the default): the answer is the number after `ANSWER:`, so that no other number in a long solution
 can be taken for it. The reward is the sum of 0.1 for the form and 1 for the right number. `mode = "sparse"`: the answer
-is the last number of the completion, and 1 the reward if it is right. This fails if a solution goes on after its
+is the last number of the completion, and a right one earns 1. This fails if a solution goes on after its
 answer, so watch `outcome/wrong` while completions grow longer.
 
     hone eval gsm8k -m outputs/weights/step_100 -n 200

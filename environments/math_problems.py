@@ -44,7 +44,7 @@ def load_environment(
     format_hint: bool = True,
     system_prompt: str = "",
 ) -> SingleTurnEnv:
-    """Problems from `dataset` and `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id and its split.
+    """Return math-problems from `dataset` and `eval_dataset`: JSONL or Parquet files, folders of them, or hub ids.
 
     Without `eval_dataset`, a tenth of `dataset` is held out. With only an `eval_dataset` there is no training data.
     `format_hint` adds how to answer to each question.

@@ -60,5 +60,7 @@ def _chosen(split: Split, task_id: str, k: int, chosen: Sequence[int | str], see
     found = {example.id: i for i, example in reversed(list(enumerate(split))) if example.id in wanted} if wanted else {}
     for c in chosen:
         if c not in found if isinstance(c, str) else not 0 <= c < len(split):
-            raise UserError(f"one-shot: {task_id} has no training example {c!r}; its {len(split)} rows count from 0")
+            raise UserError(
+                f"one-shot: {task_id} has no training example {c!r}; it has {len(split)} rows, numbered from 0"
+            )
     return [found[c] if isinstance(c, str) else c for c in chosen]

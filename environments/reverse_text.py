@@ -1,9 +1,10 @@
 """reverse-text: write a text backwards, character by character.
 
 The reward is the similarity of the answer to the reversed text, `difflib.SequenceMatcher(autojunk=False).ratio()`:
-twice the matching characters over the characters of both, where matches are found by Ratcliff and Obershelp's longest
-common blocks. That is not LCS (the longest common subsequence), although the field often calls it so. An answer is
-correct if it is exact. `reward = "exact"` pays nothing else, `"two_part"` also 0.1 for a wrong answer in its tags.
+twice the number of matching characters over the number of characters in both texts. Matches are the longest common
+blocks of Ratcliff and Obershelp. This is not LCS (the longest common subsequence), although the field often calls it
+so. An answer is correct if it is exact. `reward = "exact"` pays only a correct answer; `"two_part"` also pays 0.1 for a
+wrong answer in its tags.
 
     hone eval reverse-text -m outputs/weights/step_100 -n 20
 

@@ -4,11 +4,11 @@
 
 An answer is a word in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is one word of
 letters, and 1 if it is right: the word that was scrambled, or any other of the word list that is made of the same
-letters ("stop" for "pots"), in any case.
+letters ("stop" for "pots"), in upper or lower case.
 
-By default words are drawn from a list of common English words, and scrambled so that they make no word of the list. A
-tenth is held out for evaluation; words of the same letters are in the same split. `dataset` names a file or a hub set
-instead, with the column `word` (and perhaps `scrambled`), or with `question` and `answer`.
+By default words are drawn from a list of common English words, and their letters scrambled so that they make no word of
+the list. A tenth is held out for evaluation; words of the same letters are in the same split. `dataset` names a file or
+a hub set instead, with the column `word` (and perhaps `scrambled`), or with `question` and `answer`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def correctness(completion: list[Message], answer: str) -> float:
 
 
 class Scramble(SingleTurnEnv):
-    """Rows have `word`, and perhaps `scrambled`: else seed and word decide the order of the letters. Or they have
-    `answer`, and `prompt` or `question`.
+    """Rows have `word`, and perhaps `scrambled`; else seed and word decide the order of the letters. Or rows have
+    `answer` and a `prompt` or `question`.
     """
 
     def __init__(self, *, prompt: str, seed: int, demo_noise: float, **kwargs: Any) -> None:
@@ -79,7 +79,7 @@ class Scramble(SingleTurnEnv):
 
 
 def letters_of(word: str) -> str:
-    """Return the letters in alphabetical order, which words with the same letters share."""
+    """Return the letters in alphabetical order. Words of the same letters have the same result."""
     return "".join(sorted(word))
 
 

@@ -367,7 +367,7 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
     may_be_half = "\\ud" in text or "\\uD" in text
     for place, row in placed:
         if not isinstance(row, dict):
-            raise UserError(f"{place}: a {type(row).__name__}; it must be a JSON object with named columns")
+            raise UserError(f"{place}: a {type(row).__name__}, but a row must be a JSON object with named columns")
         if may_be_half and not is_text(row):
             raise UserError(f"{place}: {HALF_A_PAIR}")
         yield place, row

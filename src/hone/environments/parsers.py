@@ -137,7 +137,7 @@ class Ambiguous(ValueError):
 
 class AnswerParser(Parser, Generic[T]):
     r"""The answer is the last well-formed text in one of `forms`: "tag" (`<answer>…</answer>`), "boxed" (`\boxed{…}`),
-    "marker" (`ANSWER: …`, in any case).
+    "marker" (`ANSWER: …`, in upper or lower case).
 
     `read` turns the text of an answer into its value. It returns None if the text is not well-formed, and may raise
     `Ambiguous`. Without `read` the value is the text. An answer inside another is read if the outer one is not

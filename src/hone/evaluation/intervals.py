@@ -29,7 +29,7 @@ def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
 
     m ± t(0.975, E-1) · s with s² = E/(E-1) · Σ_e (Σ_i (x_ei - m))² / N², for E examples and N values in all: the
     cluster-robust variance of a mean. With equally many values per example this is Student's t interval over the
-    per-example means. Its width is 0 if these are equal.
+    per-example means. Its width is 0 if the means are equal.
     """
     values = [v for v in values if len(v)]
     if len(values) < 2:
@@ -76,8 +76,8 @@ def clustered_share(hits_E: np.ndarray, sizes_E: np.ndarray) -> Interval:
     An example has `sizes_E` completions, N in all, and `hits_E` of them are correct. The design effect deff is the
     cluster-robust variance of the share, divided by p(1 - p) / N (Kish, 1965). It is at least 1, and at most Σ n² / N,
     its value if all completions of each example agree. k is the number of examples with a hit or, if smaller, with a
-    miss. Near shares of 0 and 1, k is small, so one more example with the largest deff is assumed: (k · deff + most) /
-    (k + 1). With one completion per example this is Wilson's interval. Coverage: benchmarks/intervals.py.
+    miss. Near shares of 0 and 1, k is small, so one more example with the largest deff (most) is assumed: (k · deff +
+    most) / (k + 1). With one completion per example this is Wilson's interval. Coverage: benchmarks/intervals.py.
     """
     count, examples = float(sizes_E.sum()), len(sizes_E)
     share, most = float(hits_E.sum()) / count, float((sizes_E**2).sum()) / count

@@ -29,7 +29,7 @@ RESERVED = {
     "stream": "answers are read whole",
     "tools": "the environment sets them",
 }
-"""Keys of a request that aren't sampling arguments, and why."""
+"""Keys that a request's body must not have, and why."""
 
 
 def evaluate_url(

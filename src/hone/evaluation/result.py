@@ -123,7 +123,6 @@ class EvalResult:
     failed: list[FailedRollout] = field(default_factory=list)
     requests: RequestStats | None = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
-    """The range of each reward component that the rubric declares."""
     label: str = ""
     stopped: bool = False
 

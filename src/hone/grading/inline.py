@@ -189,7 +189,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @functools.cache
 def _beside(process: int) -> ThreadPoolExecutor:
-    """Return the process's executor of one thread. Async functions run in it if the caller's event loop runs."""
+    """Return the process's executor of one thread. It runs async functions if the caller runs an event loop."""
     return ThreadPoolExecutor(1, "hone-reward")
 
 

@@ -2,7 +2,7 @@ r"""Compare two pieces of mathematics: LaTeX, fractions, sets, intervals, matric
 
 math-verify parses both texts and `math_worker.py` compares them. math-verify's own time limit uses SIGALRM: it works
 only on the main thread, can't stop C code, and its timeout means "different". So hone compares in the grading process
-or a separate one, with a limit by the kernel: \binom{999999999}{499999999} kills the process after 5 seconds.
+or a separate one, and the kernel limits the processor time: \binom{999999999}{499999999} is stopped after 5 seconds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
     """Return True if `answer` equals `gold`, None if the answer can't be read, a failure if the comparison fails.
 
     Identical texts are equal. A comma is a decimal point if the other text has the same digits with a point. Words
-    (`\\text{Evelyn}`, `Evelyn`) are compared as text, in any case. An answer with a base (`12_{8}`) differs from a
+    (`\\text{Evelyn}`, `Evelyn`) are compared as text, without case. An answer with a base (`12_{8}`) differs from a
     `gold` without this base. Raises UserError if math-verify is not installed.
     """
     answer, gold = tidy(answer), tidy(gold)
@@ -189,7 +189,7 @@ def _plain(text: str) -> str:
 
 @functools.lru_cache(maxsize=2**16)
 def _verdict(answer: str, gold: str) -> bool | None:
-    """Return `math_worker`'s verdict, and cache it. Raises NoVerdict, which is not cached, if there is none."""
+    """Return `math_worker`'s verdict, and cache it. Raises NoVerdict, which is not cached."""
     if not inside():
         return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
     try:

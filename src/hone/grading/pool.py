@@ -54,12 +54,11 @@ _CLOSING_SECONDS = 10.0
 _END_SECONDS = 10.0
 """Seconds for the keeper to end its processes, before it is killed."""
 _MOST_STARVED = 10
-"""Maximum extra wall time for waits for a core, in multiples of a question's limit. It is large: one process of many
-may wait nearly all the time. @ var:_AGAIN, _AGAIN_KEEPER Retries of a question after its process was killed from
-outside, and after the keeper was killed (perhaps by the code of an earlier question)."""
+"""Maximum extra wall time for waits for a core, in multiples of a question's limit. It is large, because one process
+of many may wait nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
-"""Retries of a question: after its process was killed from outside; after the keeper was (perhaps by an earlier
-question's code)."""
+"""Retries of a question after its process was killed from outside, and after the keeper was killed (perhaps by the
+code of an earlier question)."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 """One thread each: there is a process per core, and threads take limited address space."""

@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def keep(worker: int, woken: int) -> int | None:
-    """Wait for the worker, then kill all that it started. Return its exit code (-N: signal N); None if hone ended."""
+    """Wait for the worker; kill all that it started. Return its exit code (-N: signal N); None if hone ended first."""
     poller = select.poll()
     poller.register(0, 0)  # no more than that its other end was closed: by hone, or with hone
     poller.register(woken, select.POLLIN)
