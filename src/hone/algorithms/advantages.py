@@ -36,12 +36,12 @@ def advantages(
     scale     "none"           1 (Dr. GRPO, arXiv:2503.20783)
               "group_std"      std of the prompt's rewards + std_eps (GRPO)
               "batch_std"      std of all rewards of the step + std_eps (Lite PPO, arXiv:2508.08221)
-              "token_std"      A = (r - baseline - mean) / (std + std_eps): mean and std over the step's tokens, which
-                               are `tokens_PG` for each completion (REINFORCE++, arXiv:2501.03262)
+              "token_std"      A = (r - baseline - mean) / (std + std_eps): mean and std over the step's tokens, of which
+                               a completion has `tokens_PG` (REINFORCE++, arXiv:2501.03262)
               "group_mean"     r̄; if r̄ <= 0 the group's advantages are 0 (MaxRL, arXiv:2602.02710)
 
-    A std divides the sum of squares by n - `std_ddof`. A group with equal rewards, or fewer than two, has r - baseline
-    = 0. With the baseline "batch" the whole step is one group.
+    A std divides the sum of squares by n - `std_ddof`. In a group with equal rewards, or fewer than two, r - baseline
+    is 0. With the baseline "batch", the whole step is one group.
     """
     if scale == "token_std":
         assert tokens_PG is not None
@@ -130,7 +130,7 @@ def normalized_components(
 
 
 def token_advantages(advantages_of_turns: Sequence[float] | np.ndarray, sampled_T: np.ndarray) -> np.ndarray:
-    """Give each sampled token the advantage of its turn (contiguous sampled tokens), other tokens 0: `[T]` float32."""
+    """Return `[T]` float32: for a sampled token the advantage of its turn (contiguous sampled tokens), else 0."""
     turn_T = np.cumsum(np.diff(sampled_T, prepend=False) & sampled_T)  # counted from 1
     return np.append(np.float32(0), np.asarray(advantages_of_turns, np.float32))[turn_T * sampled_T]
 

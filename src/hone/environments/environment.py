@@ -45,7 +45,7 @@ NEEDS_IDS = (
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
-"""Called with a text about the work of worker processes; "" when it is done."""
+"""Called with a text about the work of worker processes; "" when the work is done."""
 Split = Rows[Example]
 """The examples of one split. Example i is made from row i at each access and not stored."""
 
@@ -105,7 +105,7 @@ class Environment:
     max_turns = 1
     """Maximum number of completions in a rollout."""
     patience: float | None = None
-    """Seconds without a request or result after which waiting rollouts are answered; None: once all rollouts wait."""
+    """Seconds without a request or result, after which waiting rollouts are answered; None: once all rollouts wait."""
     concurrency: int | None = None
     """Maximum number of concurrent rollouts; None: no limit."""
     keeps_state = False

@@ -146,8 +146,8 @@ class AnswerParser(Parser, Generic[T]):
 
     `read_line` reads a line after a marker: by default with `read`, or not at all if `read` accepts prose. A line is
     read whole or, if that is not well-formed, without a remark at its end: `42 (I checked it)`, `42. I hope it is
-    correct.` If no answer is found, `read` tries lines after markers, and `read_line` the form "sentence" (after `the
-    answer is`).
+    correct.` If no answer is found, `read` tries lines after markers, and `read_line` tries the
+    form "sentence": `the answer is …`.
     """
 
     def __init__(

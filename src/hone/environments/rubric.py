@@ -47,7 +47,7 @@ def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a component's values, ends included, for a `right` and a `wrong` well-formed answer."""
+    """The values that a component may have, ends included, for a `right` and for a `wrong` well-formed answer."""
 
     right: tuple[float, float]
     wrong: tuple[float, float]
@@ -145,7 +145,7 @@ class Rubric:
         return [self.weights[name] * end for end in ((*one.right, *one.wrong) if one else (0.0, 1.0))]
 
     def _largest(self) -> float:
-        """Return the largest absolute reward that weights and ranges allow. Any component may abstain."""
+        """Return the largest absolute reward that weights and ranges allow, where any component may abstain."""
         payments = [[0.0, *self._payments(name)] for name in self.weights]
         return max(-sum(map(min, payments)), sum(map(max, payments)))
 

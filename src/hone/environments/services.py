@@ -55,7 +55,7 @@ class Service:
 
 
 async def recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -> dict[str, Any]:
-    """Return the recorded reply to a question; if there is none, ask the service and record it."""
+    """Return the recorded reply to a question. If there is none, ask the service and record its reply."""
     key, replies = content_hash([name, asked]), Replies.here()
     if (known := replies.find(key)) is not None:
         return known

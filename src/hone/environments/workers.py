@@ -154,7 +154,7 @@ def question(kind: str, items: Sequence[Any]) -> list[str]:
 
 
 def _measured(answer: Any, names: Collection[str]) -> Measured:
-    """Read a worker's answer about one sample. The task's code may forge it, so only finite numbers are accepted."""
+    """Read a worker's answer about one sample. Accept only finite numbers, as the task's code may forge an answer."""
     match answer:
         case {"components": dict(values), "answer": None | str() as found, "seconds": float(seconds)}:
             numbers = all(type(value) is float and math.isfinite(value) for value in values.values())

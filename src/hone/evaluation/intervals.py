@@ -63,7 +63,7 @@ def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> I
 
 
 def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
-    """Compute the interval of the share of 1s among 0s and 1s, clustered by example; None without values."""
+    """Compute the interval of the share of 1s in `hits` (0s and 1s), clustered by example; None without values."""
     hits = [v for v in hits if len(v)]
     if not hits:
         return None

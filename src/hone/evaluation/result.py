@@ -127,7 +127,7 @@ class EvalResult:
     stopped: bool = False
 
     def __repr__(self) -> str:
-        """Return the figures, not the samples: a notebook shows this."""
+        """Return the figures without the samples, for a notebook."""
         reward = f"reward {self.rewards.mean():.3f}" if len(self.rewards) else "no reward"
         if self.reward_interval is not None:
             reward += f" (95 % interval {self.reward_interval.low:.3f} to {self.reward_interval.high:.3f})"
@@ -138,7 +138,7 @@ class EvalResult:
         return [r.row() for r in sorted([*self.samples, *self.failed], key=lambda r: (r.index, r.rollout))]
 
     def tokens(self) -> tuple[list[int], list[int]] | None:
-        """Return the numbers of tokens of prompts and of completions; None if the server did not count all tokens."""
+        """Return the token counts of the prompts and of the completions; None if the server did not count them all."""
         prompts = [s.prompt_tokens for s in self.samples if s.prompt_tokens is not None]
         completions = [s.completion_tokens for s in self.samples if s.completion_tokens is not None]
         counted = 0 < len(self.samples) == len(prompts) == len(completions)

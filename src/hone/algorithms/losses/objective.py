@@ -74,9 +74,9 @@ def policy_objective(
 ) -> Objective:
     """Make a policy gradient's objective: the loss that `config` names, or `custom`, with KL and entropy terms.
 
-    The ratio's old logprobs are the batch's `old_logprobs`. If the batch has none, they are the sampler's, so that the
-    ratio also corrects for older versions (`stale`) and for another sampler; or, with `old_policy` = "trainer" or a
-    correction, the policy's before the update. A token has no loss if the sampler's logprob is not finite.
+    The ratio's old logprobs are the batch's `old_logprobs`, if it has them. Otherwise they are the sampler's, so that
+    the ratio corrects for older versions (`stale`) and for another sampler; but with `old_policy` = "trainer", or with
+    a correction, they are the policy's before the update. A token without a finite sampler's logprob has no loss.
     """
     loss_of = custom or token_loss(config, stale)
     weigh = correction(correct) if correct is not None else None
