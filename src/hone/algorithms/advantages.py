@@ -36,8 +36,8 @@ def advantages(
     scale     "none"           1 (Dr. GRPO, arXiv:2503.20783)
               "group_std"      std of the prompt's rewards + std_eps (GRPO)
               "batch_std"      std of all rewards of the step + std_eps (Lite PPO, arXiv:2508.08221)
-              "token_std"      A = (r - baseline - mean) / (std + std_eps): mean and std over the step's tokens, of which
-                               a completion has `tokens_PG` (REINFORCE++, arXiv:2501.03262)
+              "token_std"      A = (r - baseline - mean) / (std + std_eps): mean and std over the step's tokens, where
+                               a completion has `tokens_PG` tokens (REINFORCE++, arXiv:2501.03262)
               "group_mean"     r̄; if r̄ <= 0 the group's advantages are 0 (MaxRL, arXiv:2602.02710)
 
     A std divides the sum of squares by n - `std_ddof`. In a group with equal rewards, or fewer than two, r - baseline

@@ -93,7 +93,7 @@ class Origin:
 class Environment:
     """A task. Examples come from `dataset` (split "train") and `eval_dataset` (split "eval").
 
-    Both are rows, or a function that returns rows. hone calls the function on first use, so that building an
+    Each is rows, or a function that returns rows. hone calls the function on first use, so that building an
     environment reads no data. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a
     reward function asks for it) and `info` (a dict, or a dict as JSON). If a task's rows have other columns, the task
     overrides `format_row`. If a data set has other columns than its task, `use_template` converts them. `reference` is
@@ -195,7 +195,7 @@ class Environment:
 
     @contextmanager
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
-        """Run all functions of this task, also `inline` ones, in a new process with this PYTHONHASHSEED.
+        """While the block runs, run all functions, also `inline` ones, in a new process with this PYTHONHASHSEED.
 
         Yields False if no process can load the task, or if the task has a separate process already. After the block,
         limits and processes are as before.

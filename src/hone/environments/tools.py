@@ -84,7 +84,7 @@ class ToolEnv(MultiTurnEnv):
 
     @property
     def hears_last(self) -> bool:
-        """True if calls in the last message must run: a tool, or an override of `env_response`, may change the state."""
+        """True if calls in the last message must run: a tool or an overridden `env_response` may set the state."""
         return type(self).env_response is not ToolEnv.env_response or any(t.takes_state for t in self.tools.values())
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message] | Awaitable[list[Message]]:
