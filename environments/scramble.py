@@ -92,7 +92,7 @@ def anagrams() -> dict[str, tuple[str, ...]]:
 
 
 def scramble(word: str, rng: np.random.Generator) -> str:
-    """Return the letters in a random order that makes no word of the list; the word if its letters are all the same."""
+    """Return the letters in a random order that makes no word of the list; `word` if all its letters are the same."""
     if len(set(word)) < 2:
         return word
     while True:

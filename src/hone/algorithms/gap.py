@@ -70,7 +70,7 @@ BANDS = {
         36: Band(mean=0.12, max=1.3, stop=0.35),
     },
 }
-"""Bands by (backend, lower precision of sampler and trainer) and number of layers: in bf16 each layer rounds.
+"""Bands by (backend, the lower precision of sampler and trainer) and number of layers: in bf16 each layer rounds.
 
 Backend "hone": both sides run the same model code. 4 layers: tests/contracts/test_logprobs.py. 28 and 36 layers: wide
 enough for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py), and for SmolLM2-135M (30 layers; its largest

@@ -129,7 +129,7 @@ def _source(place: str) -> Source:
 
 
 class FunctionTask(SingleTurnEnv):
-    """Reward functions on data; `data` and `eval_data` are rows, a path or a hub id."""
+    """The task of reward functions on data. `data` and `eval_data` are rows, a path or a hub id."""
 
     def __init__(
         self,

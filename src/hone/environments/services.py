@@ -151,7 +151,7 @@ def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "re
 
 
 def usage(folder: Path) -> str | None:
-    """Describe a run's replies from services, their tokens and cost. None without replies."""
+    """Return the number of replies, tokens and cost of a run's services as a text; None without replies."""
     path = folder / JUDGEMENTS
     if not path.is_file():
         return None

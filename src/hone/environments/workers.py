@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hone.environments.environment import Limits, Origin, Progress
 
 CHUNK = 64
-"""Maximum number of samples in a question to async functions: they wait together."""
+"""Maximum number of samples in a question to async functions. The functions wait at the same time."""
 _FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
 

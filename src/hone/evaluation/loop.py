@@ -4,7 +4,7 @@
     result.metrics()["eval/reverse-text/reward/mean"]
 
 The examples are the first of the eval split, so every model and seed gets the same examples, and results can be paired.
-Completions that could not be graded are left out of averages, and counted.
+Completions that could not be graded are counted, but left out of averages.
 """
 
 from __future__ import annotations

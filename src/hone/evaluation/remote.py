@@ -1,4 +1,4 @@
-"""Evaluation of a model behind a URL: its server samples, the environment grades here.
+"""Evaluation of a model behind a URL. The server samples, and the environment grades on this machine.
 
 result = evaluate_url(endpoint, "Qwen/Qwen3-0.6B", env, num_examples=100, rollouts_per_example=4, body={}, seed=0)
 """

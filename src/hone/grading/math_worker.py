@@ -1,7 +1,7 @@
 r"""Compare two pieces of mathematics, in a separate process for `hone.grading.math`.
 
 math-verify's LaTeX grammar parses both texts. Its parser of plain expressions calls `eval`, so hone doesn't use it. Its
-comparison rounds to six decimal places, so that all tiny numbers are equal. hone's rules instead:
+comparison rounds to six decimal places, so that all tiny numbers are equal. hone compares by these rules:
 
 - Rational numbers are compared by `hone.grading.decimals`. Irrational numbers are equal if 50 significant digits agree.
   A decimal of six or more significant digits, such as `3.14159`, may stand for an irrational number, such as \pi.

@@ -63,7 +63,7 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 """One thread each: there is a process per core, and threads take limited address space."""
 _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-"""Signals sent by a user or the system (out of memory); others come from the code itself."""
+"""Signals that a user sends, or the system when memory is short. Other signals come from the task's code."""
 
 
 class StartFailure(Halt):

@@ -1,4 +1,4 @@
-"""prime-rl's loss: masks tokens by the difference, not the ratio, of new and old probability."""
+"""prime-rl's loss: masks tokens by the difference, not the ratio, of their new and old probability."""
 
 from __future__ import annotations
 

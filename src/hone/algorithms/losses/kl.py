@@ -1,4 +1,4 @@
-"""Estimates of KL(pi || pi_ref) from tokens that pi sampled, by Schulman (http://joschu.net/blog/kl-approx.html)."""
+"""Schulman's estimates of KL(pi || pi_ref) from tokens that pi sampled (http://joschu.net/blog/kl-approx.html)."""
 
 from __future__ import annotations
 
