@@ -118,7 +118,7 @@ def test_the_hub_is_asked_for_what_is_no_path(monkeypatch: pytest.MonkeyPatch):
         ("d.jsonl", b"\n\n", "holds no rows"),
         ("d.json", b"[]", "holds no rows"),
         ("d.jsonl", b'{"a": 1}\n{"a": 2\n', "line 2: not valid JSON"),
-        ("d.jsonl", b"[1]\n", "line 1: a list, not a JSON object"),
+        ("d.jsonl", b"[1]\n", "line 1: a list, but a row must be a JSON object"),
         ("d.json", b'[{"a": 1},\n {]', "line 2: not valid JSON"),
         ("d.jsonl", b"\xff\xfe", "UTF-8"),
         ("d.jsonl", b'{"a": "\\ud83d\\ude00"}\n{"a": ["\\uD800"]}\n', "line 2: a text holds half of a surrogate pair"),

@@ -1,7 +1,7 @@
 """Advantages: how much better a completion was than the policy's average, from the rewards of a step.
 
-Shapes: P prompts, G completions of each, K components of the reward. All functions take numpy arrays in float64;
-`valid_PG` is False if grading failed: such a completion counts in no mean or deviation, and gets advantage 0.
+Shapes: P prompts, G completions of each, K components of the reward. All functions take numpy arrays in float64.
+`valid_PG` is False for a completion that could not be graded: it counts in no mean or std, and its advantage is 0.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def advantages(
     scale     "none"           1 (Dr. GRPO, arXiv:2503.20783)
               "group_std"      std of the prompt's rewards + std_eps (GRPO)
               "batch_std"      std of all rewards of the step + std_eps (Lite PPO, arXiv:2508.08221)
-              "token_std"      A = (r - baseline - mean) / (std + std_eps): mean and std over the step's tokens, which
-                               are `tokens_PG` for each completion (REINFORCE++, arXiv:2501.03262)
+              "token_std"      A = (r - baseline - mean) / (std + std_eps): mean and std over the step's tokens, where
+                               a completion has `tokens_PG` tokens (REINFORCE++, arXiv:2501.03262)
               "group_mean"     r̄; if r̄ <= 0 the group's advantages are 0 (MaxRL, arXiv:2602.02710)
 
-    A std divides the sum of squares by n - `std_ddof`. A group with equal rewards, or fewer than two, has r - baseline
-    = 0. With the baseline "batch" the whole step is one group.
+    A std divides the sum of squares by n - `std_ddof`. In a group with equal rewards, or fewer than two, r - baseline
+    is 0. With the baseline "batch", the whole step is one group.
     """
     if scale == "token_std":
         assert tokens_PG is not None
@@ -66,8 +66,8 @@ def advantages_to_go(
 
     A_t = (R_t - mean) / (std + std_eps)        R_t = r - baseline - Σ_{s >= t} penalty_s
 
-    Mean and std are over all tokens of the step. Without penalties this is the scale "token_std" of `advantages`. For
-    each sequence: its `penalties` `[T]`, and in `completions` the (row, column) of its reward.
+    Mean and std are over all tokens of the step. Without penalties this is the scale "token_std" of `advantages`.
+    `penalties` has an array `[T]` for each sequence, `completions` the (row, column) of its reward.
     """
     deviations_PG = _advantages(rewards_PG, valid_PG, baseline, "none", std_ddof, std_eps)
     returns = [
@@ -113,12 +113,12 @@ def _advantages(
 def normalized_components(
     values_PGK: np.ndarray, weights_K: np.ndarray, valid_PG: np.ndarray, std_ddof: int = 1, std_eps: float = 1e-4
 ) -> np.ndarray:
-    """Compute the advantages `[P, G]` float32 from normalised, then summed components of the reward.
+    """Compute the advantages `[P, G]` float32 from reward components that are first normalised, then summed.
 
-    GDPO (arXiv:2601.05242): (component - group's mean) / (group's std + std_eps); then the weighted sum over the
-    components, minus the sum's mean over the step, divided by the sum's std over the step + std_eps. So a component
-    counts by its weight, however much it varies. NaN means that a component abstained: it counts 0. If no component
-    varies in a group, the group's advantages are 0.
+    GDPO (arXiv:2601.05242): normalise each component in its group, (component - mean) / (std + std_eps). Then take the
+    weighted sum over the components, subtract its mean over the step, and divide by its std over the step + std_eps. So
+    a component counts by its weight, however much it varies. NaN: the component abstained, and counts 0. If no
+    component varies in a group, the group's advantages are 0.
     """
     values_PGK = np.where(valid_PG[:, :, None], np.asarray(values_PGK, dtype=np.float64), np.nan)
     sums_PG = np.zeros(valid_PG.shape)
@@ -130,7 +130,7 @@ def normalized_components(
 
 
 def token_advantages(advantages_of_turns: Sequence[float] | np.ndarray, sampled_T: np.ndarray) -> np.ndarray:
-    """Give each sampled token the advantage of its turn (contiguous sampled tokens), other tokens 0: `[T]` float32."""
+    """Return `[T]` float32: for a sampled token the advantage of its turn (contiguous sampled tokens), else 0."""
     turn_T = np.cumsum(np.diff(sampled_T, prepend=False) & sampled_T)  # counted from 1
     return np.append(np.float32(0), np.asarray(advantages_of_turns, np.float32))[turn_T * sampled_T]
 
@@ -147,13 +147,13 @@ def reverse_kl(logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray) -> np.nda
 def distilled(
     advantage: float, logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray, coef: float, reward_coef: float
 ) -> np.ndarray:
-    """Compute the advantages `[T]` float32 of the tokens of a completion that a teacher has scored.
+    """Compute token advantages `[T]` float32 for a completion that a teacher has scored.
 
     A_t = reward_coef A - coef (log pi(o_t) - log pi_teacher(o_t))
 
     On-policy distillation (Thinking Machines, 2025; GKD, arXiv:2306.13649): each token is charged with its reverse KL
-    only, not with the reverse KL of later tokens. A: the completion's `advantage` by its reward; `logprobs_T`: the
-    sampler's. Both logprobs are 0 where a token was not sampled.
+    only, not with the reverse KL of later tokens. A is the completion's `advantage`. `logprobs_T` are the sampler's.
+    Both logprobs are 0 where a token was not sampled.
     """
     return (reward_coef * advantage - coef * reverse_kl(logprobs_T, teacher_logprobs_T)).astype(np.float32)
 
@@ -161,8 +161,8 @@ def distilled(
 def overlong_penalty(lengths: np.ndarray, limit: np.ndarray | int, buffer: int, penalty: float = 1.0) -> np.ndarray:
     """Compute the penalty on rewards of completions near the `limit` in tokens (DAPO, arXiv:2503.14476).
 
-    0 up to limit - buffer tokens, then growing linearly to `penalty` at the limit. With `buffer` 0, only completions of
-    `limit` tokens and more are penalised.
+    The penalty is 0 up to limit - buffer tokens and grows linearly to `penalty` at the limit. If `buffer` is 0, only
+    completions of `limit` tokens or more are penalised.
     """
     over = np.asarray(lengths, dtype=np.float64) - (limit - buffer)
     if buffer == 0:

@@ -1,8 +1,8 @@
-"""Corrections for a sampler that differs from the trained policy: weights `[M]` of the tokens' losses.
+"""Weights `[M]` of token losses, which correct for a sampler that differs from the trained policy.
 
-ρ_t = pi_old(o_t) / mu(o_t): a token's probability in the trainer before the update, divided by the sampler's. If they
-differ (other kernels, older weights, 8 bits), samples are of another policy. `lengths_S` int64: loss tokens of each
-completion. Weights carry no gradient.
+ρ_t = pi_old(o_t) / mu(o_t): a token's probability in the trainer before the update, divided by its probability in the
+sampler. They differ if the sampler has other kernels, older weights or 8 bits. M: loss tokens of a micro-batch;
+`lengths_S` int64: the number of loss tokens of each of its S completions. Weights carry no gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def token_truncated(old_logprobs_M: Tensor, sampling_logprobs_M: Tensor, cap: fl
 def sequence_truncated(
     old_logprobs_M: Tensor, sampling_logprobs_M: Tensor, lengths_S: Tensor, cap: float = 2.0
 ) -> Tensor:
-    """Compute min(Π_t ρ_t, cap) over each token's completion: unbiased except for the cap; more variance than TIS."""
+    """Compute min(Π_t ρ_t, cap), the product over a completion. Unbiased except for the cap; more variance than TIS."""
     sums_S = sequence_sums(log_ratio(old_logprobs_M, sampling_logprobs_M), lengths_S)
     return spread(sums_S.clamp(max=10.0).exp().clamp(max=cap), lengths_S, len(old_logprobs_M))
 

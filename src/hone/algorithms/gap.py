@@ -1,4 +1,4 @@
-"""The gap between the logprobs of sampler and trainer, and bounds of the gap. The ratio of their probabilities weighs
+"""The gap between the sampler's and the trainer's logprobs, and its bounds. The ratio of their probabilities weighs
 every sample, so a large gap makes the gradient wrong.
 
 Shapes: M tokens. All differences are of logprobs, in nats, sampler minus trainer.
@@ -70,16 +70,16 @@ BANDS = {
         36: Band(mean=0.12, max=1.3, stop=0.35),
     },
 }
-"""Bands by (backend, lower precision of sampler and trainer) and number of layers: in bf16 each layer rounds.
+"""Bands by (backend, the lower precision of sampler and trainer) and number of layers: in bf16 each layer rounds.
 
-hone: the same model code on both sides. 4 layers: tests/contracts/test_logprobs.py. 28 and 36 layers: wide enough for
-SmolLM2-135M (30 layers; in bf16_linear the largest gap was 0.48 in 3,000 tokens of an RL step; other maxima were
-widened alike, unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py).
+Backend "hone": both sides run the same model code. 4 layers: tests/contracts/test_logprobs.py. 28 and 36 layers: wide
+enough for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py), and for SmolLM2-135M (30 layers; its largest
+gap in bf16_linear was 0.48 in 3,000 tokens of an RL step; the other maxima were widened alike, unmeasured).
 """
 
 
 def band_of(backend: str, precision: str, layers: int) -> Band:
-    """Return the band for a number of layers: interpolated linearly in the table, extrapolated beyond the last row."""
+    """Return the band for a number of layers: interpolated linearly in `BANDS`, extrapolated beyond its last row."""
     rows = [(count, Band(*band)) for count, band in gathered("BANDS", BANDS)[backend, precision].items()]
     if len(rows) == 1:
         return rows[0][1]

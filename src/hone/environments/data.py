@@ -1,4 +1,4 @@
-"""Rows of a task: read from JSONL, Parquet or the hub, or generated from a seed; their order, and the held-out part."""
+"""The rows of a task, from JSONL, Parquet, the hub or a generator; their order, and the held-out part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ U = TypeVar("U")
 Row = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
-"""Scale of errors. 0: no errors; 1: each kind of error of the task is in 30 % of demonstrations."""
+"""Scale of errors in demonstrations. At 0 there are none; at 1, each kind of error is in 30 % of demonstrations."""
 HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -36,7 +36,7 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 class Rows(Sequence[T]):
     """Rows of a data set. `where(i)` names row i in error messages: "data.jsonl, line 4" or "USER/SET, row 3".
 
-    `ragged`: rows may have different columns, so each row is checked; `generated`: a function makes the rows. `make`
+    `ragged`: rows may have different columns, so each row is checked. `generated`: a function makes the rows. `make`
     turns an item of `rows` into a row at each access.
     """
 
@@ -71,18 +71,18 @@ class Rows(Sequence[T]):
 
 
 def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: int, env_id: str, split: str) -> Rows:
-    """Return `n` rows of a generated task: row i is `make(rng)`, rng being the stream (seed, env_id, split, i)."""
+    """Return `n` rows of a generated task. Row i is `make(rng)`, where rng is the stream (seed, env_id, split, i)."""
     return indexed_rows(lambda i: make(rng.stream(seed, env_id, split, i)), n, f"{env_id} ({split})")
 
 
 def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
-    """Return `n` rows: row i is `make(i)`, made at each access. `name` is for error messages."""
+    """Return `n` rows. Row i is `make(i)`, made at each access. `name` is for error messages."""
     return Rows(range(n), lambda i: f"{name}, row {i}", generated=True, make=make)
 
 
 @dataclass
 class DataSource:
-    """Reads a split's rows and applies `change`, such as a template. `reads` is true if they come from a data set."""
+    """Reads a split's rows and applies `change`, such as a template. `reads`: the rows come from a data set."""
 
     read: Callable[[Callable[[Rows], Rows]], Rows]
     reads: bool
@@ -115,7 +115,7 @@ def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
 
 
 def given_rows(dataset: Any, name: str) -> str | Rows | None:
-    """Return rows that a program gives, in JSON's types, or the path or hub id to read. UserError for other values."""
+    """Return a program's rows in JSON's types, or the path or hub id to read. Raises UserError for other values."""
     if dataset is None or isinstance(dataset, str | Path | Rows):
         return str(dataset) if isinstance(dataset, Path) else dataset
     rows = dataset.to_list() if hasattr(dataset, "to_list") else dataset
@@ -137,7 +137,7 @@ def _as_json(row: Row, where: str) -> Row:
     try:
         text = json.dumps(_plain(row), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}: a row holds texts, numbers, lists and dicts") from None
+        raise UserError(f"{where}: {error}; a row can have only texts, numbers, lists and dicts") from None
     if not is_text(row):
         raise UserError(f"{where}: {HALF_A_PAIR}")
     return json.loads(text)
@@ -161,9 +161,10 @@ def to_jsonl(rows: Rows) -> str:
 
 
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
-    """Return (train, eval). Eval gets all rows with a held-out `key(row)`: the `fraction` with the smallest hashes.
+    """Return (train, eval). The `fraction` of keys with the smallest hashes is held out: eval gets all their rows.
 
-    Row order and seed don't matter. Of several keys at least one is held out. A KeyError of `key`: a missing column.
+    Row order and seed don't matter. If there are several keys, at least one is held out. A KeyError of `key` is
+    reported as a missing column.
     """
     digests = []
     for i, row in enumerate(rows):
@@ -188,8 +189,8 @@ def train_and_eval(
 ) -> dict[str, DataSource]:
     """Return the arguments `dataset` and `eval_dataset` of an Environment, as functions that read the rows.
 
-    If there is no `eval_dataset`, `halve` splits `dataset`, after the template. If there is no data set at all,
-    `builtin` makes the rows of "train" or "eval".
+    Without `eval_dataset`, `halve` splits the rows of `dataset`, after the template. Without any data set, `builtin`
+    makes the rows of "train" or "eval".
     """
 
     @functools.cache
@@ -217,7 +218,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class Draws:
-    """Maps draw d of a run to an example, by (seed, d). Each epoch has all `n` examples once, in a new order."""
+    """Maps a draw of a run to an example. Each epoch has all `n` examples once, in a new order made from `seed`."""
 
     def __init__(self, n: int, seed: int) -> None:
         assert n > 0
@@ -238,7 +239,7 @@ def common_words() -> tuple[str, ...]:
 
 @functools.cache
 def split_words(held_out: float = 0.1) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (train, eval) words. The words with the smallest BLAKE2b hashes are held out: the same for every seed."""
+    """Return (train, eval) words. The words with the smallest BLAKE2b hashes are held out, for every seed."""
     words = common_words()
     ranked = sorted(words, key=lambda word: hashlib.blake2b(word.encode(), digest_size=8).digest())
     eval_words = frozenset(ranked[: round(len(words) * held_out)])
@@ -249,8 +250,8 @@ def split_words(held_out: float = 0.1) -> tuple[tuple[str, ...], tuple[str, ...]
 class Overlap:
     """The overlap of `checked` training examples with `held_out` evaluation examples.
 
-    `rows`: ascending indices of overlapping training examples; `identical`: how many also have the same answer and
-    info; `pair`: the first overlap, as (training index, evaluation index).
+    `rows`: ascending indices of the overlapping training examples. `identical`: how many of them also have the same
+    answer and info. `pair`: the first overlap, as (training index, evaluation index).
     """
 
     checked: int
@@ -267,10 +268,10 @@ def find_overlap(
     held_out_indices: Sequence[int],
     advance: Callable[[int], None] = lambda done: None,
 ) -> Overlap:
-    """Find the training examples at `train_indices` with the prompt of a held-out example; the answer may differ.
+    """Find training examples that have the prompt of a held-out example; the answers may differ.
 
-    If most prompts are equal (a game that always begins with the same words), whole examples are compared. `advance`
-    gets the number of examples done.
+    If most prompts are equal (a game that always begins with the same words), whole examples are compared. `advance` is
+    called with the number of examples done.
     """
     others = list(_examples(held_out, held_out_indices))
     ids = {example.id: index for index, example in reversed(others)}
@@ -366,7 +367,7 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
     may_be_half = "\\ud" in text or "\\uD" in text
     for place, row in placed:
         if not isinstance(row, dict):
-            raise UserError(f"{place}: a {type(row).__name__}, not a JSON object with named columns")
+            raise UserError(f"{place}: a {type(row).__name__}, but a row must be a JSON object with named columns")
         if may_be_half and not is_text(row):
             raise UserError(f"{place}: {HALF_A_PAIR}")
         yield place, row

@@ -3,8 +3,8 @@
     rollouts = Driver(env, sample).run(models)
 
 A rollout waits for a turn of the model or for an answer of the environment. Once every active rollout waits, the
-caller's thread answers, by rollout number: all questions to the environment or, without questions, all turns at once.
-So which turns are sampled together doesn't depend on how long answers take.
+caller's thread answers all requests to the environment or, if there are none, samples all turns, by rollout number. So
+which turns are sampled together doesn't depend on how long answers take.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 START_SECONDS = 30.0
 CLEANUP_SECONDS = 5.0
-"""Seconds for cancelled rollouts to end."""
+"""Seconds to wait until cancelled rollouts have ended."""
 TAIL = 4096
-"""Characters to store, from the end of a failure's text."""
+"""Characters of a failure's text to store: its end."""
 BLOCKED_AFTER_SECONDS = 600.0
 """An event loop that doesn't run for this time counts as blocked."""
 Tools = list[dict[str, Any]] | None
@@ -46,7 +46,7 @@ class NoRoom(UserError):
 
 @dataclass(frozen=True)
 class Turn:
-    """A message of the model, and how it ended: "stop" or "length"."""
+    """A message of the model and the reason for its end, "stop" or "length"."""
 
     message: Message
     stop_reason: str
@@ -67,8 +67,8 @@ class Model:
     async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
         """Return the model's next message. Raises NoRoom.
 
-        If `messages` begin with an earlier call's messages and its reply, sampling continues from these tokens. If
-        `tools` is a list, even empty, tool calls in the reply are read; if None, the reply is text.
+        If `messages` begin with the messages and reply of an earlier call, sampling continues from that call's tokens.
+        If `tools` is a list, even an empty one, tool calls in the reply are parsed. If None, the reply is text.
         """
         raise NotImplementedError
 
@@ -82,12 +82,12 @@ class Model:
 
 
 def failed(words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> tuple[Outcome, str]:
-    """Return the outcome and the end of a failure's text, safe to store: no API keys, no half surrogate pairs."""
+    """Return `outcome` and the end of a failure's text, without API keys and half surrogate pairs."""
     return outcome, redact(words)[-TAIL:].encode("utf-8", "replace").decode()
 
 
 async def rolled_out(env: Environment, model: Model, passed: type[Exception] = UserError) -> Rollout:
-    """Return a rollout; it ends when no turn has room. It fails on exceptions of the task's code, except `passed`."""
+    """Make a rollout. An exception in the task's code becomes its failure; UserError, Halt and `passed` are raised."""
     try:
         return await env.rollout(model, model.example)
     except NoRoom as full:
@@ -111,8 +111,8 @@ class Waiting(NamedTuple):
 class Driver:
     """Runs a batch of rollouts of `env`, at most min(`concurrency`, `env.concurrency`) at a time.
 
-    `sample` answers the calls of `ask_turn`; it may return a turn early by its second argument, a function of (index,
-    turn). Waiting rollouts are answered after `env.patience` seconds without a change; at once if `alone` is true.
+    `sample(calls, give)` samples the turns of `ask_turn`, and may return a turn early by `give(index, turn)`. Waiting
+    rollouts are answered once all wait, after `env.patience` seconds without a change, or at once if `alone` is true.
     """
 
     def __init__(
@@ -129,7 +129,6 @@ class Driver:
         self._asked: list[Waiting] = []
         self._called: list[Waiting] = []
         self._tasks: dict[int, asyncio.Task[Any]] = {}
-        """The active rollouts."""
         self._results: dict[int, Any] = {}
         self._told: set[int] = set()
         """Rollouts passed to `finished`."""
@@ -140,7 +139,6 @@ class Driver:
         self.stack = contextlib.AsyncExitStack()
         """Resources that are closed on the loop, once all rollouts have ended."""
         self.endpoint: Any = None
-        """The endpoint for programs, if any."""
 
     # On the caller's thread.
 
@@ -152,8 +150,8 @@ class Driver:
     ) -> list[Any]:
         """Return one rollout for each model, in order, made by `make` or `env.rollout`.
 
-        Calls `finished` on this thread for each ended rollout, also after Ctrl-C. Raises a rollout's error, and Halt if
-        a rollout blocks the event loop.
+        Calls `finished` on this thread for each rollout that has ended, also after Ctrl-C. Raises a rollout's error, or
+        Halt if a rollout blocks the event loop.
         """
         self._make = make or (lambda model: rolled_out(self.env, model))
         self._left, self._finished = deque(enumerate(models)), finished
@@ -174,7 +172,7 @@ class Driver:
         return [self._results[index] for index in range(len(models))]
 
     def _close(self) -> None:
-        """End the event loop. A loop that a rollout blocks ends with the process."""
+        """End the event loop. If a rollout blocks the loop, it ends with the process."""
         self._soon(lambda: self._main.cancel())
         self._closed.wait(3 * CLEANUP_SECONDS)
 
@@ -281,7 +279,7 @@ class Driver:
             self._news()
 
     def _news(self) -> None:
-        """Schedule `_check` to run after all rollouts that can go on now."""
+        """Schedule `_check`, to run after all rollouts that can run now."""
         if not self._checking:
             self._checking = True
             self._loop.call_soon(self._check)
@@ -329,7 +327,7 @@ def _raise(error: BaseException) -> None:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks, and wait for a limited time: a task may ignore the cancellation."""
+    """Cancel the tasks. Wait for a limited time only, because a task may ignore the cancellation."""
     left = list(tasks)
     for task in left:
         task.cancel()

@@ -45,7 +45,7 @@ NEEDS_IDS = (
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
-"""Called with a text about the work of worker processes; "" when it is done."""
+"""Called with a text about the work of worker processes; "" when the work is done."""
 Split = Rows[Example]
 """The examples of one split. Example i is made from row i at each access and not stored."""
 
@@ -55,7 +55,7 @@ class Limits:
     """The number of grading processes, and the limits for grading a sample.
 
     If `deterministic` is true, `timeout` limits processor time, so that load changes no verdict, and `backstop` x
-    `timeout` limits wall time. Else `timeout` limits wall time without waits for a core. `hash_seed`: PYTHONHASHSEED.
+    `timeout` limits wall time. Otherwise `timeout` limits wall time, excluding waits for a core.
     """
 
     workers: int | None = None
@@ -66,14 +66,14 @@ class Limits:
     hash_seed: int = 0
 
     def seconds(self, waits: int) -> tuple[float | None, float]:
-        """Return a request's limits (processor time, wall time); `waits`: how many of its functions are async."""
+        """Return the limits (processor time, wall time) of a request. `waits`: the number of its async functions."""
         clock = self.timeout * (waits + 1)
         return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Id and arguments that loaded an environment, with digests of its task files (`task_files.sources`)."""
+    """The id and arguments that loaded an environment, and digests of its task files (`task_files.sources`)."""
 
     env_id: str
     kwargs: dict[str, Any]
@@ -93,11 +93,11 @@ class Origin:
 class Environment:
     """A task. Examples come from `dataset` (split "train") and `eval_dataset` (split "eval").
 
-    Each is a sequence of rows, or a function that returns one; hone calls the function on first use, so that building
-    an environment reads no data. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a
-    reward function asks for it) and `info` (a dict, or a dict as JSON). A task of rows with other columns overrides
-    `format_row`; a data set with other columns than the task's is read through a template (`use_template`).
-    `reference` makes an example's right answer: a template or a function, see `hone.environments.references`.
+    Each is rows, or a function that returns rows. hone calls the function on first use, so that building an
+    environment reads no data. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a
+    reward function asks for it) and `info` (a dict, or a dict as JSON). If a task's rows have other columns, the task
+    overrides `format_row`. If a data set has other columns than its task, `use_template` converts them. `reference` is
+    a template or a function that makes an example's right answer (see `hone.environments.references`).
     """
 
     tool_schemas: list[dict[str, Any]] | None = None
@@ -105,19 +105,19 @@ class Environment:
     max_turns = 1
     """Maximum number of completions in a rollout."""
     patience: float | None = None
-    """Seconds without a request or result after which waiting rollouts are answered; None: once all rollouts wait."""
+    """Seconds without a request or result, after which waiting rollouts are answered; None: once all rollouts wait."""
     concurrency: int | None = None
     """Maximum number of concurrent rollouts; None: no limit."""
     keeps_state = False
-    """True if rollouts have a state that reward functions may read. It isn't recorded."""
+    """True if rollouts have a state that reward functions may read. The state isn't recorded."""
     has_own_process = False
     """True if `inline` functions call the task's own process, as a library's graders do."""
     why_not_graded = ""
-    """Why only rollouts, not texts, can be graded; "" if texts can."""
+    """The reason why only rollouts can be graded; "" if texts can be graded too."""
     answer_is_exact = False
-    """True if every character of an answer counts, also case and punctuation: then an audit changes no character."""
+    """True if every character of an answer counts, also case and punctuation. Then an audit changes none of them."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
-    """Intended findings of an audit: name ("false-negative:crlf") to reason."""
+    """Findings of an audit that are intended, as {name: reason}; a name is such as "false-negative:crlf"."""
     own_label: str = ""
     """Name of the task in messages; "" for its id."""
 
@@ -145,18 +145,16 @@ class Environment:
         self._rows: dict[str, Rows] = {}
         self._template: Template | None = None
         self.limits = Limits()
-        """Limits of the processes that run this task's functions."""
         self.isolated = False
         """If true, functions marked `inline` also run in worker processes, where they can be killed."""
         self._workers: Workers | None = None
         self.make_process: Callable[..., Any] | None = None
-        """Makes a grading process on another machine, like `grading.pool.Process` on this one."""
+        """Makes a grading process on another machine, as `grading.pool.Process` does on this machine."""
         self.progress: Progress = lambda words: None
         self._loaded: tuple[Origin, Rubric, Parser] | None = None
 
     @property
     def label(self) -> str:
-        """Name of the task in messages."""
         return self.own_label or self.id
 
     def loaded_by(self, origin: Origin) -> None:
@@ -164,7 +162,7 @@ class Environment:
         self._loaded = origin, self.rubric, self.parser
 
     def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
-        """Set the number and limits of this task's processes; `deterministic` as in Limits."""
+        """Set the number and limits of this task's processes. `deterministic`: see Limits."""
         patience = [func.patience for func in self.rubric.funcs.values() if isinstance(func, Service)]
         self.limits = Limits(config.workers, max(config.timeout, *patience, 0.0), config.memory_gib, deterministic)
 
@@ -185,9 +183,9 @@ class Environment:
             self._workers = None
 
     def apart(self) -> Environment | None:
-        """Return a copy of this task that runs all functions in a new process. Call its `close_workers` afterwards.
+        """Return a copy of this task that runs all functions in a new process. Call the copy's `close_workers` later.
 
-        None if no process can load the task, or the task has a process already.
+        Returns None if no process can load the task, or if the task has a separate process already.
         """
         made = copy.copy(self)
         made.limits = replace(self.limits, workers=0 if self.limits.workers == 0 else 1)
@@ -197,9 +195,10 @@ class Environment:
 
     @contextmanager
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
-        """In the block, run all functions of this task, also inline ones, in a new process with this PYTHONHASHSEED.
+        """While the block runs, run all functions, also `inline` ones, in a new process with this PYTHONHASHSEED.
 
-        Yields False if no process can load the task, or the task has a process already. Restores limits and processes.
+        Yields False if no process can load the task, or if the task has a separate process already. After the block,
+        limits and processes are as before.
         """
         before = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
@@ -213,8 +212,8 @@ class Environment:
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
         """Make the task's columns from the data set's columns, as `hone.environments.template` says.
 
-        Call it before the data is used. Errors call the template `name`. Raises UserError if the template is malformed
-        or makes a column that nothing reads, or if the task generates its rows.
+        Call it before the data is used. `name` names the template in errors. Raises UserError if the template is
+        malformed or makes a column that nothing reads, or if the task generates its rows.
         """
         from hone.environments.template import Template
 
@@ -241,14 +240,14 @@ class Environment:
     def format_row(self, row: Row) -> Row:
         """Return the columns `prompt` or `question`, `answer` and `info` of a row; by default the row itself.
 
-        A KeyError is reported as the missing column. Other columns than these four are ignored.
+        A KeyError is reported as the missing column. Columns other than these four are ignored.
         """
         return row
 
     def reference(self, example: Example) -> str | list[Message]:
-        """Return a completion that deserves full marks: its text or, of a task of several turns, its messages.
+        """Return a completion that deserves full marks: its text or, for a task of several turns, its messages.
 
-        By default made by the argument `reference` (`hone.environments.references`); without it raises UserError.
+        By default it is made by the argument `reference` (see `hone.environments.references`). Without that: UserError.
         """
         if self.given_reference is not None:
             from hone.environments.references import reference_of
@@ -258,12 +257,12 @@ class Environment:
 
     @property
     def needs_answer(self) -> bool:
-        """True if a reward function takes the answer, so that a row without an answer is refused."""
+        """True if a reward function takes the answer. Then a row without an answer is refused."""
         return self.rubric.needs("answer")
 
     @property
     def reads_answer(self) -> bool:
-        """True if the function that decides what is correct takes the answer."""
+        """True if the function that decides correctness takes the answer."""
         return self.rubric.needs("answer", self.rubric.correctness)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
@@ -284,7 +283,7 @@ class Environment:
         raise NotImplementedError
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
-        """Raise UserError if the model's chat template cannot write this task's rollouts, such as one of `example`."""
+        """Raise UserError if the model's chat template can't write this task's rollouts, such as one of `example`."""
 
     def check_rollouts(self) -> None:
         """Raise UserError if completions of this task can be graded but not sampled on this machine."""
@@ -292,8 +291,8 @@ class Environment:
     def split(self, name: str) -> Split:
         """Return the examples of "train" or "eval".
 
-        Reads the data on first use. Checks the columns of each row if rows can differ (JSON, lists), else of the first
-        row. Raises UserError for a missing column, and for a split that the environment does not have.
+        The first use reads the data and checks the columns: of each row if rows can differ (JSON, lists), else of the
+        first row. Raises UserError for a missing column or a missing split.
         """
         if name not in self._rows:
             source = self._sources.get(name)
@@ -336,7 +335,7 @@ class Environment:
         return type(self).format_row is not Environment.format_row
 
     def to_example(self, row: Row, where: str) -> Example:
-        """Return the example that a row describes; `where` names the row in the UserError for a missing column."""
+        """Return the example that a row describes. `where` names the row in the UserError for a missing column."""
         try:
             columns = self.format_row(row)
         except KeyError as error:
@@ -358,8 +357,8 @@ class Environment:
     def grade(self, example: Example, completion: Completion, seed: int = 0) -> Score:
         """Grade a completion: its text, its messages (with or without the prompt before them), or a rollout.
 
-        Only a rollout (`Rollout`) can count as stopped by the length limit. `seed`, the example and the
-        rollout's sample id seed the random numbers of a reward function.
+        Only a `Rollout` can count as stopped by the length limit. `seed`, the example and the rollout's sample id seed
+        the random numbers of a reward function.
         """
         return self.grade_many([(example, completion)], seed)[0]
 
@@ -368,12 +367,12 @@ class Environment:
     ) -> list[Score]:
         """Grade each (example, completion); return the scores in order.
 
-        Completions of one example with the same key in `groups` are one group: a reward function of `completions` gets
-        them together, in their order, without failed rollouts. By default each completion is a separate group.
+        Completions of one example with the same key in `groups` are one group (by default, each is a separate group). A
+        reward function for groups gets a group's completions in one call, in order, without failed rollouts.
 
         Functions run in workers, or in this process if the rubric is `inline` or no worker can load this environment.
-        Async functions of different samples wait at the same time; functions of one sample share `state`, so they run
-        in order.
+        Async functions of different samples wait at the same time. Functions of one sample share `state`, so they run
+        one after another.
         """
         scores: list[Score | None] = []
         samples: list[Sample] = []
@@ -404,10 +403,10 @@ class Environment:
 
     @contextmanager
     def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
-        """Yield an EarlyGrading. Each rollout, or group of `size`, is graded in a worker process once it has ended.
+        """Yield an EarlyGrading, which grades each rollout (or group of `size`) in a worker process once it has ended.
 
-        No other grading runs until the block ends. Yields None if completions must be graded after sampling: if
-        functions run in this process or are async, or the task overrides `rollout`.
+        No other grading runs until the block ends. Yields None if functions run in this process or are async, or if the
+        task overrides `rollout`: then completions must be graded after sampling.
         """
         late = type(self).rollout is not Environment.rollout or any(map(is_async, self.rubric.funcs.values()))
         workers = None if late else self._workers_for(self.rubric.inline)
@@ -418,16 +417,15 @@ class Environment:
                 yield EarlyGrading(self, workers, round, seed, size)
 
     def grading(self, sample: Sample) -> Work[Measured]:
-        """Run the reward functions of single completions on a sample, in this process."""
+        """Run the reward functions for single completions on a sample, in this process."""
         return self.rubric.measure(sample, self.parser)
 
     def grading_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
-        """Run the reward functions of groups on a group, in this process."""
+        """Run the reward functions for groups on a group, in this process."""
         return self.rubric.measure_group(samples)
 
     @property
     def all_inline(self) -> bool:
-        """True if every function of this task is marked as cheap and pure."""
         return self.rubric.inline
 
     def _workers_for(self, inline: bool) -> Workers | None:
@@ -480,7 +478,6 @@ class Environment:
 
     @property
     def splits(self) -> list[str]:
-        """Names of the existing splits: "train", "eval"."""
         return [name for name, source in self._sources.items() if source is not None]
 
 

@@ -9,9 +9,9 @@
         return [float(len(text) == min(map(len, completions))) for text in completions]
 
 Rows have `prompt` (text or messages) or `question`, perhaps `answer`, and any other columns, which functions may ask
-for by name. A function with a parameter `completions`, `prompts` or `completion_ids` gets, in one call, all completions
-of a prompt that are graded together: as messages if the row's prompt is messages, else as text. Each column is
-repeated. The function returns a list with a value for each completion.
+for by name. A function with a parameter `completions`, `prompts` or `completion_ids` gets all completions of a prompt
+that are graded together in one call: as messages if the row's prompt is messages, else as text. It also gets a list for
+each column, with the row's value repeated. It returns a list with a value for each completion.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def load_environment(
     """Return the task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data` (file, folder, hub id).
 
     Without `eval_data` a tenth of the prompts is held out. `weights` default to 1. `correct` names the function that
-    decides which answers are right, by default the first. Instead of functions a program may make rollouts and
-    rewards: the async function `agent`, or `agent_command`, within `agent_limits`, with the variables of `agent_env`.
-    `reference` makes right answers for an audit: a template ("<answer>{answer}</answer>") or "MODULE:FUNCTION".
+    decides which answers are right, by default the first. Instead of `rewards`, a program may make rollouts and
+    rewards: the async function `agent`, or the command `agent_command`, with `agent_limits` and the variables
+    `agent_env`. `reference` makes right answers for an audit: a template ("<answer>{answer}</answer>") or
+    "MODULE:FUNCTION".
     """
     places, where = _as_list(rewards), (data, eval_data, weights, correct, system_prompt, split, eval_split)
     source, has_agent = None, agent is not None or agent_command is not None
@@ -112,7 +113,7 @@ def _reference(reference: Any) -> Reference:
 
 
 class Source(NamedTuple):
-    """A reward function, its module's file (None if unknown) and a digest of its code."""
+    """A reward function, the file of its module (None if unknown) and a digest of its code."""
 
     func: RewardFunc
     file: Path | None
@@ -128,7 +129,7 @@ def _source(place: str) -> Source:
 
 
 class FunctionTask(SingleTurnEnv):
-    """Reward functions on data; `data` and `eval_data` are rows, a path or a hub id."""
+    """The task of reward functions on data. `data` and `eval_data` are rows, a path or a hub id."""
 
     def __init__(
         self,
@@ -198,7 +199,7 @@ def _raw_prompt(row: Row) -> Any:
 
 
 def _prompt(row: Row) -> str:
-    """Return the prompt as text. It is the key of `hold_out`: no held-out prompt is trained on."""
+    """Return the prompt as text. It is the key for `hold_out`, so that no held-out prompt is trained on."""
     prompt = _raw_prompt(row)
     if prompt is None:
         raise KeyError("prompt")
@@ -208,8 +209,8 @@ def _prompt(row: Row) -> str:
 class _Grader:
     """A reward function, with the arguments that its parameters ask for.
 
-    `batched`: it has TRL's form and gets lists. `others`: parameters that a rubric doesn't offer, so columns of the
-    data; `columns`: `others` without a default. Raises UserError if it requires an argument of TRL's trainer.
+    `batched`: the function has TRL's form and gets lists. `others`: parameters that a rubric doesn't offer, so columns
+    of the data. `columns`: those `others` without a default. Raises UserError for a required argument of TRL's trainer.
     """
 
     def __init__(self, func: RewardFunc) -> None:
@@ -224,7 +225,7 @@ class _Grader:
         if refused := self.columns & (_TRAINERS if self.batched else {*_TRAINERS, "completion_ids"}):
             offered = (*_LISTS, "info") if self.batched else OFFERED
             raise UserError(
-                f"reward function {component_name(func)} has a parameter {min(refused)!r}, which hone does not offer:  "
+                f"reward function {component_name(func)} has a parameter {min(refused)!r}, which hone does not offer: "
                 f"it offers {', '.join(offered)} and the columns of the data. Leave it out, or give it a default"
             )
 
@@ -307,10 +308,11 @@ def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
 
 @dataclass(frozen=True)
 class ProgramTask:
-    """The task that a Python program gives; `load` makes it.
+    """The task that a Python program gives. `load` makes it.
 
-    `args`: the task's arguments; `files`: texts of the run's files that they name; `graded_here`: functions that other
-    processes can't import, so all run here. `import_problem`: why `rewards.py` can't be imported alone, or "".
+    `args`: the task's arguments. `files`: texts of files in the run's folder that `args` names. `graded_here`:
+    functions that other processes can't import; if there is one, all functions run in this process. `import_problem`:
+    why `rewards.py` can't be imported without the program, or "".
     """
 
     args: dict[str, Any]
@@ -335,9 +337,9 @@ def given_task(
     agent: Callable[..., Any] | str | None = None,
     reference: Reference | None = None,
 ) -> ProgramTask:
-    """Return the task of these functions, or of `agent`, on these data sets; `args`: further arguments.
+    """Return the task of these functions, or of `agent`, on these data sets. `args` has further arguments.
 
-    A data set is a path, a hub id, or rows for `given_rows`. `folder`: the run's folder.
+    A data set is a path, a hub id, or rows for `given_rows`. `folder` is the run's folder.
     """
     reward_funcs = reward_funcs or ()
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
@@ -391,7 +393,7 @@ def given_task(
 
 
 def place_of(func: Callable[..., Any]) -> str | None:
-    """Return where a worker can import the function from; None if it is in a notebook, a script or another function.
+    """Return "MODULE:NAME" for workers to import; None for a function in a notebook, a script or another function.
 
     An object, a bound method or a partial must be a global variable in the module that defines its class or function.
     """
@@ -407,7 +409,7 @@ def place_of(func: Callable[..., Any]) -> str | None:
 
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
-    """Return `func` if it is a named function; as a reward also an object, partial or method. UserError otherwise."""
+    """Return `func` if it is a named function or, as a reward, an object, partial or method. UserError otherwise."""
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
     inner = unwrapped(func) if where == "reward_funcs" else func

@@ -1,4 +1,4 @@
-"""Writes functions that a program gives into a file that can be imported alone.
+"""Writes a program's functions into a file that can be imported without the program.
 
 A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So the file has the
 functions and all that they use: imports, current values of constants, and functions and classes of the same module.
@@ -26,17 +26,17 @@ HEAD = '"""Functions of this run and what they use, as they were when it began."
 
 
 def standalone_name(function: Callable[..., Any]) -> str:
-    """Return a function's name in the file. An object's name gets the prefix `reward_`: its class has the bare name."""
+    """Return a function's name in the file. An object's name begins with `reward_`: its class has the bare name."""
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"
 
 
 def standalone_source(functions: Sequence[Callable[..., Any]]) -> tuple[str, str]:
-    """Return the text of a file that defines these functions, and why it can't be imported alone ("" if it can).
+    """Return the text of a file that defines these functions, and why it can't be imported ("" if it can).
 
-    An object is written as its class and attributes. Parts that can't be written become comments; the file then raises
-    an error when imported, so that it can't grade differently.
+    An object is written as its class and attributes. A part that can't be written becomes a comment. Then the file
+    raises an error when it is imported, so that it can't grade differently.
     """
     writer = _Writer()
     text = writer.write(functions)
@@ -47,7 +47,7 @@ def standalone_source(functions: Sequence[Callable[..., Any]]) -> tuple[str, str
 
 
 class _Writer:
-    """Collects pieces of source by the names they define, dependencies first."""
+    """Collects pieces of source by the names that they define, dependencies first."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -108,7 +108,7 @@ class _Writer:
         self._pieces.append(f"{name} = {source}")
 
     def _part(self, name: str, value: Any, module: Mapping[str, Any]) -> str:
-        """Return an expression for a value. A value without a literal is first defined by its global name or `name`."""
+        """Return an expression for a value. Without a literal, first define the value as its global name or `name`."""
         if (source := _literal(value)) is not None:
             return source
         known = next((key for key, one in [*module.items(), *self._defined.items()] if one is value), name)
@@ -184,7 +184,6 @@ def _literal(value: Any) -> str | None:
 
 
 def _pickled(value: Any) -> bytes | None:
-    """Pickle a value; None if it can't be pickled, or refers to `__main__`."""
     try:
         pickled = pickle.dumps(value, protocol=4)
     except Exception:

@@ -38,9 +38,9 @@ from hone.extension import Loader, gathered, lacking, load
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
     """Return the environment with this id, built by its module's `load_environment(**kwargs)`.
 
-    Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in hone's
-    checkout and in the current directory, then for an installed package. Reads no data, uses no network. `LIBRARY:TASK`
-    is a task of a library that an extension can load.
+    Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `./environments/`, in hone's checkout
+    and in the current directory, then for an installed package. Reads no data and uses no network. `LIBRARY:TASK` is a
+    task of a library that an extension can load.
 
     Raises UserError for an unknown id, an invalid module, wrong arguments, and code that `hone.trust` refuses.
     """
@@ -53,7 +53,7 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
 
 
 def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any] | None, name: str) -> Environment:
-    """Load the environment that a config describes; `name`: the template's config key, "data.env.template"."""
+    """Load the environment that a config describes. `name` is the template's config key: "data.env.template"."""
     env = load_environment(env_id, **args)
     if template is not None:
         env.use_template(template, name)

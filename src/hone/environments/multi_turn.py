@@ -55,7 +55,7 @@ class MultiTurnEnv(Environment):
         return replace(model.rollout(), state=state, failure=failure, late=late, killed=killed)
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
-        """Raise UserError if the model's chat template can't continue a conversation, for example with thoughts."""
+        """Raise UserError if the model's chat template can't continue a conversation, such as one with thoughts."""
         turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
         answer = {"role": "user", "content": "c"}
         if self.tool_schemas:  # Mistral's templates want ids of nine characters
@@ -78,16 +78,16 @@ class MultiTurnEnv(Environment):
         }
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
-        """Return the messages that follow the model's; [] if the conversation is over. May be async.
+        """Return the messages that follow the model's message; [] ends the conversation. May be async.
 
         Runs after each message of the model. After the model's last message (turn `max_turns`, or cut by a token limit)
-        the result is not used, but reward functions see changes of `state`.
+        the result is not used, but reward functions see the changes of `state`.
         """
         raise NotImplementedError
 
     @property
     def hears_last(self) -> bool:
-        """True if `env_response` is also called when the model has no turn left."""
+        """True if `env_response` is also called after the model's last message."""
         return True
 
     def has_turn(self, turns: int, stop_reason: str) -> bool:
@@ -96,7 +96,6 @@ class MultiTurnEnv(Environment):
 
     @property
     def responds_inline(self) -> bool:
-        """True if `env_response` is marked as cheap and pure."""
         return is_inline(self.env_response)
 
     @property
@@ -109,14 +108,14 @@ class MultiTurnEnv(Environment):
         return is_async(self.env_response)
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        """Return the messages that replace a failed `env_response`; None: the sample fails."""
+        """Return messages for the model to replace a failed `env_response`, or None to fail the sample."""
         return None
 
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
         """Return (messages of the environment, new state) for each conversation (messages, state), in order.
 
-        `env_response` runs in workers (then state must be JSON), unless it is marked `inline` or no worker can load
-        this environment. If it raises or takes too long, the result is a failure. Arguments are not changed.
+        `env_response` runs in workers (then `state` must be JSON), unless it is marked `inline` or no worker can load
+        this environment. If it raises or takes too long, the result is a failure. The arguments are not changed.
         """
         workers = self._workers_for(self.responds_inline)
         if workers is None:
@@ -124,7 +123,6 @@ class MultiTurnEnv(Environment):
         return workers.respond(turns, self.responds_async)
 
     def responding(self, messages: list[Message], state: dict[str, Any]) -> Work[Answer]:
-        """Answer one conversation of `respond_many`, in this process."""
         copied = yield from attempt(copy.deepcopy, (messages, state))
         if isinstance(copied, GraderFailure):
             return copied

@@ -80,7 +80,7 @@ _BEFORE_REMARK = re.compile(r"\s*(?:[A-Za-z%°/²³]+\s*){0,3}")
 
 
 def read_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Return the number that `text` states; None for no number or several. If `percent` is true, `42%` is 42/100."""
+    """Return the number that `text` states, or None for no number or several. If `percent`, `42%` is 42/100."""
     stated = _stated(text)
     return stated and stated.read(percent)
 
@@ -95,7 +95,7 @@ def same_number(given: str | None, gold: str) -> bool:
 
 
 def find_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Read as `read_number`, but raise `Ambiguous` for text that may state several numbers."""
+    """Like `read_number`, but raise `Ambiguous` for text that may state several numbers."""
     found = _find(text)
     return found and found.read(percent)
 
@@ -129,7 +129,7 @@ def _find(text: str) -> _Numeral | None:
 
 
 class NumberParser(AnswerParser[Fraction]):
-    """The answer is the last number in one of `forms`. With `("marker",)`, only `ANSWER: {number}` counts."""
+    """The answer is the last number in one of `forms`. `("marker",)` accepts only `ANSWER: {number}`."""
 
     def __init__(self, forms: Sequence[str] = FORMS) -> None:
         expects = "a number after ANSWER:" if tuple(forms) == ("marker",) else "a number as the answer"
@@ -161,7 +161,7 @@ class LastNumberParser(Parser):
 
 @dataclass(frozen=True)
 class _Numeral:
-    """A number in `text[start:end]`, its sign and percent sign included. `value` is None if it is ambiguous."""
+    """A number in `text[start:end]`, with its sign and percent sign. `value` is None for an ambiguous number."""
 
     start: int
     end: int

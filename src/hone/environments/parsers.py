@@ -1,4 +1,4 @@
-r"""Parsers find the answer in a completion. None means that there is no well-formed answer (a wrong one is an answer).
+r"""Parsers find the answer in a completion. None means that it has no well-formed answer; a wrong answer is an answer.
 
 Thoughts are not answers. Text is skipped between `<think>` and `</think>`, before a `</think>` without `<think>` (which
 the chat template wrote), and after a `<think>` without `</think>`.
@@ -47,7 +47,7 @@ _THINK = re.compile(r"</?think>")
 
 
 def message_text(message: Message) -> str:
-    """Return the text of a message; of a list of content parts, the text parts joined."""
+    """Return the text of a message. The texts of content parts are joined."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))
@@ -62,7 +62,7 @@ def completion_text(completion: str | Sequence[Message]) -> str:
 
 
 def visible_text(text: str) -> str:
-    """Return `text` without thoughts, and without the markers `<|…|>` that a server may leave at its end."""
+    """Return `text` without thoughts, and without markers `<|…|>` that a server may leave at the end."""
     parts: list[str] = []
     start, thinking = 0, False
     for tag in _THINK.finditer(text):
@@ -86,23 +86,23 @@ class Parser:
     """The content of a well-formed completion, in words, for messages about unparsable completions."""
 
     def parse(self, text: str) -> str | None:
-        """Return the answer in `text`, or None if there is no well-formed one."""
+        """Return the answer in `text`, or None if there is no well-formed answer."""
         return text.strip() or None
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
-        """Return the text of the answer in a completion; of messages, only the assistant's last one is read."""
+        """Return the answer's text. In a list of messages, only the last assistant message is read."""
         return self.parse(completion_text(completion))
 
     def value(self, completion: str | Sequence[Message]) -> Any:
-        """Return the value of the answer in a completion, or None; by default its text."""
+        """Return the answer's value (by default its text), or None."""
         return self.parse_answer(completion)
 
 
 class TagParser(Parser):
     """The answer is the content of the last well-formed pair `<tag>…</tag>`.
 
-    A pair is well-formed if it contains neither tag, and not only whitespace. Text after the pair and an unclosed tag
-    are ignored. Whitespace around the answer is stripped, but not inside.
+    The content of a well-formed pair has neither of the two tags, and is not only whitespace. Text after the pair and
+    an unclosed tag are ignored. Whitespace around the answer is stripped.
     """
 
     def __init__(self, tag: str) -> None:
@@ -132,21 +132,22 @@ def _without_specials(text: str) -> str:
 
 
 class Ambiguous(ValueError):
-    """The text states several answers: "3 or 4". Then no earlier answer counts."""
+    """The text states several answers, such as "3 or 4". Then no earlier answer counts."""
 
 
 class AnswerParser(Parser, Generic[T]):
     r"""The answer is the last well-formed text in one of `forms`: "tag" (`<answer>…</answer>`), "boxed" (`\boxed{…}`),
-    "marker" (`ANSWER: …`, in any case).
+    "marker" (`ANSWER: …`, in upper or lower case).
 
-    `read` turns the text of an answer into its value, or None if it is not well-formed; it may raise `Ambiguous`.
-    Without `read` the value is the text. An answer inside another is read if the outer one is not well-formed:
-    `<answer>So it is \boxed{42}</answer>`. A `</answer>` without `<answer>` ends an answer from the start of the text:
-    the chat template may have written the `<answer>`.
+    `read` turns the text of an answer into its value. It returns None if the text is not well-formed, and may raise
+    `Ambiguous`. Without `read` the value is the text. An answer inside another is read if the outer one is not
+    well-formed: `<answer>So it is \boxed{42}</answer>`. A `</answer>` without `<answer>` ends an answer that begins
+    with the text, because the chat template may have written the `<answer>`.
 
-    A line after a marker is read whole or, if that is not well-formed, without a remark at its end: `42 (I checked
-    it)`, `42. I hope it is correct.` `read_line` reads lines; default: `read`, or no line if `read` accepts prose. If
-    no answer is found, `read` reads lines after markers, and `read_line` the form "sentence" (`the answer is …`).
+    `read_line` reads a line after a marker: by default with `read`, or not at all if `read` accepts prose. A line is
+    read whole or, if that is not well-formed, without a remark at its end: `42 (I checked it)`, `42. I hope it is
+    correct.` If no answer is found, `read` tries lines after markers, and `read_line` tries the
+    form "sentence": `the answer is …`.
     """
 
     def __init__(
@@ -168,12 +169,11 @@ class AnswerParser(Parser, Generic[T]):
         self.read_line = read_line
 
     def parse(self, text: str) -> str | None:
-        """Return the text of the answer, without surrounding whitespace."""
         found = self._find(text)
         return None if found is None else found[0]
 
     def value(self, completion: str | Sequence[Message]) -> T | None:
-        """Return the value that `read` gives the answer in a completion; None if no answer is well-formed."""
+        """Return the answer's value, as `read` gives it; None if no answer is well-formed."""
         found = self._find(completion_text(completion))
         return None if found is None else found[1]
 

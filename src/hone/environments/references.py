@@ -41,7 +41,7 @@ def reference_of(example: Example, reference: Reference) -> Any:
 
 
 def forms(example: Example) -> list[str]:
-    """Return templates that state an answer: the forms that the prompt asks for, the bare answer, other usual forms."""
+    """Return templates that state an answer: the forms that the prompt asks for, then bare and other usual forms."""
     text = "\n".join(str(message.get("content") or "") for message in example.prompt)
     tags = [tag for tag in _PAIR.findall(text) if tag.lower() not in _THOUGHTS]
     asked = [f"<{tag}>{{answer}}</{tag}>" for tag in tags]

@@ -19,7 +19,7 @@ from hone.rng import stream
 from hone.types import BOUND, LARGEST_REWARD, TOO_LARGE, Example, Message, Outcome, Score
 
 RewardFunc = Callable[..., float | GraderFailure | Awaitable[float | GraderFailure | None] | None]
-"""Gets one completion; if marked by `of_group`, gets the samples of a group and returns a list."""
+"""Grades one completion. If it is marked by `of_group`, it grades the samples of a group and returns a list."""
 T = TypeVar("T")
 Func = TypeVar("Func", bound=Callable[..., Any])
 OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
@@ -38,8 +38,8 @@ def inline(func: Func) -> Func:
 def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
     """Mark a function as grading groups: one call gets the `Sample`s of a prompt that are graded together.
 
-    It returns a list with a value for each sample, or a GraderFailure. `ids`: it uses the samples' `completion_ids`;
-    `needs_ids`: it requires them.
+    The function returns a list with a value for each sample, or a GraderFailure. `ids`: it uses the samples'
+    `completion_ids`. `needs_ids`: it can't run without them.
     """
     func.of_group, func.takes_ids, func.needs_ids = True, ids, needs_ids  # type: ignore[attr-defined]
     return func
@@ -47,7 +47,7 @@ def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a component's values, ends included, for a `right` and a `wrong` well-formed answer."""
+    """The values that a component may have, ends included, for a `right` and for a `wrong` well-formed answer."""
 
     right: tuple[float, float]
     wrong: tuple[float, float]
@@ -58,7 +58,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Sample:
-    """A completion of an example, and its state. `completion_ids` are sampled tokens, if a function needs them."""
+    """A completion of an example, and its state. `completion_ids` has the sampled tokens if a function uses them."""
 
     example: Example
     completion: list[Message]
@@ -86,12 +86,12 @@ class Measured:
 class Rubric:
     """Reward = sum of weight x value over the reward functions.
 
-    A reward function is plain or async, takes by name some of `completion` (list of messages), `answer` (str), `prompt`
-    (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see `measure`), `parser`
-    and `rng` (a numpy generator for graders that draw), and returns a number, or None to abstain. `weights` default to
-    1. `correctness` is the function (or its name) that decides if an answer is right: it returns ≥ 1.0. Default: the
-    first. Its weight may be 0. `ranges` declares the range of components by name. `parser` is used unless the
-    environment has its own.
+    A reward function is plain or async. It takes by name some of `completion` (list of messages), `answer` (str),
+    `prompt` (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see `measure`),
+    `parser` and `rng` (a numpy generator for graders that draw). It returns a number, or None to abstain. `weights`
+    default to 1. `correctness` is the function, or its name, that decides if an answer is right: its value is then ≥
+    1.0. By default it is the first function. Its weight may be 0. `ranges` declares the possible values of components.
+    `parser` is used unless the environment has a parser.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Rubric:
             )
         self.parser = parser
         self.group_funcs = {name: func for name, func in self.funcs.items() if getattr(func, "of_group", False)}
-        """Functions called once for a group; `sample_funcs`: once for each completion."""
+        """Functions that are called once for a group. `sample_funcs` are called once for each completion."""
         self.sample_funcs = {name: func for name, func in self.funcs.items() if name not in self.group_funcs}
         self.takes_ids = any(func.takes_ids for func in self.group_funcs.values())  # type: ignore[attr-defined]
         self.needs_ids = next((n for n, func in self.group_funcs.items() if func.needs_ids), None)  # type: ignore[attr-defined]
@@ -145,17 +145,15 @@ class Rubric:
         return [self.weights[name] * end for end in ((*one.right, *one.wrong) if one else (0.0, 1.0))]
 
     def _largest(self) -> float:
-        """Return the largest absolute reward that weights and ranges allow. Any component may abstain."""
+        """Return the largest absolute reward that weights and ranges allow, where any component may abstain."""
         payments = [[0.0, *self._payments(name)] for name in self.weights]
         return max(-sum(map(min, payments)), sum(map(max, payments)))
 
     @property
     def inline(self) -> bool:
-        """True if all reward functions are marked as cheap and pure."""
         return all(is_inline(func) for func in self.funcs.values())
 
     def num_async(self, of_groups: bool) -> int:
-        """Return the number of async functions of groups, or of single completions."""
         return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
 
     def needs(self, column: str, name: str = "") -> bool:
@@ -171,11 +169,11 @@ class Rubric:
         return sum(min(self._payments(name)) for name in weighted)
 
     def measure(self, sample: Sample, parser: Parser) -> Work[Measured]:
-        """Run the functions of one completion, up to the first that fails, as a `Work` for `hone.grading.together`.
+        """Return a `Work` (for `together`) that runs the functions on a completion, up to the first that fails.
 
-        Each function gets copies of its arguments, but all share `state`: prompt, completion, answer, info, example_id,
-        stop_reason and is_truncated, the conversation's state, and additions of functions. A function's `rng` is the
-        stream (seed, "grader", example, sample_id, function).
+        Each function gets copies of its arguments, but all share `state`: a dict of prompt, completion, answer, info,
+        example_id, stop_reason and is_truncated, with the conversation's state and entries that functions add. The
+        stream of a function's `rng` is (seed, "grader", example, sample_id, function).
         """
         started = time.perf_counter()
         components: dict[str, float] = {}
@@ -197,7 +195,7 @@ class Rubric:
         return Measured(components, found, failure, time.perf_counter() - started)
 
     def measure_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
-        """Run the functions of a group on its completions. If a function fails, all completions fail."""
+        """Run the functions for groups on a group's completions. If a function fails, all completions fail."""
         started = time.perf_counter()
         components: list[dict[str, float]] = [{} for _ in samples]
         failures: list[GraderFailure | None] = [None] * len(samples)
@@ -257,12 +255,11 @@ def component_name(func: RewardFunc) -> str:
 
 
 def is_inline(func: Callable[..., Any]) -> bool:
-    """Return True if a function is marked by `inline`, also inside a partial."""
     return getattr(unwrapped(func), "inline", False) is True
 
 
 def is_async(func: Callable[..., Any]) -> bool:
-    """Return True if a function, also in a partial, or the `__call__` of an object is async."""
+    """Return True if a function is async, also inside a partial or as the `__call__` of an object."""
     func = unwrapped(func)
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004
 
@@ -329,7 +326,7 @@ def _explain(sample: Sample, parser: Parser, answer: str | None, components: Map
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    """Return the repr of a value as text, its middle cut out if long; if `str` fails (5,000 digits), the type."""
+    """Return a value's text, quoted and cut in the middle; or its type if `str` fails, as for 5,000 digits."""
     try:
         text = value if isinstance(value, str) else str(value)
     except Exception:

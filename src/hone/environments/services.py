@@ -1,4 +1,4 @@
-"""The replies of reward services, which a run records in `judgements.jsonl`."""
+"""Reward services, and the record of their replies in a run's `judgements.jsonl`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hone.types import content_hash
 from hone.web import shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
-"""Environment variable that gives grading processes "MODE:FILE" of recorded replies (see `record_in`)."""
+"""Environment variable "MODE:FILE" that tells grading processes how and where to record replies (see `record_in`)."""
 
 
 class Service:
@@ -43,7 +43,7 @@ class Service:
 
     @property
     def patience(self) -> float:
-        """Seconds that grading may wait: enough for one try that hangs and a late answer."""
+        """Seconds that grading may wait: enough for one try that hangs, and a late answer."""
         return 2 * self.timeout
 
     @property
@@ -55,7 +55,7 @@ class Service:
 
 
 async def recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -> dict[str, Any]:
-    """Return the recorded reply to a question; if there is none, ask the service and record it."""
+    """Return the recorded reply to a question. If there is none, ask the service and record its reply."""
     key, replies = content_hash([name, asked]), Replies.here()
     if (known := replies.find(key)) is not None:
         return known
@@ -144,14 +144,14 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
     """Record services' replies in a run's folder (None: nowhere), in this process and its children.
 
-    Mode "read": use recorded replies, record no new replies; "only": also ask no service.
+    With the mode "read", recorded replies are used and new replies are not recorded. "only" also asks no service.
     """
     Replies._known.clear()
     os.environ[VARIABLE] = ":" if folder is None else f"{mode}:{folder.absolute() / JUDGEMENTS}"
 
 
 def usage(folder: Path) -> str | None:
-    """Return replies, tokens and cost of a run's services, in words; None without replies."""
+    """Return the number of replies, tokens and cost of a run's services as a text; None without replies."""
     path = folder / JUDGEMENTS
     if not path.is_file():
         return None

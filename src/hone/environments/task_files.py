@@ -35,7 +35,7 @@ def check_task_file(env_id: str, path: Path) -> None:
 
 
 def is_taken(name: str) -> str | None:
-    """Return where a task or an installed package of this name is; None if free."""
+    """Return where a task or an installed package of this name is; None if the name is free."""
     if name == FUNCTIONS:
         return "hone's own task of reward functions"
     if (path := find_file(name)) is not None:
@@ -81,7 +81,7 @@ def note_source(module: Path) -> None:
 
 
 def source_digest(path: Path) -> str:
-    """Return SHA-256 of a task file and the modules beside it that it imports, or of a package."""
+    """Return SHA-256 of a package, or of a task file with the modules beside it that it imports."""
     path = path.parent if path.name == "__init__.py" else path
     if path.is_dir():
         return digests.of_source(path)
@@ -142,8 +142,8 @@ def _origin(name: str) -> Path | None:
 def import_file(name: str, path: Path) -> ModuleType:
     """Import the module at `path`, once per file and process. It may import modules beside it.
 
-    If an installed package has the same name, the module gets another one in `sys.modules`: a task file `datasets.py`
-    must not replace the package. Nor may modules beside it: their folder comes last on the path.
+    If an installed package has the same name, the module gets another name in `sys.modules`, so that a task file
+    `datasets.py` does not replace the package. Nor do modules beside it, because their folder is last on the path.
     """
     path = path.resolve()
     for alias in (name, f"hone_environment_{name}"):
@@ -171,7 +171,6 @@ def import_file(name: str, path: Path) -> ModuleType:
 
 
 def put_on_path(folder: Path) -> None:
-    """Put `folder` last on the import path."""
     _beside.add(folder)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

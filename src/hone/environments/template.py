@@ -9,7 +9,7 @@ Text that is a single placeholder keeps the value's type: a number, a list, a li
 `question` and `completion` a number becomes text. In longer text, and in a message's text, every value becomes text:
 `true`, `false`, lists and tables as JSON.
 
-A list of turns becomes messages by `each`, where the placeholders of `role` and `content` name parts of a turn:
+`each` makes messages of a list of turns. The placeholders in `role` and `content` then name parts of a turn:
 
     {each = "{conversations}", role = "{from}", content = "{value}", roles = {human = "user", gpt = "assistant"}}
 
@@ -30,15 +30,14 @@ from hone.environments.data import Row, Rows, brief
 from hone.errors import UserError
 
 MESSAGE = {"role", "content"}
-"""Keys of a message with text values."""
 _EACH = {"each", "roles", "name", *MESSAGE}
-"""Keys of a table that makes messages of turns."""
+"""Keys of a table that makes messages from turns."""
 _TEXTS = {"prompt", "question", "completion"}
 """Columns that are text or messages."""
 
 
 class Template:
-    """Makes new rows from rows. `columns`: the value of the config key `name`, such as "data.template"."""
+    """Makes new rows from a data set's rows. `columns` is the value of the config key `name`: "data.template"."""
 
     def __init__(self, columns: Mapping[str, Any], name: str = "template") -> None:
         if not columns:

@@ -44,12 +44,12 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 class ToolEnv(MultiTurnEnv):
     """A task with `tools`: each call in the model's message is answered by a message of the role "tool".
 
-    `tools` are plain or async functions with type hints; their docstrings tell the model what they do. A parameter
-    named `state` gets the conversation's state, which must stay JSON. A tool's return value is its answer: text as is,
-    other values as JSON, cut to `max_chars`. The conversation is over when the model calls nothing, or after
-    `max_turns` messages. An unknown tool, wrong arguments, a malformed call or an exception is answered by a text that
-    begins with "error:"; only exceptions in `stop_errors` mean that the tool is broken, and fail the sample.
-    Calls in the last message that the model may write are run only if a tool takes `state`.
+    `tools` are plain or async functions with type hints. Their docstrings tell the model what the tools do. A parameter
+    named `state` gets the conversation's state, which must stay JSON. The answer to a call is what the tool returns:
+    text as it is, other values as JSON, cut to `max_chars`. The answer to an unknown tool, wrong arguments, a malformed
+    call or an exception begins with "error:". Only an exception in `stop_errors` means that the tool is broken, and
+    fails the sample. The conversation is over when the model calls nothing, or after `max_turns` messages of the model.
+    Calls in the last of these messages run only if a tool takes `state`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ToolEnv(MultiTurnEnv):
 
     @property
     def hears_last(self) -> bool:
-        """True if calls of the last message must run: a tool, or a subclass's `env_response`, may change the state."""
+        """True if calls in the last message must run: a tool or an overridden `env_response` may set the state."""
         return type(self).env_response is not ToolEnv.env_response or any(t.takes_state for t in self.tools.values())
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message] | Awaitable[list[Message]]:
@@ -108,7 +108,7 @@ class ToolEnv(MultiTurnEnv):
         return [message, *answer[0]]
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        """Return an error for the model if a tool was killed or ended its process; else None: the sample fails."""
+        """Return an error for the model if a tool was killed or ended its process. Else None: the sample fails."""
         calls = calls_of(messages[-1])
         late = failure.outcome is Outcome.GRADER_TIMEOUT
         if not calls or not (late or failure.lost):
@@ -117,7 +117,6 @@ class ToolEnv(MultiTurnEnv):
         return [_message(call, text) for call in calls]
 
     def _answer(self, call: dict[str, Any], state: dict[str, Any]) -> str | Awaitable[Any]:
-        """Run a call and return its answer. The caller awaits an async tool."""
         try:
             function, arguments = self._read(call)
         except ValueError as error:
@@ -163,9 +162,7 @@ class ToolEnv(MultiTurnEnv):
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """Return an assistant message's `tool_calls`, or the calls in its text, in OpenAI's form. A malformed call has no
-    name.
-    """
+    """Return an assistant message's `tool_calls` or the calls in its text, in OpenAI's form; malformed ones unnamed."""
     if message.get("role") != "assistant":
         return []
     given = message.get("tool_calls")
@@ -203,7 +200,7 @@ def _message(call: dict[str, Any], text: Any) -> Message:
 class ToolFunction:
     """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. UserError if `func` can't be a tool.
 
-    The docstring before its Args section describes the tool; the Args section (Google's form) the arguments.
+    The docstring before its Args section describes the tool. The Args section (Google's form) describes the arguments.
     """
 
     def __init__(self, func: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Code of the grading processes: they load a task, and answer `hone.environments.workers`."""
+"""The program of the grading processes: it loads a task and answers `hone.environments.workers`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def start(
 ) -> Callable[[list[Any]], list[Any]]:
     """Load the task as hone's process loaded it, without its data.
 
-    Return the function of `[kind, items]`; kind: "grade", "group", "respond". Raises UserError if a task file has
-    changed since hone loaded it.
+    Return a function of `[kind, items]`, with the kind "grade", "group" or "respond". Raises UserError if a task file
+    has changed since hone loaded it.
     """
     os.chdir(folder)
     sys.path[:] = path
@@ -41,9 +41,10 @@ def start(
 
 
 def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
-    """Return for each item a failure, or: a dict (grade), a list of dicts (group), [messages, state] (respond).
+    """Return a result or a failure for each item. A result is a dict (kind "grade"), a list of dicts ("group") or
+    [messages, state] ("respond").
 
-    Raises RuntimeError if an item delayed others past their deadline: hone then sends each item alone.
+    Raises RuntimeError if an item delayed others past their deadline. Then hone sends each item alone.
     """
     items = pickle.loads(base64.b64decode(packed))
     late: list[bool] = []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hone.environments.environment import Limits, Origin, Progress
 
 CHUNK = 64
-"""Maximum number of samples in a question to async functions: they wait together."""
+"""Maximum number of samples in a question to async functions. The functions wait at the same time."""
 _FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
 
@@ -80,7 +80,7 @@ class Workers:
         return ones, wholes
 
     def open_round(self) -> AbstractContextManager[RequestBatch]:
-        """Return a batch for questions about samples and groups (see `put`), without async functions."""
+        """Open a batch for questions about samples and groups (see `put`). No function may be async."""
         return self.pool.open_round(*self.limits.seconds(0), "grading")
 
     def respond(
@@ -109,7 +109,7 @@ class Workers:
     def _ask_chunks(
         self, chunks: Sequence[tuple[str, Sequence[Any]]], waits: int, doing: str, round: RequestBatch | None = None
     ) -> list[Any]:
-        """Return a list of answers, or a failure, for each chunk (kind, items). If given, `round` has the questions."""
+        """Return a list of answers, or a failure, for each chunk (kind, items). `round` already has the questions."""
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
         times = [times_of(*chunk) for chunk in chunks]
@@ -134,7 +134,7 @@ class Workers:
 
 
 def times_of(kind: str, items: Sequence[Any]) -> int:
-    """Return the factor of a question's time limit: the number of completions in a group."""
+    """Return the factor of a question's time limit: the number of completions in a group, else 1."""
     return max(map(len, items)) if kind == "group" else 1
 
 
@@ -154,7 +154,7 @@ def question(kind: str, items: Sequence[Any]) -> list[str]:
 
 
 def _measured(answer: Any, names: Collection[str]) -> Measured:
-    """Read a worker's answer about one sample. The task's code may forge it, so only finite numbers are accepted."""
+    """Read a worker's answer about one sample. Accept only finite numbers, as the task's code may forge an answer."""
     match answer:
         case {"components": dict(values), "answer": None | str() as found, "seconds": float(seconds)}:
             numbers = all(type(value) is float and math.isfinite(value) for value in values.values())

@@ -1,1 +1,1 @@
-"""Evaluation on held-out examples: `loop` samples and grades, `result` has the outcome, `intervals` its uncertainty."""
+"""Evaluation on held-out examples: `loop` samples and grades, `result` has averages, `intervals` their uncertainty."""

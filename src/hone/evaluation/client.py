@@ -3,8 +3,8 @@
     async with ChatClient(Endpoint("http://localhost:8000/v1")) as client:
         reply = await client.complete(model, messages, {"max_tokens": 100}, sample_id)
 
-Temporary errors are retried, as `hone.client` says. Other errors are a `Failure`. A wrong key or a missing model raises
-UserError, unless a request has succeeded. Once a server no longer answers, later requests fail at once.
+Temporary errors are retried, as `hone.client` says; other errors become a `Failure`. A wrong key or a missing model
+raises UserError, unless an earlier request succeeded. Once a server stops answering, later requests fail at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hone.web import MIB, TooLarge
 
 LARGEST_ANSWER = 64 * MIB
 LISTING = 10.0
-"""Most seconds for a server to list its models."""
+"""Maximum seconds for a server to list its models."""
 
 
 class Failure(Exception):
@@ -121,7 +121,7 @@ class ChatClient(Client):
         if names and model not in names:
             raise UserError(f"{url} has no model {model!r}: give -m one of {', '.join(names[:20])}")
         raise UserError(
-            f"{url} answers 404 ({reason}): check -b (hone appends `/chat/completions`; it mostly ends in /v1) and the "
+            f"{url} answers 404 ({reason}): check the URL after -b (hone appends `/chat/completions`) and the "
             "name after -m"
         )
 

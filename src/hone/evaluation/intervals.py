@@ -29,7 +29,7 @@ def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
 
     m ± t(0.975, E-1) · s with s² = E/(E-1) · Σ_e (Σ_i (x_ei - m))² / N², for E examples and N values in all: the
     cluster-robust variance of a mean. With equally many values per example this is Student's t interval over the
-    per-example means. Its width is 0 if these are equal.
+    per-example means. Its width is 0 if the means are equal.
     """
     values = [v for v in values if len(v)]
     if len(values) < 2:
@@ -48,8 +48,8 @@ def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
 def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> Interval | None:
     """Compute the interval of the mean of values in [low, high]; None with fewer than two examples.
 
-    If all values are `low` or `high` (a reward of 0 or 1), it is computed from the share of `high`; otherwise it is
-    `mean_interval`, clipped to [low, high], which keeps the coverage. Its width is 0 if all values are equal.
+    If all values are `low` or `high` (a reward of 0 or 1), the interval comes from the share of `high`. Otherwise it is
+    `mean_interval` clipped to [low, high], which keeps the coverage. Its width is 0 if all values are equal.
     """
     interval = mean_interval(values)
     if interval is None:
@@ -63,7 +63,7 @@ def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> I
 
 
 def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
-    """Compute the interval of the share of 1s among 0s and 1s, clustered by example; None without values."""
+    """Compute the interval of the share of 1s in `hits` (0s and 1s), clustered by example; None without values."""
     hits = [v for v in hits if len(v)]
     if not hits:
         return None
@@ -73,10 +73,10 @@ def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
 def clustered_share(hits_E: np.ndarray, sizes_E: np.ndarray) -> Interval:
     """Compute Wilson's interval of a share with the effective number of completions, N / deff.
 
-    hits_E: correct completions of each example; sizes_E: all completions of each, N in all. The design effect deff is
-    the cluster-robust variance of the share, divided by p(1 - p) / N (Kish, 1965). It is at least 1, and at most
-    Σ n² / N, its value if all completions of each example agree. k is the number of examples with a hit or, if smaller,
-    with a miss. It is small for shares near 0 and 1, so one more example with the largest deff is assumed: (k · deff +
+    An example has `sizes_E` completions, N in all, and `hits_E` of them are correct. The design effect deff is the
+    cluster-robust variance of the share, divided by p(1 - p) / N (Kish, 1965). It is at least 1, and at most Σ n² / N,
+    its value if all completions of each example agree. k is the number of examples with a hit or, if smaller, with a
+    miss. Near shares of 0 and 1, k is small, so one more example with the largest deff (most) is assumed: (k · deff +
     most) / (k + 1). With one completion per example this is Wilson's interval. Coverage: benchmarks/intervals.py.
     """
     count, examples = float(sizes_E.sum()), len(sizes_E)

@@ -4,7 +4,7 @@
     result.metrics()["eval/reverse-text/reward/mean"]
 
 The examples are the first of the eval split, so every model and seed gets the same examples, and results can be paired.
-Completions that could not be graded are left out of averages, and counted.
+Completions that could not be graded are counted, but left out of averages.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def evaluate(
 ) -> EvalResult:
     """Evaluate on the first `num_examples` examples of a split (all, if there are fewer).
 
-    A completion gets min(`max_tokens`, `seq_len` minus its prompt) tokens; its randomness is keyed by (seed, "eval",
-    policy version, example, rollout). `progress(done, total)` counts examples, after each batch. If `keeps_ended`,
-    Ctrl-C returns a result of the ended rollouts. UserError if there is no such split, or no room for a prompt.
+    A completion gets min(`max_tokens`, `seq_len` minus its prompt) tokens. Its randomness is keyed by (seed, "eval",
+    policy version, example, rollout). `progress(done, total)` counts examples after each batch. If `keeps_ended`,
+    Ctrl-C returns a result with the finished rollouts. Raises UserError for a missing split, or a prompt without room.
     """
     split = env.split(split_name)
     count, stopped = min(num_examples, len(split)), False
@@ -101,7 +101,7 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 def graded(
     env: Environment, examples: Mapping[int, Example], places: Sequence[Place], ended: Mapping[int, Any], seed: int
 ) -> list[EvalSample]:
-    """Grade the finished rollouts, `ended` by position in `places`; return their samples in the order of `places`."""
+    """Grade the finished rollouts in `ended` (by position in `places`); return samples in the order of `places`."""
     done = {places[n]: one for n, one in sorted(ended.items()) if isinstance(one, Rollout)}
     pairs = [(examples[index], one) for (index, _), one in done.items()]
     scores = env.grade_many(pairs, seed, [index for index, _ in done])

@@ -3,8 +3,8 @@
     hone eval gsm8k -m MODEL --profile gsm8k.parquet -n 2000 -r 8
     hone rl ... --orchestrator.env.profile gsm8k.parquet --orchestrator.env.pass-rate '[0.1, 0.9]'
 
-A row per example: `example_id`, `graded` and `correct` completions, `pass_rate`, and its 95 % interval (Wilson's) from
-`low` to `high`. A group in which all completions pass, or all fail, has no gradient.
+The file has a row for each example: `example_id`, `graded` and `correct` completions, `pass_rate`, and `low` and `high`
+of its 95 % interval (Wilson's). A group in which all completions pass, or all fail, has no gradient.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def write_profile(path: Path, result: EvalResult) -> None:
 def train_within(env: Environment, task: TaskConfig) -> None:
     """Train on the examples of `env` with a pass rate in `task.profile` within `task.pass_rate`.
 
-    At the first use of the split, reads the profile and sets `env.left_out`. Raises UserError then if the profile can't
-    be read, is of another task, or leaves no example.
+    The first use of the split reads the profile and sets `env.left_out`. It raises UserError if the profile can't be
+    read, is of another task, or leaves no example.
     """
     assert task.profile and task.pass_rate
     path, (least, most) = task.profile.expanduser(), task.pass_rate

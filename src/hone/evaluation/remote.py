@@ -1,4 +1,4 @@
-"""Evaluation of a model behind a URL: its server samples, the environment grades here.
+"""Evaluation of a model behind a URL. The server samples, and the environment grades on this machine.
 
 result = evaluate_url(endpoint, "Qwen/Qwen3-0.6B", env, num_examples=100, rollouts_per_example=4, body={}, seed=0)
 """
@@ -29,7 +29,7 @@ RESERVED = {
     "stream": "answers are read whole",
     "tools": "the environment sets them",
 }
-"""Keys of a request that aren't sampling arguments, and why."""
+"""Keys that a request's body must not have, and why."""
 
 
 def evaluate_url(
@@ -47,11 +47,11 @@ def evaluate_url(
 ) -> EvalResult:
     """Evaluate `model` behind `endpoint` as `evaluate` does, on the same examples.
 
-    Each turn is a request with `body` and a `seed`: 31 bits of the key of (`seed`, "eval", 0, example, rollout, and for
-    later turns the turn's number). Keys of `body` that are None are left out, also `seed`. With `exact_keys` a request
-    has all 64 bits as `key` instead: then hone's server makes the same completions as `evaluate` with the same weights.
-    `progress(done, total)` counts rollouts. UserError if there is no such split, or no request can succeed.
-    `EvalResult.failed` has single rollouts that failed, or that Ctrl-C cut off.
+    Each turn is a request with `body` and a `seed`: 31 bits of the key of (`seed`, "eval", 0, example, rollout, and the
+    number of a later turn). Keys of `body` with the value None, also `seed`, are left out. If `exact_keys`, a request
+    has the whole key (64 bits) as `key` instead; then hone's server makes the completions that `evaluate` makes with
+    the same weights. `progress(done, total)` counts rollouts. `EvalResult.failed` has the rollouts that failed or that
+    Ctrl-C ended. Raises UserError if there is no such split, or no request can succeed.
     """
     check_body(body)
     if (name := env.rubric.needs_ids) is not None:

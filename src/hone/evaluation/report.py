@@ -26,7 +26,7 @@ OUTCOME_STYLES = {
     "grader_timeout": "bold red",
 }
 _LONGEST = 2000
-"""Most characters to show of a message; `results.jsonl` has all."""
+"""Characters of a message to show; `results.jsonl` has the whole message."""
 _MESSAGES = 8
 """Messages to show at each end of a conversation."""
 

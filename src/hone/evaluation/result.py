@@ -40,7 +40,6 @@ class EvalSample:
 
     @property
     def completion_tokens(self) -> int | None:
-        """Number of sampled tokens; None if not counted."""
         return self.trajectory.completion_tokens
 
     def row(self) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _row(one: EvalSample | FailedRollout, completion: list[Message]) -> dict[str
 
 @dataclass(frozen=True)
 class RequestStats:
-    """The requests to a server: seconds of each answered request, retries, and the most at one time."""
+    """The requests to a server: seconds of each answered request, number of retries, and most requests at one time."""
 
     seconds: list[float]
     retries: int
@@ -111,7 +110,7 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The samples of one evaluation, example by example. `seconds` by phase: sample, grade.
+    """The samples of one evaluation, example by example. `seconds`: the duration of each phase ("sample", "grade").
 
     `failed`: rollouts that the server did not deliver, or that Ctrl-C ended (`stopped`); no average includes them.
     """
@@ -124,13 +123,11 @@ class EvalResult:
     failed: list[FailedRollout] = field(default_factory=list)
     requests: RequestStats | None = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
-    """The range of each reward component that the rubric declares."""
     label: str = ""
-    """Name of the task in messages; "" for its id."""
     stopped: bool = False
 
     def __repr__(self) -> str:
-        """Return the figures, not the samples: a notebook shows this."""
+        """Return the figures without the samples, for a notebook."""
         reward = f"reward {self.rewards.mean():.3f}" if len(self.rewards) else "no reward"
         if self.reward_interval is not None:
             reward += f" (95 % interval {self.reward_interval.low:.3f} to {self.reward_interval.high:.3f})"
@@ -141,7 +138,7 @@ class EvalResult:
         return [r.row() for r in sorted([*self.samples, *self.failed], key=lambda r: (r.index, r.rollout))]
 
     def tokens(self) -> tuple[list[int], list[int]] | None:
-        """Return the numbers of tokens of prompts and of completions; None if the server did not count all tokens."""
+        """Return the token counts of the prompts and of the completions; None if the server did not count them all."""
         prompts = [s.prompt_tokens for s in self.samples if s.prompt_tokens is not None]
         completions = [s.completion_tokens for s in self.samples if s.completion_tokens is not None]
         counted = 0 < len(self.samples) == len(prompts) == len(completions)
@@ -177,7 +174,7 @@ class EvalResult:
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """(Least, largest) possible reward: of declared ranges (default: 0 to 1) and observed values."""
+        """(Least, largest) possible reward, by the declared ranges (default: 0 to 1) and the observed values."""
         scores = [s.score for s in self.samples if s.graded]
         low = high = 0.0
         for name, weight in (scores[0].weights if scores else {}).items():
@@ -196,7 +193,6 @@ class EvalResult:
 
     @cached_property
     def correct_interval(self) -> Interval | None:
-        """95 % interval of `correct`: see `share_interval`."""
         return share_interval(self._hits())
 
     @cached_property
@@ -204,7 +200,6 @@ class EvalResult:
         return pass_at_ks([(len(hits), int(hits.sum())) for hits in self._hits()], self.rollouts_per_example)
 
     def _hits(self) -> list[np.ndarray]:
-        """Return, by example, 1 for each correct graded sample and 0 for any other graded sample."""
         return [np.array([s.score.outcome is Outcome.CORRECT for s in g], dtype=np.float64) for g in self.by_example]
 
     def metrics(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """An evaluation on disk: `results.jsonl` (a line per completion) and `metadata.json` (settings, metrics, timings).
 
-With them are `run.json` and `config.toml`, as in every directory that hone writes.
+The folder also has `run.json` and `config.toml`, like every folder that hone writes.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def make_folder(folder: Path) -> list[Path]:
 def save_results(
     folder: Path, config: EvalConfig, result: EvalResult, command: list[str], sources: dict[str, str]
 ) -> None:
-    """Write all four files, run.json last, or no file. Replaces an evaluation in `folder`.
+    """Write all four files (run.json last) or no file. Replaces an earlier evaluation in `folder`.
 
-    `sources` are digests of the task and its examples. If the disk refuses the files, they go into a temporary folder,
-    which the UserError names.
+    `sources` are digests of the task and its examples. If the disk refuses the files, hone writes them into a temporary
+    folder, and the UserError names the folder.
     """
     files = {view.RESULTS: "".join(to_lines(result.rows())), view.CONFIG: to_toml(config)}
     tokens = result.tokens()

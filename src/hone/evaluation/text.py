@@ -1,10 +1,10 @@
-"""Rollouts with a model behind a URL that answers in text. They don't wait for each other.
+"""Rollouts with a model behind a URL that answers in text. Rollouts don't wait for each other.
 
     server = TextServer(client, "Qwen/Qwen3-0.6B", seed=0, body_of=body_of)
     rollout = await attempt(env, TextModel(driver, 0, example, (0, 0), server))
 
-The server counts tokens: a conversation that exceeds its context is truncated. Tool calls come from the server, or else
-from the text. A program's requests go to the server.
+The server counts tokens, and a conversation that exceeds its context is truncated. Tool calls are read from the
+server's `tool_calls` or, if there are none, from the text. A program's requests go to the server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hone.types import Example, Message, Rollout, Usage
 class TextServer:
     """The model `name` behind `client`; `seed` is for random choices of environments.
 
-    `body_of(place, number)` is a request without model, messages and tools; `number` counts a rollout's calls.
+    `body_of(place, number)` returns a request without model, messages and tools. `number` counts a rollout's calls.
     """
 
     client: ChatClient
@@ -36,7 +36,7 @@ class TextServer:
     seed: int
     body_of: Callable[[Place, int], dict[str, Any]]
     more: dict[str, Any] = field(default_factory=dict)
-    """Further keys of requests with tools."""
+    """Further keys for requests with tools."""
 
 
 async def attempt(env: Environment, model: TextModel) -> Rollout | Failure:
@@ -78,9 +78,7 @@ class TextModel(Model):
         return Turn(message, reply.stop_reason)
 
     async def _complete(self, messages: list[Message], tools: Tools, body: dict[str, Any]) -> Rollout | Failure:
-        """Request an answer. A server that refuses tools because it can't parse calls gets tool_choice "none" from then
-        on.
-        """
+        """Request an answer. If the server refuses tools because it can't parse calls, set tool_choice to "none"."""
         server = self.server
         offered = {"tools": tools, **server.more} if tools else {}
         reply = await server.client.complete(server.name, messages, offered | body, self.sample_id)

@@ -1,4 +1,4 @@
-"""Runs reward functions, and decides outcomes. Knows nothing of environments."""
+"""Runs reward functions and decides outcomes. Imports nothing of `hone.environments`."""
 
 from __future__ import annotations
 

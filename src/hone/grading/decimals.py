@@ -1,7 +1,7 @@
-"""Equality of rational numbers, for all graders of numbers and of mathematics.
+"""Compares rational numbers, for all graders of numbers and mathematics.
 
-Numbers must be exactly equal. Exception: a decimal of at least six significant digits also equals a number that rounds
-to it, if that number has no finite decimal: `0.333333` for 1/3, but neither `0.33333` nor `0.333334`.
+Two numbers must be exactly equal, with one exception: a decimal of at least six significant digits also equals a
+fraction that rounds to it and has no finite decimal. So `0.333333` equals 1/3, but `0.33333` and `0.333334` do not.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import re
 from fractions import Fraction
 
 LEAST_DIGITS = 6
-"""Fewest significant digits of a decimal that may stand for the unrounded number."""
+"""A decimal needs this many significant digits to stand for a number that rounds to it."""
 DECIMAL = re.compile(r"[0-9,]*\.[0-9]+")
 
 
 def same_rational(one: Fraction, other: Fraction, one_numeral: str = "", other_numeral: str = "") -> bool:
     """Return True if the numbers are equal, or one number is the other number rounded.
 
-    The numerals are the decimals as written, without sign, exponent and percent sign; "" if not a decimal.
+    `one_numeral` and `other_numeral` are the decimals as written, without sign, exponent and percent sign; "" for a
+    number that was not written as a decimal.
     """
     return (
         one == other
@@ -34,5 +35,4 @@ def is_rounded(numeral: str, decimal: Fraction, value: Fraction) -> bool:
 
 
 def _is_finite(value: Fraction) -> bool:
-    """Return True if the decimal expansion of `value` ends."""
     return pow(10, value.denominator.bit_length(), value.denominator) == 0

@@ -1,7 +1,7 @@
 """Runs reward functions in this process. A failure is a value, never an exception or a reward of 0.
 
-Code that may wait for an async function is written as `Work`, a generator that yields each awaitable and receives its
-result; `together` runs many. So plain functions need no event loop, and async functions wait at the same time.
+Code that may wait for an async function is a generator (`Work`), which yields each awaitable and receives its result.
+`together` runs many generators. Plain functions need no event loop, and all async functions wait at the same time.
 
     [right, wrong] = together([run_reward(func, {"answer": "4"}), run_reward(func, {"answer": "5"})])
 """
@@ -30,7 +30,7 @@ from hone.types import Outcome
 
 T = TypeVar("T")
 Work = Generator[Awaitable[Any], Any, T]
-"""A generator for `together`."""
+"""A generator that yields awaitables and receives their results. `together` runs it."""
 
 _NUMBERS = {bool, int, float}
 _NUMBERS |= {np.dtype(code).type for code in ("?", *np.typecodes["AllInteger"], *np.typecodes["Float"])}
@@ -43,10 +43,10 @@ _of_thread = threading.local()
 
 @dataclass(frozen=True)
 class GraderFailure:
-    """A reward function gave no usable value. `detail` has the traceback, or the returned value.
+    """The failure of a reward function that gave no usable value. `detail` has the traceback or the returned value.
 
-    `lost`: the process gave no answer, because it ended, was killed, or wrote something else. `killed`: signals from
-    outside ended the process and its replacement, so another try may succeed.
+    `lost`: the grading process gave no answer, because it ended, was killed, or wrote something else. `killed`: signals
+    from outside ended the process and its replacement, so another try may succeed.
     """
 
     outcome: Outcome
@@ -61,12 +61,12 @@ class GraderFailure:
 
 
 def inside() -> bool:
-    """Return True in a process of `hone.grading.pool`, where code is already protected."""
+    """Return True in a process of `hone.grading.pool`, where limits already apply to the code."""
     return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
 
 
 def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the `offered` arguments that `func` takes (all if `**kwargs`). ValueError(name) if it needs another."""
+    """Return the `offered` arguments that `func` takes. Raises ValueError(name) if `func` requires another argument."""
     names: list[str] = []
     for parameter in inspect.signature(func).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -79,7 +79,7 @@ def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[
 
 
 def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | GraderFailure]:
-    """Call the function; await it if async. Return an exception as a failure, also `sys.exit`, but raise Ctrl-C."""
+    """Return the function's result, awaited if async. An exception, even `sys.exit`, is a failure; Ctrl-C is raised."""
     try:
         value = func(*args, **kwargs)
     except KeyboardInterrupt:
@@ -90,7 +90,7 @@ def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | G
 
 
 def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[float | GraderFailure | None]:
-    """Return a reward function's number, None if it abstains, or a failure."""
+    """Return a reward function's number, None if the function abstains, or a failure."""
     value = yield from attempt(func, **kwargs)
     if value is None or isinstance(value, GraderFailure):
         return value
@@ -100,10 +100,11 @@ def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[floa
 def together(
     works: Sequence[Work[T]], timeout: float | None = None, held_up: Callable[[], None] = lambda: None
 ) -> list[T]:
-    """Run `works`; return their results in order. Awaitables are awaited concurrently, each up to `timeout` seconds.
+    """Run all `works` and return their results in order. The works' awaitables are awaited at the same time.
 
-    Later results are failures. `held_up` runs if a timeout was noticed late: something blocked the event loop, so other
-    works may time out. Between waits, works run in order: no result depends on which awaitable ends first.
+    An awaitable that takes more than `timeout` seconds becomes a failure. `held_up` is called if a timeout is noticed
+    late: something blocked the event loop, so that other works may time out. Between waits, the works run in order, so
+    no result depends on which awaitable ends first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))
@@ -134,17 +135,17 @@ def as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the traceback from the reward function on, without memory addresses: all runs write the same text."""
+    """Return the traceback, beginning at the reward function, without memory addresses: they differ between runs."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames)).strip()
     return cut(_ADDRESS.sub("0x…", redact(text)), MAX_DETAIL)
 
 
 def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool) -> Outcome:
-    """Return the outcome of a graded completion: the first that applies, in the order of `Outcome`.
+    """Return the outcome of a graded completion: the first member of `Outcome` that applies.
 
-    `correctness` is the value of the rubric's correctness function before its weight (None: it abstained).
-    `well_formed`: the parser found an answer; `truncated`: the length limit stopped sampling.
+    `correctness` is the unweighted value of the rubric's correctness function, or None if the function abstained.
+    `well_formed`: the parser found an answer. `truncated`: the length limit stopped sampling.
     """
     if correctness is not None and correctness >= 1.0:
         return Outcome.CORRECT
@@ -156,7 +157,7 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
 def _wait(
     awaitables: list[Awaitable[Any]], timeout: float | None, held_up: Callable[[], None]
 ) -> list[Any | GraderFailure]:
-    """Await all awaitables, in a separate thread if an event loop runs in this one, as in a notebook."""
+    """Await all awaitables: in a separate thread if this thread already runs an event loop, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
         results = await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
@@ -176,7 +177,7 @@ def _wait(
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `main()` in this thread's event loop, which is reused: reward functions' clients and locks need that."""
+    """Run `main()` in this thread's event loop. All calls share one loop, because clients and locks need that."""
     runners: dict[int, asyncio.Runner] = vars(_of_thread).setdefault("runners", {})
     runner = runners.setdefault(os.getpid(), asyncio.Runner())
     try:
@@ -188,7 +189,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @functools.cache
 def _beside(process: int) -> ThreadPoolExecutor:
-    """Return this process's executor of one thread, for async functions while an event loop runs here."""
+    """Return the process's executor of one thread. It runs async functions if the caller runs an event loop."""
     return ThreadPoolExecutor(1, "hone-reward")
 
 
@@ -209,7 +210,7 @@ async def _settle(awaitable: Awaitable[Any], timeout: float | None, held_up: Cal
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a failure's detail, escaped; in a traceback, this is the exception."""
+    """Return the last line of a failure's detail, escaped. The last line of a traceback is the exception."""
     return (printable(text).strip().splitlines() or ["no reason was given"])[-1]
 
 
@@ -218,5 +219,5 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut the middle out of a text longer than `limit` characters; a traceback ends with the exception."""
+    """Cut the middle out of a text longer than `limit` characters. The end stays: it names a traceback's exception."""
     return text if len(text) <= limit else text[: limit // 4] + "\n…\n" + text[-3 * limit // 4 :]

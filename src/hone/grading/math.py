@@ -1,8 +1,8 @@
 r"""Compare two pieces of mathematics: LaTeX, fractions, sets, intervals, matrices, words.
 
-math-verify reads them and `math_worker.py` compares them. math-verify limits its time by SIGALRM, which works only on
-the main thread and stops no C code, and its timeout means "different". So here the kernel limits the time, in the
-grading process or in a separate one: \binom{999999999}{499999999} kills it after 5 seconds of processor time.
+math-verify parses both texts and `math_worker.py` compares them. math-verify's own time limit uses SIGALRM: it works
+only on the main thread, can't stop C code, and its timeout means "different". So hone compares in the grading process
+or a separate one, and the kernel limits the processor time: \binom{999999999}{499999999} is stopped after 5 seconds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hone.grading.pool import NoVerdict, Worker
 from hone.types import Outcome
 
 LONGEST = 512
-"""Most characters of an answer; a longer answer cannot be read."""
+"""Maximum characters of an answer. A longer answer counts as unreadable."""
 CPU_SECONDS = 5
 CLOCK_SECONDS = 60.0
-"""Limit of wall time, for a worker that waits instead of working."""
+"""Limit of wall time. It ends a worker that waits and so uses no processor time."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _WORD = re.compile(r"[^\W\d_]+")
@@ -45,18 +45,18 @@ _POINT = re.compile(r"(?<![\w.,])\d+\.\d+(?![\w,]|\.\d)")
 # Before exactly three digits it parts thousands, in brackets the coordinates of a point.
 _COMMA = re.compile(r"(?<![\w.,(\[{])\d+,(?!\d{3}(?!\d))\d+(?!\d|[.,]\d|,|\s*\\?[)\]}])")
 _LARGEST = 10_000
-"""Larger exponents and factorials would take too long to compute."""
+"""Larger exponents, and factorials of larger numbers, would take too long to compute."""
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _MOST_LETTERS = 24
 _QUOTED = re.compile(r"(?<![\w)}'])(['\"])[^'\"]+\1")
 
 
 def same(answer: str, gold: str) -> bool | GraderFailure | None:
-    """Return True if `answer` equals `gold`; None if the answer cannot be read; a failure if comparing fails.
+    """Return True if `answer` equals `gold`, None if the answer can't be read, a failure if the comparison fails.
 
     Identical texts are equal. A comma is a decimal point if the other text has the same digits with a point. Words
-    (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. An answer with a base (`12_{8}`) that the
-    gold does not have is different. Raises UserError if math-verify is not installed.
+    (`\\text{Evelyn}`, `Evelyn`) are compared as text, without case. An answer with a base (`12_{8}`) differs from a
+    `gold` without this base. Raises UserError if math-verify is not installed.
     """
     answer, gold = tidy(answer), tidy(gold)
     if answer and answer == gold:
@@ -83,7 +83,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def _same_ratio(answer: str, gold: str) -> bool | None:
-    """Compare ratios by their quotients, other texts unchanged. A quotient may answer a gold ratio of two terms."""
+    """Compare ratios by their quotients, and other texts as they are. A quotient may answer a ratio of two terms."""
     terms, gold_terms = (
         [] if match is None else match[1].split(":") for match in map(_RATIO.fullmatch, (answer, gold))
     )
@@ -98,8 +98,8 @@ def _same_ratio(answer: str, gold: str) -> bool | None:
 def readable(text: str) -> bool:
     """Return True if `text` may be mathematics.
 
-    `text` must not be empty or too long; its braces are balanced; spaces between digits separate thousands. It has no
-    quoted string, and no tower of powers that can't be computed.
+    It must not be empty or too long. Its braces must be balanced, and spaces between digits must separate thousands. It
+    must have no quoted string, and no power or factorial that is too large to compute.
     """
     text = tidy(text)
     if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):
@@ -137,7 +137,7 @@ def balanced(text: str) -> bool:
 
 
 def tidy(text: str) -> str:
-    """Strip `text` of delimiters, bold, spacing commands, runs of white space, spaces in numbers, a last full stop."""
+    """Remove delimiters, bold, spacing commands, repeated white space, spaces in numbers, and the final full stop."""
     text = text.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])", "", text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
@@ -166,7 +166,6 @@ def _mixed(match: re.Match[str]) -> str:
 
 
 def _spelled(char: str) -> str:
-    """Return a character such as ½ as a fraction; leave other characters unchanged."""
     if not unicodedata.decomposition(char).startswith("<fraction>"):
         return char
     above, below = unicodedata.normalize("NFKC", char).split("⁄")
@@ -180,7 +179,7 @@ def _is_words(text: str) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Return True if `text` has more letters than a formula: reading it as a product would take seconds."""
+    """Return True if `text` has too many letters for a formula. Parsing them as a product would take seconds."""
     return len(re.findall(r"[^\W\d_]", _COMMAND.sub(" ", _TEXT.sub(" ", text)))) > _MOST_LETTERS
 
 
@@ -190,7 +189,7 @@ def _plain(text: str) -> str:
 
 @functools.lru_cache(maxsize=2**16)
 def _verdict(answer: str, gold: str) -> bool | None:
-    """Return math-verify's verdict, cached. Raises NoVerdict, not cached, if there is no verdict."""
+    """Return `math_worker`'s verdict, and cache it. Raises NoVerdict, which is not cached."""
     if not inside():
         return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
     try:

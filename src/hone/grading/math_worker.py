@@ -1,14 +1,14 @@
 r"""Compare two pieces of mathematics, in a separate process for `hone.grading.math`.
 
-math-verify's LaTeX grammar reads them; its reader of plain expressions is not used, because it calls `eval`.
-hone compares, because math-verify rounds to six decimal places, which makes all tiny numbers equal:
+math-verify's LaTeX grammar parses both texts. Its parser of plain expressions calls `eval`, so hone doesn't use it. Its
+comparison rounds to six decimal places, so that all tiny numbers are equal. hone compares by these rules:
 
-- Rational numbers are compared by `hone.grading.decimals`; irrational ones are equal if 50 significant digits agree.
-  A decimal of six significant digits or more may stand for an irrational number, too: `3.14159` for \pi.
+- Rational numbers are compared by `hone.grading.decimals`. Irrational numbers are equal if 50 significant digits agree.
+  A decimal of six or more significant digits, such as `3.14159`, may stand for an irrational number, such as \pi.
 - Formulas are equal if sympy simplifies their difference to 0, with decimals as exact fractions.
 - An equation stands for its right side if it is `name = value`, or if its sides are equal and have no variables.
 
-Members of tuples, sets, intervals and matrices, and the solutions of equations, are compared by the same rules.
+The same rules hold for members of tuples, sets, intervals and matrices, and for solutions of equations.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FLIPPED = {sympy.StrictGreaterThan: sympy.StrictLessThan, sympy.GreaterThan: sy
 
 
 def start() -> Callable[[list[str]], bool | None]:
-    """Return a function of `[answer, gold]`: True if they are equal, None if the answer cannot be read."""
+    """Return a function of `[answer, gold]`. It returns True if they are equal, None if the answer can't be read."""
 
     def equal(question: list[str]) -> bool | None:
         try:
@@ -57,7 +57,7 @@ def start() -> Callable[[list[str]], bool | None]:
 
 @dataclass(frozen=True)
 class _Term:
-    """An expression, or a part of one. `numerals`: decimals in the text, as written."""
+    """An expression or a part of one. `numerals` has the digits of each decimal as written."""
 
     expr: Any
     numerals: dict[Any, str]
@@ -138,9 +138,9 @@ def _is_closed(sides: Sequence[Any]) -> bool:
 
 
 def _stated(term: _Term, sides: list[Any], is_gold: bool = False) -> _Term | None:
-    """Return the value that an equation states, or None; any other expression states itself.
+    """Return the value that an equation states, or None. An expression that is no equation is returned as it is.
 
-    The numbers in a chain must be equal: `x = 2 + 4 = 7` states nothing. A gold answer is not checked.
+    The numbers in a chain must be equal: `x = 2 + 4 = 7` states no value. A gold answer is not checked.
     """
     if not sides:
         return term
@@ -222,7 +222,7 @@ def _matches(ones: Sequence[Any], others: Sequence[Any], same: Callable[[Any, An
 
 
 def _same_sets(gold: _Term, answer: _Term) -> bool:
-    """Compare sets, tuples and intervals. A tuple's order counts, also for an answer without brackets."""
+    """Compare sets, tuples and intervals. The order of a tuple counts, even if the answer has no brackets."""
     right, given = gold.expr, answer.expr
     if isinstance(right, sympy.Interval) and isinstance(given, sympy.Interval):
         ends = ((right.start, given.start), (right.end, given.end))
@@ -244,7 +244,7 @@ def _same_sets(gold: _Term, answer: _Term) -> bool:
 
 
 def _members(expr: Any, ordered: bool) -> Sequence[Any] | None:
-    """Return the members of a tuple or set, or [the value]. The grammar reads a point (1, 2) as an open interval."""
+    """Return the members of a set, tuple or point, or (value,). The grammar reads a point as an open interval."""
     if isinstance(expr, sympy.Interval):
         return (expr.start, expr.end) if expr.is_open else None
     if isinstance(expr, sympy.FiniteSet | sympy.Tuple):

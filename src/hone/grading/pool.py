@@ -3,13 +3,13 @@
     with Pool(script, arguments, "grading", workers=4) as pool:
         answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
 
-A question that hangs, crashes or takes too much fails alone: its process is replaced. If the process was killed from
-outside, the question is asked again. The kernel enforces the limit of processor time. Load changes no verdict: the
-limit of wall time excludes waits for a core, up to ten times the limit. When a process (`process_main.py`) or hone
-ends, everything that the process started ends, too, also in another session.
+A question that hangs, crashes or exceeds a limit fails alone, and its process is replaced. If the process was killed
+from outside, the question is asked again. The kernel enforces the limit of processor time. The limit of wall time
+excludes waits for a core, up to ten times the limit, so that load changes no verdict. When a process
+(`process_main.py`) or hone ends, everything that the process started ends with it, also in another session.
 
-Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves processes of a task alive, takes 4 seconds more for
-code that ignores signals, limits no memory or processor time, and is no faster.
+Pebble (5.2, measured by `benchmarks/grading.py`) is not used: it leaves processes of a task alive, takes 4 seconds more
+for code that ignores signals, limits neither memory nor processor time, and is no faster.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from hone.types import Outcome
 
 MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 600.0
-"""Seconds for a process to get ready, perhaps with downloads."""
+"""Maximum seconds until a process is ready. It may have to download files."""
 OnAnswer = Callable[[int, Any], None]
 """Called with the number of answers so far, and the latest answer."""
 _MAIN = str(Path(__file__).with_name("process_main.py"))
 _LONGEST = 17 * 2**20
-"""Most bytes of a line; `process_main` writes fewer."""
+"""Maximum bytes of a line. `process_main` writes shorter lines."""
 _WORDS = 2**16
 """Bytes to read from the end of a process's stderr."""
 _CLOSING_SECONDS = 10.0
@@ -54,16 +54,16 @@ _CLOSING_SECONDS = 10.0
 _END_SECONDS = 10.0
 """Seconds for the keeper to end its processes, before it is killed."""
 _MOST_STARVED = 10
-"""Most extra wall time for waits for a core, in multiples of a question's limit: among many processes, each may wait
-nearly all the time."""
+"""Maximum extra wall time for waits for a core, in multiples of a question's limit. It is large, because one process
+of many may wait nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
-"""Retries of a question: after its process was killed from outside; after the keeper was (perhaps by an earlier
-question's code)."""
+"""Retries of a question after its process was killed from outside, and after the keeper was killed (perhaps by the
+code of an earlier question)."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 """One thread each: there is a process per core, and threads take limited address space."""
 _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-"""Signals sent by a user or the system (out of memory); others come from the code itself."""
+"""Signals that a user sends, or the system when memory is short. Other signals come from the task's code."""
 
 
 class StartFailure(Halt):
@@ -79,11 +79,11 @@ class NoVerdict(Exception):
 
 
 class InvalidAnswer(Exception):
-    """The answer is malformed: other code wrote to the pipe."""
+    """The answer is malformed, because the task's code wrote to the pipe."""
 
 
 class Closed(Exception):
-    """No more answers come: the process ends, or other code closed the pipe."""
+    """No more answers will come: the process is ending, or the task's code closed the pipe."""
 
 
 class Stopped(Exception):
@@ -99,11 +99,11 @@ class ExitStatus:
 
     @property
     def killed(self) -> bool:
-        """True if a signal from outside ended it: not the question's fault."""
+        """True if a signal from outside ended the process, so that the question is not at fault."""
         return self.code is None or -self.code in _OUTSIDE
 
     def failure(self, doing: str, seconds: float | None) -> GraderFailure:
-        """Return the failure of a question that ended a process while `doing`; `seconds`: limit of processor time."""
+        """Return the failure of a question that ended its process. `seconds`: the limit of processor time."""
         if self.code in (-signal.SIGPROF, -signal.SIGXCPU):
             detail = f"{doing} took {seconds:g} seconds of processor time" if seconds else f"{doing} took too long"
             return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
@@ -115,10 +115,10 @@ class ExitStatus:
 
 
 class Process:
-    """One process, started by the constructor. It and all that it started end with this object."""
+    """One process, started by the constructor. The process and everything that it started end with this object."""
 
     ahead: Any = None
-    """The next question and its limits: sent to a remote process while it answers the current one."""
+    """The next question with its limits. A remote process gets it while it answers the current question."""
     is_far = False
     """True if sending a question may take longer than answering it."""
 
@@ -157,16 +157,16 @@ class Process:
         self._send(setting)
 
     def get_ready(self, stop: int) -> str | None:
-        """Wait until the process can answer. Return an error of its start, or None; raises as `ask` does."""
+        """Wait until the process can answer. Return the error of its start, or None. Raises the errors of `ask`."""
         _, error, last = self._receive(self._late, stop)
         self.ready = not last
         return error
 
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
-        """Return (answer, traceback, True if the process now ends). The traceback is None if there is an answer.
+        """Return (answer, traceback or None, True if the process now ends).
 
-        Raises InvalidAnswer, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds, plus the
-        longest wait of one of its threads for a core (at most `_MOST_STARVED` times `clock`).
+        Raises InvalidAnswer or Closed; Stopped once `stop` can be read; TimeoutError after `clock` seconds plus the
+        longest time that a thread of the process waited for a core, at most `_MOST_STARVED` times `clock`.
         """
         self._number += 1
         self._send([self._number, cpu, question])
@@ -240,12 +240,12 @@ class Process:
 
 
 class Pool:
-    """At most `workers` processes. Each answers with the function that `start(*arguments)` of file `script` returns.
+    """Up to `workers` processes, which start with the first questions and end with the pool.
 
-    They run in the interpreter `python` (which needs no hone), may take `memory_bytes` more memory once they are ready,
-    start with the first questions, and end with the pool. Questions, answers and `arguments` are JSON. `environment`
-    adds variables. `doing` names the work in a failure: "grading". Several threads may use the pool, in turn; in a
-    forked process the pool starts new processes.
+    Each process answers with the function that `start(*arguments)` of the file `script` returns. Questions, answers and
+    `arguments` are JSON. The interpreter `python` needs no hone. A process that is ready may take `memory_bytes` more
+    memory. `environment` adds variables. `doing` names the work in a failure: "grading". Several threads may use the
+    pool, one at a time. In a forked process the pool starts new processes.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class Pool:
         return [process.pid for process in self._processes if process is not None]
 
     def start(self, count: int) -> None:
-        """Start processes until there are `count`, at most `workers`, without waiting for them to be ready."""
+        """Start processes until there are `count`, at most `workers`. Don't wait until they are ready."""
         with self._lock:
             for i in range(min(count, self.workers)):
                 self._processes[i] = self._processes[i] or self._start()
@@ -294,7 +294,7 @@ class Pool:
         on_answer: OnAnswer = lambda done, answer: None,
         times: Sequence[int] = (),
     ) -> list[Any | GraderFailure]:
-        """Return the answers in the order of the questions, as `open_round` does; `times` as in `RequestBatch.put`."""
+        """Return the answers in the order of the questions. Limits are as in `open_round`, `times` as in `put`."""
         with self.open_round(cpu_seconds, clock_seconds, doing) as round:
             self.start(len(questions))
             # A thread would take longer than many a question.
@@ -305,11 +305,11 @@ class Pool:
     def open_round(
         self, cpu_seconds: float | None, clock_seconds: float, doing: str | None = None
     ) -> Iterator[RequestBatch]:
-        """Yield a batch of questions. Each question is asked as soon as a process is free, while the block runs.
+        """Yield a batch of questions. While the block runs, each question is asked as soon as a process is free.
 
-        A question that raises, or exceeds a limit, gets a failure as its answer. `cpu_seconds` (None: no limit) limit
-        processor time, whatever the load; `clock_seconds` limit wall time. An exception in the block, such as Ctrl-C,
-        ends all processes. Other threads wait until the block ends; this thread must not open a second batch in it.
+        The answer to a question that raises or exceeds a limit is a failure. `cpu_seconds` (None: no limit) limits
+        processor time and `clock_seconds` wall time. An exception in the block, such as Ctrl-C, ends all processes.
+        Other threads wait until the block ends; this thread must not open a second batch in it.
         """
         with self._lock:
             assert not self._round_is_open, "two rounds would take each other's answers"
@@ -339,7 +339,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a forked process, forget the pools' processes, which answer the parent process."""
+    """In a forked process, forget the pools' processes, which answer only the parent process."""
     for pool in list(_pools):
         pool._forget()
 
@@ -349,7 +349,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class RequestBatch:
-    """Questions and their answers. For each process a thread asks one question after another."""
+    """Questions and their answers. For each process, one thread asks questions one after another."""
 
     def __init__(self, pool: Pool, cpu: float | None, clock: float, doing: str) -> None:
         self.pool, self.cpu, self.clock, self.doing = pool, cpu, clock, doing
@@ -367,7 +367,7 @@ class RequestBatch:
         self._stop, self._stopped = os.pipe()
 
     def put(self, *questions: Any, at_once: bool = True, times: Sequence[int] = ()) -> None:
-        """Queue questions. If `at_once`, threads ask them now, else `answers` does. `times` multiplies their limits."""
+        """Queue questions. If `at_once`, threads ask them now, else `answers` does. `times` multiplies the limits."""
         timed = zip(questions, times or [1] * len(questions), strict=True)
         with self._changed:
             first = len(self._questions)
@@ -381,7 +381,7 @@ class RequestBatch:
             self._threads[-1].start()
 
     def answers(self, on_answer: OnAnswer = lambda done, answer: None) -> list[Any | GraderFailure]:
-        """Return all answers in the order of the questions. Call no `put` afterwards. StartFailure if a start fails."""
+        """Return all answers in the order of the questions. Raises StartFailure. Don't call `put` afterwards."""
         self._end()
         if not self._threads:
             self._serve(0)
@@ -434,7 +434,7 @@ class RequestBatch:
             self._answered.put((-1, error))
 
     def _one_waits(self) -> bool:
-        """Wait for a question; return False if no more can come. A question that lost its process is queued again."""
+        """Wait for a question. Return False once all are answered: until then, a question may be queued again."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or (self._complete and self._unanswered <= 0))
             return bool(self._waiting)
@@ -451,7 +451,7 @@ class RequestBatch:
             self._changed.notify()
 
     def _ready(self, place: int) -> Process:
-        """Return the process at this place, or a new one, once it is ready. StartFailure if it can't start."""
+        """Return the process at this place, or a new process, once it is ready. Raises StartFailure."""
         processes = self.pool._processes
         while True:
             process = processes[place] = processes[place] or self.pool._start()
@@ -515,7 +515,6 @@ class Worker:
     def __init__(self, script: Path, arguments: Sequence[Any], doing: str, python: str = sys.executable) -> None:
         self._pool = Pool(script, arguments, doing, python=python)
         self.close = self._pool.close
-        """Ends the process, if there is one."""
 
     def ask(self, question: Any, cpu_seconds: float, clock_seconds: float) -> Any:
         """Return the answer. Raises NoVerdict if the function raised, took too long, or could not be asked."""
@@ -529,16 +528,16 @@ class Worker:
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Return True if `fd` has data, or has ended, within this time."""
+    """Return True if `fd` has data, or is closed, within this time."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(1000 * seconds))
 
 
 def _core_waits(pid: int) -> dict[str, float]:
-    """Return the seconds that each thread of a process and of its descendants has waited for a core.
+    """Return the seconds that each thread of a process and its descendants has waited for a core.
 
-    Empty if the system has no `schedstat` (its second number, in nanoseconds).
+    The source is the second number in `schedstat`, in nanoseconds. Without this file the result is empty.
     """
     waits: dict[str, float] = {}
     below = [str(pid)]

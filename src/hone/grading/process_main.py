@@ -2,15 +2,15 @@
 
     python -P process_main.py STATUS_FD
 
-It forks at once. The *keeper* imports little: it waits until the worker has ended or hone is gone, kills all that the
-worker started, also in another process group or session, and writes the worker's exit code to STATUS_FD. The *worker*
-reads `{"script", "arguments", "memory", "number"}` from the standard input: `start(*arguments)` of the file `script`
-returns the function that answers. It writes a line with `number` when it is ready. Then it answers each line `[number,
-seconds, question]` by a line `[number, last, answer, error]`: `error` is a traceback or null. If the code left traces
-(see `Traces`), `last` is true and the worker ends.
+The process forks at once. The parent, the *keeper*, waits until the worker has ended or hone is gone. Then it kills all
+that the worker started, also in another process group or session, and writes the worker's exit code to STATUS_FD. The
+child, the *worker*, reads `{"script", "arguments", "memory", "number"}` from the standard input. `start(*arguments)` of
+the file `script` returns the function that answers questions. The worker writes a line with `number` when it is ready.
+Then it answers each line `[number, seconds, question]` by a line `[number, last, answer, error]`, where `error` is a
+traceback or null. If the function left traces (see `Traces`), `last` is true and the worker ends.
 
-The kernel ends a worker if a question takes more than `seconds` of processor time (null: no limit). The code's output
-is dropped, its standard input is empty, and a process that it forks cannot answer.
+The kernel ends a worker if a question takes more than `seconds` of processor time (null: no limit). The function's
+output is dropped, its standard input is empty, and a process that it forks cannot answer.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ import traceback
 IS_HONE_WORKER = True
 """Checked by `hone.grading.inline.inside`."""
 MAX_ANSWER = 16 * 2**20
-"""Most bytes of an answer."""
+"""Maximum bytes of an answer."""
 PAUSES = (0.001, 0.004, 0.02, 0.05)
 """Seconds between checks that leftover processes and threads have ended."""
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGCHLD]
-"""Their handlers are restored between questions."""
+"""The handlers of these signals are restored between questions."""
 _IDLE = {"threading", "queue", "selectors", "multiprocessing.pool"}
 _IDLE |= {"concurrent.futures.thread", "concurrent.futures._base"}
 """A thread in these modules is idle."""
@@ -139,7 +139,7 @@ def work(keeper: int) -> None:
 
 
 class Surroundings:
-    """State that code may have changed: it is restored between questions."""
+    """State of the process that the task's code may change. hone restores it between questions."""
 
     def __init__(self) -> None:
         self._folder = os.getcwd()
@@ -174,7 +174,7 @@ class Surroundings:
 
 
 def _limit_time(seconds: float | None) -> None:
-    """Limit processor time from now on: a timer limits this process, a higher RLIMIT_CPU its forks."""
+    """Limit processor time from now on. A timer limits this process, and a higher RLIMIT_CPU limits its forks."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     whole = hard if seconds is None else math.ceil(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (whole, hard))
@@ -191,7 +191,7 @@ def _limit_memory(size: int) -> None:
 
 
 class Traces:
-    """Leftovers of the code that can't be undone: processes, busy threads, memory beyond half of the limit."""
+    """What the task's code left behind and hone can't undo: processes, busy threads, memory above half of the limit."""
 
     def __init__(self, keeper: int, memory: int) -> None:
         self._pid = os.getpid()
@@ -200,7 +200,7 @@ class Traces:
         self._threads = set(sys._current_frames())
 
     def left(self) -> bool:
-        """Return True if there are more leftovers than at first. Waits briefly for processes and threads to end."""
+        """Return True if the code left traces. Waits briefly for processes and threads to end."""
         for pause in PAUSES:
             if not self._threads_at_work() and not any(map(_lives, self._processes() - self._at_first)):
                 return taken() > self._most

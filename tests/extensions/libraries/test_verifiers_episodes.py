@@ -237,7 +237,7 @@ def test_eval_runs_episodes_at_hones_own_server(tmp_path: Path, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
-    ("status", "why"), [(401, "wants an API key"), (404, "check -b (hone appends `/chat/completions`")]
+    ("status", "why"), [(401, "wants an API key"), (404, "check the URL after -b (hone appends `/chat/completions`")]
 )
 def test_what_a_server_refuses_in_an_episode_is_one_sentence(tmp_path: Path, monkeypatch, capfd, status: int, why: str):
     """It lists no models, so only the calls show it."""

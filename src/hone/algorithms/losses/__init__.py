@@ -1,8 +1,8 @@
 """Token losses `[M]` (M: loss tokens of a micro-batch): one file for each loss, with formula and source.
 
 A loss takes the policy's logprobs, its logprobs before the update (except `reinforce`), and advantages, all `[M]`.
-Losses of whole completions also take `lengths_S`, each completion's loss tokens. `objective` combines losses by a
-config; `aggregation` weighs the tokens.
+Losses of whole completions also take `lengths_S`: how many loss tokens each completion has. `objective` combines losses
+as a config says; `aggregation` weighs the tokens.
 """
 
 from hone.algorithms.losses.aggregation import aggregation_weights

@@ -27,8 +27,8 @@ def aggregation_weights(
     "constant"  1 / (`longest` x completions), `longest` the most tokens that a completion may have: no length is
                 favoured (Dr. GRPO, arXiv:2503.20783)
 
-    `tokens_S`: loss tokens of each completion; `groups_S`: the index of its prompt. `filtered`: groups without signal,
-    which count in the step's tokens, completions and prompts, too, with losses of 0.
+    `tokens_S`: loss tokens of each completion; `groups_S`: the index of its prompt. `filtered` counts groups without
+    signal: they count in the step's tokens, completions and prompts, but their losses are 0.
     """
     tokens, groups = np.array(tokens_S, dtype=np.int64), np.array(groups_S, dtype=np.int64)
     if not len(tokens):

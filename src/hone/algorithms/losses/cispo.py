@@ -12,10 +12,10 @@ def cispo(
 ) -> tuple[Tensor, Tensor]:
     """Compute REINFORCE weighted by a capped ratio (CISPO, arXiv:2506.13585; ScaleRL, arXiv:2510.13786).
 
-    loss_t = -sg(min(r_t, eps_high)) A_t log pi(o_t)
+    loss_t = -sg(min(r_t, eps_high)) A_t log pi(o_t)       sg: without gradient
 
-    Unlike PPO's clip, this removes no token's gradient, so rare but decisive tokens are still learned.
-    `eps_high` bounds the ratio, not its distance from 1, as in TRL and in ScaleRL's code.
+    Unlike PPO's clip, the cap removes no token's gradient, so rare but decisive tokens are still learned. `eps_high`
+    bounds the ratio, not its distance from 1, as in TRL and in ScaleRL's code.
 
     Returns the loss `[M]` and a bool `[M]` that is True where the ratio is capped.
     """

@@ -20,7 +20,7 @@ def clip(
 
     loss_t = -min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t)       r_t = pi(o_t) / pi_old(o_t)
 
-    If A_t < 0, this has no upper bound on the ratio. With `dual_clip` c > 1 + eps_high the loss is at most -c A_t
+    If A_t < 0, the loss grows with the ratio without a bound. With `dual_clip` c > 1 + eps_high it is at most -c A_t
     (dual-clip PPO, arXiv:1912.09729): such a token has no gradient once its probability has grown c-fold.
 
     Returns the loss `[M]` and a bool `[M]` that is True where a clip removes the gradient.

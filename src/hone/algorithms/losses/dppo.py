@@ -1,4 +1,4 @@
-"""prime-rl's loss: masks tokens by the difference, not the ratio, of new and old probability."""
+"""prime-rl's loss: masks tokens by the difference, not the ratio, of their new and old probability."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def dppo(
     loss_t = -kept_t A_t r_t + penalty (log r_t)²
     kept_t = 0 where A_t > 0 and pi - pi_old > eps_high, or A_t <= 0 and pi - pi_old < -eps_low; else 1
 
-    A ratio says little about a rare token: from 1e-6 to 1e-5 it is 10, but little changes. The difference bounds the
-    total variation between the policies instead.
+    If a rare token's probability grows from 1e-6 to 1e-5, its ratio is 10, but the policy hardly changes. Therefore
+    DPPO bounds the difference of the probabilities, and so the total variation between the policies.
 
     Returns the loss `[M]` and a bool `[M]` that is True where a token is masked: it has only the penalty's gradient.
     """

@@ -21,9 +21,9 @@ def gspo(
 
     s = exp(mean over t of log r_t)       loss_t = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)
 
-    The mean of the logs, not their sum, makes s as near 1 for long completions as for short ones. So its clip range is
-    a thousand times narrower than a token's. All tokens of a completion have the same loss, so aggregate it by
-    "sequence". `lengths_S` int64: loss tokens of each completion, in order.
+    As a mean of logs, not a sum, log s does not grow with the completion's length. So the clip range of s is a thousand
+    times narrower than a token's. All tokens of a completion have the same loss, so aggregate it by "sequence".
+    `lengths_S` int64: the number of loss tokens of each completion, in order.
 
     Returns the loss `[M]` and a bool `[M]` that is True where a clip removes the gradient.
     """

@@ -1,4 +1,4 @@
-"""Estimates of KL(pi || pi_ref) from tokens that pi sampled, by Schulman (http://joschu.net/blog/kl-approx.html)."""
+"""Schulman's estimates of KL(pi || pi_ref) from tokens that pi sampled (http://joschu.net/blog/kl-approx.html)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def kl_estimate(logprobs_M: Tensor, ref_logprobs_M: Tensor, kind: str = "k3") ->
     "k2"  d² / 2               biased; never negative
     "k3"  exp(-d) - 1 + d      unbiased; never negative (GRPO, arXiv:2402.03300)
 
-    As a loss, an estimate is differentiated alone, without the probability of sampling the token. Gradients, with
+    As a loss, only the estimate is differentiated, not the probability of sampling the token. Gradients, with
     g = grad log pi, and E the mean over tokens that pi sampled:
 
     "k1"  E g = 0

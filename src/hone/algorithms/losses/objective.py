@@ -1,4 +1,4 @@
-"""A micro-batch's part of a step's loss and statistics, by the loss that a config names."""
+"""Computes a micro-batch's part of a step's loss and statistics, with the loss that a config names."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def policy_objective(
 ) -> Objective:
     """Make a policy gradient's objective: the loss that `config` names, or `custom`, with KL and entropy terms.
 
-    The ratio's old logprobs are the batch's `old_logprobs` or, if None, the sampler's. So the ratio corrects for tokens
-    of older versions (`stale`) and for another sampler. With `old_policy` = "trainer", or a correction, they are the
-    policy's before the update. A token has no loss if the sampler's logprob is not finite.
+    The ratio's old logprobs are the batch's `old_logprobs`, if it has them. Otherwise they are the sampler's, so that
+    the ratio corrects for older versions (`stale`) and for another sampler; but with `old_policy` = "trainer", or with
+    a correction, they are the policy's before the update. A token without a finite sampler's logprob has no loss.
     """
     loss_of = custom or token_loss(config, stale)
     weigh = correction(correct) if correct is not None else None
@@ -96,8 +96,8 @@ def policy_objective(
         loss_M, clipped_M = found if isinstance(found, tuple) else (found, None)
         if loss_M.shape != logprobs_M.shape or (logprobs_M.requires_grad and not loss_M.requires_grad):
             raise UserError(
-                f"a loss must return a number for each token, {tuple(logprobs_M.shape)}, not summed and not detached; "
-                f"it gave {tuple(loss_M.shape)}"
+                f"the loss has the shape {tuple(loss_M.shape)}: return a number for each token, "
+                f"{tuple(logprobs_M.shape)}, not summed and not detached"
             )
         gap_M = (now_M - sampling_M).abs()
         sums = {"logprob_gap/mean": gap_M.sum(), "logprob_gap/max": gap_M.max()}

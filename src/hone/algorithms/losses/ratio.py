@@ -1,4 +1,4 @@
-"""Probability ratios of tokens and completions. `lengths_S` int64: each completion's loss tokens, in order."""
+"""Probability ratios of tokens and completions. `lengths_S` int64: the loss tokens in each completion, in order."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def sequence_means(values_M: Tensor, lengths_S: Tensor) -> Tensor:
 
 
 def spread(values_S: Tensor, lengths_S: Tensor, tokens: int) -> Tensor:
-    """Repeat each completion's value for its tokens: `[S]` to `[M]`, M = `tokens`."""
+    """Repeat each completion's value for all its tokens: `[S]` to `[M]`, M = `tokens`."""
     return values_S.repeat_interleave(lengths_S, output_size=tokens)

@@ -17,8 +17,8 @@ def sapo(logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor) -> Te
 
     loss_t = -4/τ σ(τ (r_t - 1)) A_t       τ = TAU_POSITIVE where A_t > 0, else TAU_NEGATIVE
 
-    At r = 1 the gradient equals the gradient of -r A. The larger τ damps negative advantages sooner: they raise many
-    other tokens, positive advantages raise one.
+    At r = 1 the gradient equals the gradient of -r A. The larger τ damps negative advantages sooner, because they raise
+    many other tokens, while positive advantages raise one.
 
     Returns the loss `[M]`.
     """
