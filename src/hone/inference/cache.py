@@ -208,7 +208,7 @@ class _Block:
 
 
 def scaled(q: Tensor) -> tuple[Tensor, float]:
-    """Return contiguous queries for `product`, and the factor by which the caller multiplies the scores."""
+    """Return contiguous queries for `product`, and the factor that the caller must apply to the scores."""
     scale = q.shape[-1] ** -0.5
     if q.dtype == torch.float32 or q.device.type == "cpu":
         return torch.mul(q.float(), scale, out=q.new_empty(q.shape, dtype=torch.float32)), 1.0

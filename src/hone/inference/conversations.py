@@ -149,7 +149,6 @@ class Call:
         )
 
     def added(self, messages: list[Message]) -> list[Message]:
-        """Return the messages after this call's reply; `messages` are a continuing call's."""
         return messages[len(self.request.messages) + 1 :]
 
 

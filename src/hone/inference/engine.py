@@ -203,7 +203,6 @@ class Engine:
         return emitted
 
     def _admit(self) -> None:
-        """Start waiting jobs that fit, and continue prompts that are computed in chunks."""
         if self._starting is None:
             tickets = self._next_tickets()
             if not tickets:

@@ -41,7 +41,7 @@ MAX_GRAPHS = 128
 VARLEN = False
 """If true, bf16 attention uses `varlen` (needs torch 2.13), which reads only a row's tokens. Not measured yet."""
 MAX_WAYS, FEW = 1024, 4
-"""How many sets of sampling parameters are remembered (the latest), and how many are recorded together."""
+"""Number of sets of sampling parameters that are remembered (the latest), and number recorded together."""
 
 
 class GraphRunner(Runner):

@@ -98,7 +98,6 @@ def uses_graphs(config: RLConfig, device: str) -> bool:
 
 
 def slot_tokens(tokens: int) -> int:
-    """Return the size of a CUDA graph's slot for `tokens` tokens, in tokens."""
     return -(-tokens // GRANULE) * GRANULE
 
 

@@ -57,7 +57,6 @@ class Runner:
             first.join(batches.pop())
 
     def decode(self, batches: Sequence[Batch]) -> None:
-        """Take one step of all batches; each batch gets new `logits`."""
         sizes = [len(batch) for batch in batches]
         tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
         caches = [cast(KVCache, batch.cache) for batch in batches]

@@ -132,7 +132,7 @@ def largest_share(logprobs_BV: torch.Tensor, best_BK: torch.Tensor, share: float
     """Return a mask `[B, V]` of the fewest tokens that have this share of the probability, without sorting V tokens.
 
     `best_BK`: sorted logprobs of the K likeliest tokens. Every other token must have -inf, or the same logprob as the
-    K-th. Among equally likely tokens, those with the lowest ids are taken.
+    K-th. Among equally likely tokens, the mask takes the lowest ids.
     """
     probs_BK = best_BK.exp().double()
     sums_BK, last_B1 = _running_sum(probs_BK), probs_BK[:, -1:]
