@@ -1,7 +1,6 @@
 """A batch of sequences that decode in the same steps: each row's state and next token.
 
-The model's inputs are tensors on its device. The host tracks which rows continue, and waits for the device once a step
-to read the drawn tokens.
+The model's inputs are tensors on its device. The host waits for the device once a step, to read the drawn tokens.
 
 Shapes: B rows, T tokens of the longest completion, V vocabulary, K the largest `top_logprobs` of all rows.
 """
@@ -54,9 +53,10 @@ class Ticket:
 
 
 class Batch:
-    """Rows with a common KV cache. `logits` `[B, V]`: logits of each row's next token; `index` `[B]`: its number.
+    """Rows with a common KV cache. `logits` `[B, V]`: logits of each row's next token.
 
-    `drawn`: the result of `draw`, or None. A decode step that also samples sets `drawn` itself.
+    `index` `[B]`: the next token's number in each completion. `drawn`: the result of `draw`, or None. A decode step
+    that also samples sets `drawn` itself.
     """
 
     def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
@@ -103,9 +103,7 @@ class Batch:
         return self.drawn
 
     def take(self, drawn: Tensor, version: int) -> list[Token | Failure]:
-        """Return each unfinished row's token, or a Failure if its logits aren't finite. `drawn`: from `draw`, on the
-        host.
-        """
+        """Return each unfinished row's token, or a Failure if its logits aren't finite. `drawn`: on the host."""
         emitted: list[Token | Failure] = []
         for row, (token, logprob, *best) in enumerate(drawn[:, : self._narrow].tolist()):
             if not self.left[row]:
@@ -181,7 +179,7 @@ class Batch:
 
 
 def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: SamplingParams) -> Tensor:
-    """Draw like `Batch.draw`, for rows with equal parameters. Row b uses the uniform `uniforms_BT[b, index_B[b]]`."""
+    """Draw like `Batch.draw`, for rows with equal parameters. Row b uses the number `uniforms_BT[b, index_B[b]]`."""
     uniforms_B = uniforms_BT.gather(1, index_B[:, None]).squeeze(1)
     tokens_B, logprobs_B, candidates_BV = sample_tokens(logits_BV, uniforms_B, params)
     columns = [x.double()[:, None] for x in (tokens_B, logprobs_B)]

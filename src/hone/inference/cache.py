@@ -8,9 +8,9 @@ to 0.04.
 All rows write their next token to the same column. A row that begins later joins at the current column, and a mask
 hides the columns before its first token.
 
-Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads for each key/value head, Dh head
-size, T decoded tokens, E groups of R slots (see `GroupLayout`). The head dimension comes first, so that rows and groups
-are two views of one tensor.
+Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads for each key/value head, H = K G,
+Dh head size, T decoded tokens, E groups of R slots (see `GroupLayout`). The head dimension comes first, so that rows
+and groups are two views of one tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from hone.model.device import upload
 
 BLOCK = 32
-"""Columns in a block of decoded tokens. In one tensor, attention took a quarter longer (128 rows x 128 tokens)."""
+"""Columns in a block of decoded tokens. A single tensor made attention a quarter slower (128 rows x 128 tokens)."""
 
 
 class GroupLayout:

@@ -81,7 +81,7 @@ def roll_out(
     sampling: SamplingParams,
     finished: Callable[[int, Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Return all rollouts, by example. Calls `finished` when one ends. Raises UserError if a prompt is too long."""
+    """Return all rollouts, by example. Calls `finished` when a rollout ends. UserError if a prompt is too long."""
     prompts = settings.prompts(examples)
 
     def sample(calls: list[Call], give: Callable[[int, Segment], None]) -> list[Segment]:

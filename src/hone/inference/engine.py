@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hone.inference.text import StopWatch
 
 ADMIT_AT = 0.25
-"""While other jobs run, waiting jobs start only if this share of the KV cache is free, or if all of them fit."""
+"""While other jobs run, waiting jobs start only if this share of the KV cache is free, or if all waiting jobs fit."""
 
 
 class Engine:
@@ -39,8 +39,7 @@ class Engine:
     recent prompts, which are reused for prompts with the same beginning. Stop strings need the `tokenizer`.
 
     A sample's random numbers depend only on its key and position. With `batch_invariant`, neither settings nor other
-    jobs change a bit of a sample (see `hone.inference.invariant`). `cuda_graphs` is for a GPU (see
-    `hone.inference.graphs`).
+    jobs change a bit of a sample (see `hone.inference.invariant`). `cuda_graphs` is for a GPU.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class Engine:
 
     @torch.no_grad()
     def score_tokens(self, ids: Sequence[int], temperature: float = 1.0, top: int = 0) -> list[ScoredToken]:
-        """Score one sequence as `score` does; return also the `top` likeliest tokens at each position."""
+        """Score one sequence as `score` does. Return also the `top` likeliest tokens at each position."""
         self._check_length(ids, 0)
         prompt = self.prefill.begin(tuple(ids), all_hidden=True)
         while prompt.done < len(ids):
@@ -216,7 +215,7 @@ class Engine:
             self._starting = None
 
     def _next_tickets(self) -> list[Ticket]:
-        """Return the jobs to start now: as many as fit into the cache, if one prefill can take all their prompts."""
+        """Return the jobs to start now: as many as fit into the cache, with prompts that fit into one prefill."""
         budget = self._budget
         taken: list[Ticket] = []
         longest_prompt = longest_new = tokens = 0

@@ -16,7 +16,7 @@ KV_GIB = 4.0
 PREFIX_SHARE = 0.25
 """Memory for cached prompts of conversations with several turns, as a share of the KV cache."""
 GRANULE = 64
-"""A CUDA graph's slot, and the part of it that a step covers, is a multiple of this in tokens: kernels need aligned
+"""Tokens in a CUDA graph's slot, and tokens that a step covers, are multiples of this, because kernels need aligned
 masks.
 """
 ROOM = 8
@@ -87,13 +87,13 @@ def rows_asked_for(config: RLConfig) -> tuple[int, int]:
 
 
 def wave(config: RLConfig, model: DecoderConfig, device: str, rows: int, longest: int) -> int:
-    """Return the number of rows, at most `rows`, of `longest` tokens that fit into `inference.kv_gib` at once."""
+    """Return how many of `rows` rows with `longest` tokens fit into `inference.kv_gib` at once."""
     room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model, config.precision, device)
     return max(1, min(rows, room // max(1, slot_tokens(longest) if uses_graphs(config, device) else longest)))
 
 
 def uses_graphs(config: RLConfig, device: str) -> bool:
-    """Return True if the engine in the trainer's process decodes with CUDA graphs."""
+    """Return True if an engine in the trainer's process decodes with CUDA graphs."""
     return config.samples_here and config.inference.decodes_with_graphs(device)
 
 

@@ -48,7 +48,7 @@ class Policy(Sampler, Protocol):
     def version(self) -> int: ...
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """From now on, sample from weights of this `version`: read from `path`, or if None, the trainer's."""
+        """From now on, sample from weights of this `version`, in the folder `path` or (None) the trainer's."""
 
     def sleep(self) -> None:
         """Free the sampler's memory on the trainer's GPU, until the next `load`."""

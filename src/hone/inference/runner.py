@@ -22,7 +22,8 @@ MAX_BATCHES = 4
 class Runner:
     """Decodes batches. A prompt is stored once for all its completions; the layers' products run over all batches.
 
-    `InvariantRunner` and `GraphRunner` build batches in other ways. A row takes a multiple of `granule` cache tokens.
+    `InvariantRunner` and `GraphRunner` build batches in other ways. A row takes room for a multiple of `granule` tokens
+    in the cache.
     """
 
     granule = 1

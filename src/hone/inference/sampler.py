@@ -1,4 +1,7 @@
-"""Samples tokens from logits. A draw is a pure function: the caller gives one uniform number per token."""
+"""Samples tokens from logits. A draw is a pure function: the caller gives one uniform number per token.
+
+Shapes: B rows, V vocabulary, N tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ WHOLE, BLOCK = 1024, 128
 def sample_tokens(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return token ids `[B]` int64, logprobs `[B]` float32, and None. If `params.keeps_ids` is true, return instead of
-    None the mask `[B, V]` of the ids that `truncate` leaves; logprobs are then normalised over these ids.
+    """Return token ids `[B]` int64, logprobs `[B]` float32, and a mask or None. If `params.keeps_ids` is true, the mask
+    `[B, V]` marks the ids that `truncate` leaves, and logprobs are normalised over these ids.
 
     A row with NaN or +inf among its logits gets an arbitrary token, with the logprob NaN.
     """
@@ -48,7 +51,7 @@ def set_bits(words_N: np.ndarray) -> np.ndarray:
 
 
 def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
-    """Return each row's first index `[B]` at which the running sum of weights exceeds u times their total.
+    """Return each row's first index `[B]` at which the running sum of weights exceeds uniform number x total.
 
     Each row has float64 running sums, so a draw doesn't depend on other rows, and an index of weight 0 is never drawn.
     In a large vocabulary, the search first finds the block of the token and then the token in this block, because one
@@ -87,8 +90,8 @@ def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
-    """Return the first index `[B, 1]` with a sum above the threshold. If rounding left none, return the last with a
-    positive weight.
+    """Return the first index `[B, 1]` with a sum above the threshold. If rounding left none, return the last index with
+    a positive weight.
     """
     # Nothing exceeds NaN: its place is behind the end.
     last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous()).clamp_(

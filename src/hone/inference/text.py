@@ -22,7 +22,7 @@ class Detokenizer:
         self._start = self._shown = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """Return the text that `ids` add. If it ends within a character, return "" and wait for more ids."""
+        """Return the text that `ids` add. If the text ends within a character, return "" and wait for more ids."""
         self._ids += ids
         text = self._rest()
         if not text or text.endswith(_PARTIAL):

@@ -6,6 +6,8 @@ a block-diagonal mask is 6 to 18 times slower.) On a GPU, bf16 uses the variable
 A segment may continue another segment, its parent, as the completions of a group continue their prompt. A child's
 queries also see the parent's keys. The parent's keys and values are copied into each child's row, and the gradients of
 the copies are summed. All other parts of the decoder compute a shared token once.
+
+Shapes: N query tokens, M key tokens, H query heads, K key/value heads, Dh head size; B rows of L queries and S keys.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class PackedAttention:
-    """Attention within segments of `segment_lengths` tokens, end to end. One object serves all layers of a batch.
+    """Attention within segments, which lie end to end and have `segment_lengths` tokens. Built once per batch.
 
     `parents[i]` is the index of the segment that segment i continues, or -1. A parent must not have a parent.
     """
@@ -65,8 +67,8 @@ class PackedAttention:
         """Return each query row's tokens, each key row's tokens, and (rows, queries, earlier keys) of each bucket.
 
         A bucket has segments of similar length, with parents of equal length. A shorter segment repeats its last token.
-        If the parents are shorter than a third of the longest segment, their queries are computed as well: attention is
-        then purely causal, and only there does SDPA skip masked keys.
+        If the parents are shorter than a third of the longest segment, their queries are computed as well. Attention is
+        then purely causal, and only then does SDPA skip masked keys.
         """
         queries, keys, found = list[np.ndarray](), list[np.ndarray](), []
         buckets: list[list[int]] = []

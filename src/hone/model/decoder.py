@@ -3,6 +3,8 @@
 Tokens of all sequences lie end to end in one dimension N. The caller's `attention` decides which tokens see each other,
 so this module has no batch dimension, padding or mask. Projections of the same input are fused (`qkv_proj`,
 `gate_up_proj`); `hone.model.hf` joins and splits them for files.
+
+Shapes: N tokens, M tokens that need logits, D hidden size, V vocabulary, H query and K key/value heads, Dh head size.
 """
 
 from __future__ import annotations
@@ -219,7 +221,7 @@ class DecoderLayer(nn.Module):
     """h += attention(norm(h)); h += mlp(norm(h)).
 
     `checkpointing` sets what is stored for the backward pass. "none" stores all activations, "layer" only the layer's
-    input, "selective" the input and the results of `_STORED`. The rest is recomputed, to the same bits.
+    input, "selective" the input and the results of `_STORED`. The rest is recomputed exactly.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
     _check_extra()
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise UserError(f"{file} is not a GGUF file: give one of a Llama or Qwen")
+            raise UserError(f"{file} is not a GGUF file: give a GGUF of a Llama or Qwen")
     import torch
 
     from hone.model.foreign import quiet

@@ -144,7 +144,7 @@ def without_weights(config_json: str) -> tuple[Any, Any]:
             )
 
 
-SUPPORTED = "of other families, hone supports transformers' decoders with causal softmax attention and a plain head"
+SUPPORTED = "hone can use decoders of transformers that have only causal softmax attention and a plain head"
 
 
 def longest_context(config: Any) -> int:
@@ -240,15 +240,13 @@ class TransformersDecoder(Decoder):
 
 
 class _Forward:
-    """The current forward pass: its attention, and True if in bf16 (`half`). All layers share this object."""
+    """`attention` of the current forward pass; `half`: True for bf16. All layers share this object."""
 
     attention: Attention
     half: bool
 
 
 class _Linear(Linear):
-    """Replaces `nn.Linear` by hone's product; x is [..., in]."""
-
     @classmethod
     def of(cls, plain: nn.Linear) -> _Linear:
         with torch.device("meta"):

@@ -75,7 +75,9 @@ def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
     """Read a config for transformers. Raises UserError if it has more layers than the weight files have tensors."""
     layers = config.get("num_hidden_layers")
     if type(layers) is int and layers > 1000 and layers > len(file_shapes(weight_files(folder))):
-        raise UserError(f"{folder / 'config.json'} has {layers:,} layers, but the weights fewer tensors: restore it")
+        raise UserError(
+            f"{folder / 'config.json'} has {layers:,} layers, but the weights have fewer tensors: restore it"
+        )
     from hone.model.foreign import TransformersConfig
 
     return TransformersConfig.read(folder, config)
@@ -155,14 +157,14 @@ def save_model(
     write: bool = True,
     reserved: bool = False,
 ) -> None:
-    """Write config.json, generation_config.json and the weights in `dtype` (default: the model's), any adapter merged.
+    """Write config, generation config and weights in `dtype` (default: the model's), with any adapter merged.
 
     The written bytes depend only on the model. Other weight files in the folder are removed. The write is not atomic:
     if needed, save to a temporary folder and rename it. `parameters` replace the model's parameters by name, so that a
     thread can write copies while training goes on.
 
-    `whole` gathers a sharded parameter from all ranks, for one file at a time. Ranks that only take part in this call
-    with `write` false. If `reserved` is true, the files that `reserve_files` made are filled.
+    `whole` gathers a sharded parameter from all ranks, for one file at a time. All ranks call this, other ranks with
+    `write` false. If `reserved` is true, the files that `reserve_files` made are filled.
     """
     folder = Path(folder)
     dtype = dtype or model.embed.dtype
@@ -301,7 +303,7 @@ def non_finite(model: Decoder) -> tuple[str, int] | None:
 
 
 def rows_digest(files: Iterable[Path]) -> str:
-    """Digest the first row of each tensor in bf16. fp32 and bf16 copies, in any number of files, get one digest."""
+    """Digest each tensor's first row in bf16. fp32 and bf16 copies, in any number of files, have the same digest."""
     rows: dict[str, bytes] = {}
     for file in files:
         with safe_open(file, "pt") as opened:

@@ -65,8 +65,8 @@ def check_tensors(
     size = sum(math.prod(shape) for shape in found.values())
     if config.num_layers > len(found) or config.parameters > 64 * (size + 1):
         raise UserError(
-            f"{source} do not fit {config_source}: it has {config.num_layers:,} layers with {config.parameters:,} "
-            f"weights, they have {len(found):,} tensors with {size:,} weights; check that both come from the "
+            f"{source} do not fit {config_source}: {config.num_layers:,} layers with {config.parameters:,} weights "
+            f"are expected, {len(found):,} tensors with {size:,} weights were found; check that both come from the "
             "same model"
         )
     with torch.device("meta"):

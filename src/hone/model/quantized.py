@@ -5,7 +5,7 @@ Each group of 64 neighbours in a row shares a bf16 scale. 8 bits have 127 equal 
 Rows are quantised independently, so q, k and v can be written separately into the rows of a fused matrix.
 
 torchao 0.18 is not used. With one scale a row, its 8 bits have errors of 0.78 % for normally distributed weights,
-against 0.59 % here. Single rows of its tensors can't be written, and its 4 bits need another package (mslk).
+against 0.59 % here. Single rows can't be written, and 4 bits need another package (mslk).
 
 Levels and scales are bf16 values, so level x scale is exact in fp32, and is rounded once in bf16.
 """

@@ -16,7 +16,7 @@ from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
 GATHERED_BYTES = 10**9
-"""Largest size of a file of sharded weights, so that rank 0 gathers at most this many bytes at once."""
+"""Largest file of sharded weights, so that rank 0 gathers at most this many bytes at once."""
 
 
 def save_weights(folder: Path, model: Decoder, parameters: Mapping[str, torch.Tensor] | None = None) -> None:

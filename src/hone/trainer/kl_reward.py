@@ -48,10 +48,9 @@ class _Sequence:
 
 @torch.no_grad()
 def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -> list[PackedBatch]:
-    """Return a step's micro-batches with advantages computed from reward - coef · KL.
+    """Return a step's micro-batches with advantages computed from reward - coef · KL. All ranks must call this.
 
-    A token's KL is log pi_old - log pi_ref (k1), a completion's KL the sum (RLOO, arXiv:2402.14740). All ranks call
-    this.
+    A token's KL is log pi_old - log pi_ref (k1); a completion's KL is the sum (RLOO, arXiv:2402.14740).
     """
     parts = []
     for batch in batches:

@@ -84,7 +84,7 @@ def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None =
 
 
 def dequantized_bytes(model: DecoderConfig, precision: str, device: str, lora: LoraConfig | None) -> int:
-    """Return the bytes that a product takes to dequantize the largest matrix (gate and up); 0 if none is quantised."""
+    """Return the bytes to dequantize the largest matrix (gate and up) for a product; 0 without quantised matrices."""
     if lora is None or lora.base is None:
         return 0
     by_fp32 = precision != "fp32" and takes_products_in_fp32(device)

@@ -177,7 +177,7 @@ def deal(
     ranks: Ranks = ALONE,
     minibatches: int = 1,
 ) -> list[PackedBatch]:
-    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens; return those of this rank.
+    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens; return this rank's.
 
     All ranks pass all sequences of the step. If `max_tokens` is None, `device` sets it. A longer sequence has a
     micro-batch for itself. Sequences that share a prompt stay together if they fit; the prompt counts once.

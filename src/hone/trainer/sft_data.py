@@ -47,7 +47,7 @@ class Limit:
         self.truncated: set[str] = set()
 
     def apply(self, sequence: Sequence, where: str) -> Sequence | None:
-        """Return the sequence, maybe truncated; None if it is dropped, or would have no loss token."""
+        """Return the sequence, truncated if `policy` says so; None if it is dropped or would have no loss token."""
         if len(sequence) <= self.tokens:
             return sequence
         if self.policy == "error":
@@ -69,8 +69,8 @@ def tokenize(
 
     The sequence ends with the end-of-turn token of the last message with loss. The prompt lists `tools`, and errors
     name the example by `where`. A thought (under a key of `THOUGHTS`) is learned as the template writes it. If the
-    template rewrites a turn once tool answers follow, as Qwen3's template drops an empty thought, the ids of the turn
-    stay unchanged, as in a rollout.
+    template rewrites a turn once tool answers follow, as Qwen3's drops an empty thought, the ids of the turn stay
+    unchanged, as in a rollout.
     """
     learned = [_carries_loss(message, i, where) and i >= start for i, message in enumerate(messages)]
     if not any(learned):
@@ -113,7 +113,7 @@ def _carries_loss(message: Message, index: int, where: str) -> bool:
 
 
 def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[Tool] | None) -> None:
-    """Raise UserError if the template can't write a thought of the prompt. It may drop the thought later."""
+    """Raise UserError if the template never writes a thought of the prompt. It may drop thoughts of earlier turns."""
     for i, message in enumerate(prompt):
         if message["role"] == "assistant" and any(map(message.get, THOUGHTS)):
             renderer.completion_ids(prompt[:i], message, tools)
@@ -140,9 +140,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
     from hone.environments.data import Rows
 
     if run.info["kind"] == "sft":
-        raise UserError(
-            f"data.run = {run.path} is a run of SFT, which records no completions: name a run of rl or eval"
-        )
+        raise UserError(f"data.run = {run.path} is a run of SFT, which records no completions: name an RL or eval run")
     if evaluated := run.info["kind"] == "eval":
         lines = run.eval_rows()
         found = [(i, line["example_id"], line["reward"]) for i, line in enumerate(lines)]
@@ -158,7 +156,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
             rows += map(_sampled_row, run.rollouts(step, columns).take([i for _, i in places]).to_pylist())
         if any(json.loads(row.pop("branches", None) or "[]") for row in rows):
             raise UserError(
-                f"rollouts in {run.path} have several segments, but data.run can use only one of them: name another run"
+                f"rollouts in {run.path} have several segments, but data.run can use only one segment: name another run"
             )
     if not rows:
         most = max((reward for _, _, reward in found if reward is not None), default=None)
@@ -166,13 +164,13 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
         raise UserError(f"no recorded completion of {run.path} has a reward of {min_reward:g} or more: {remedy}")
     if evaluated or run.info.get("sources", {}).get("tokenizer") != tokenizer:
         if any(message["role"] == "tool" for row in rows for message in row["completion"]):
-            raise UserError(f"tools were used in {run.path}: name an RL run with this model's tokenizer (its ids)")
+            raise UserError(f"{run.path} used tools, which need recorded ids: name an RL run with this tokenizer")
         rows = [{name: row[name] for name in ("prompt", "completion")} for row in rows]
     return Rows(rows, lambda i: f"{run.path}, completion {i}")
 
 
 def _first_best(records: Iterable[tuple[T, str, float | None]], min_reward: float) -> list[T]:
-    """Return the place of each example's first record with the highest reward. A record is (place, example, reward)."""
+    """Return the place of each example's first record with the highest reward. `records`: (place, example, reward)."""
     best: dict[str, tuple[float, T]] = {}
     for place, example, reward in records:
         if reward is not None and reward >= min_reward and (example not in best or reward > best[example][0]):

@@ -150,7 +150,7 @@ class Trainer:
         return metrics
 
     def _update(self, micro_batches: Sequence[PackedBatch], first: bool) -> tuple[list[dict[str, torch.Tensor]], float]:
-        """Update the weights; return statistics by micro-batch (`logprob_gap/` only if `first`), and the gradient's
+        """Update the weights; return micro-batches' statistics (`logprob_gap/` only if `first`) and the gradient's
         norm.
         """
         parts = []
