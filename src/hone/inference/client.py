@@ -15,7 +15,7 @@ from hone.errors import Halt
 from hone.web import MIB, TooLarge
 
 LARGEST_ANSWER = 1024 * MIB
-"""Most bytes of an answer. 64 completions of 32k tokens, with 20 candidates a token, take about 400 MiB."""
+"""Largest answer in bytes. 64 completions of 32k tokens, with 20 candidates a token, take about 400 MiB."""
 
 
 @dataclass(frozen=True)

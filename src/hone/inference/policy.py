@@ -48,7 +48,7 @@ class Policy(Sampler, Protocol):
     def version(self) -> int: ...
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """From now on, sample from weights of this `version`, in the folder `path` or (None) the trainer's."""
+        """From now on, sample from version `version` of the weights, read from `path` (None: the trainer's weights)."""
 
     def sleep(self) -> None:
         """Free the sampler's memory on the trainer's GPU, until the next `load`."""

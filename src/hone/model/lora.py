@@ -42,7 +42,7 @@ _PLAIN = {
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
 _CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
-"""If `init_lora_weights` begins so, PEFT changes the base: it subtracts the initial B A, or quantises."""
+"""If `init_lora_weights` begins with one of these, PEFT changes the base (subtracts the initial B A, or quantises)."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:

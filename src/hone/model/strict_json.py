@@ -50,7 +50,7 @@ def skip_space(text: str, at: int) -> int:
 
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
-    """Return the JSON value that starts at `at`, and where it ends; (None, at) if there is no valid value in bounds."""
+    """Return the JSON value that starts at `at`, and where it ends; (None, at) without a valid value in bounds."""
     try:
         value, end = DECODER.raw_decode(text, at)
         if end - at > MAX_CHARS or not shallow(value):

@@ -138,7 +138,7 @@ def _call(value: Any) -> Call | None:
 
 
 def _malformed(text: str, start: int) -> tuple[list[Call], int]:
-    """Return a malformed call, the text from `start` to the closing tag, next call or end; and where it ends."""
+    """Return a malformed call with the text from `start` to the closing tag, next call or end, and where it ends."""
     end, following = text.find("</tool_call>", start), text.find("<tool_call>", start)
     closed = end >= 0 and not 0 <= following < end
     if not closed:
@@ -281,7 +281,7 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> 
 
 
 def with_objects(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with arguments as an object, as chat templates expect. Other text stays text."""
+    """Return the call with arguments as an object, as chat templates expect. Text that is no JSON object stays."""
     function = dict(call.get("function") or call)
     if isinstance(function.get("arguments"), str):
         value = read_object(function["arguments"])

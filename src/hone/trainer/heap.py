@@ -1,4 +1,4 @@
-"""Sets when glibc returns freed memory to the system. Has no effect with other C libraries."""
+"""Sets when glibc (no other C library) returns freed memory to the system."""
 
 from __future__ import annotations
 

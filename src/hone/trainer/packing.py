@@ -200,7 +200,7 @@ def deal(
 def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequence]]:
     """Split a step's sequences, in order, into `count` minibatches, none empty, with about equal numbers of prompts.
 
-    Each minibatch gets a separate update, so the weights of tokens are multiplied by `count`.
+    Each minibatch gets an update, so the weights of tokens are multiplied by `count`.
     """
     groups = [list(members) for _, members in groupby(sequences, lambda sequence: sequence.group)]
     if count == 1 or len(groups) < 2:

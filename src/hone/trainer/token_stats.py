@@ -16,8 +16,8 @@ class TokenStats:
     """Statistics of K completions with M loss tokens in total, end to end in the order of the step.
 
     `draws`, `samples`, `lengths` `[K]` int64: draw of the completion's prompt, number of the completion in the draw,
-    and number of its loss tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are computed with
-    the weights before the update, at the sampling temperature.
+    and number of its loss tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are of the sampling
+    distribution, with the weights before the update.
     """
 
     draws: np.ndarray
