@@ -103,7 +103,7 @@ FAULTY: dict[str, tuple[Change, str]] = {
     "no layers": (size("block_count", 0), "has 0 layers by its header"),
     "gap": (lambda held, s: [renamed(n, n.replace("blk.1.", "blk.2."))(held, s) for n in [*held] if "blk.1." in n],
             "has 2 layers by its header, but tensors for 2, up to blk.2"),
-    "wide": (size("embedding_length", 2**30), "weights, they have 21 tensors"),
+    "wide": (size("embedding_length", 2**30), "weights are expected, 21 tensors"),
     "wider": (size("feed_forward_length", 64), "misshapen blk.0.ffn_gate.weight is [48, 32], not [64, 32]"),
     "heads": (size("attention.head_count_kv", 2), "misshapen blk.0.attn_k.weight is [32, 32], not [16, 32]"),
     "no count": (lambda _, sizes: sizes.pop("block_count"), "lacks llama.block_count"),

@@ -1,9 +1,8 @@
 """A batch of sequences that decode in the same steps: each row's state and next token.
 
-The tensors that a model reads are on the model's device. The host tracks which rows continue. It waits for the device
-once a step, to read the drawn tokens.
+The model's inputs are tensors on its device. The host waits for the device once a step, to read the drawn tokens.
 
-Shapes: B rows, T tokens of the longest completion, V vocabulary, K: the largest `top_logprobs` of a row.
+Shapes: B rows, T tokens of the longest completion, V vocabulary, K the largest `top_logprobs` of all rows.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from hone.inference.text import StopWatch
 
 COMPACT_AT = 0.75
-"""Finished rows are removed once at most this share of the rows is alive: removing copies the cache."""
+"""Finished rows are removed only when at most this share of the rows still runs, because removing copies the cache."""
 _BY_ROW = ("uniforms", "index", "positions", "next", "logits")
-"""Attributes of a batch: tensors with a value for each row."""
+"""Names of the batch's tensors that have one entry for each row."""
 NOT_FINITE = "the model's logits are not finite"
 
 
@@ -44,7 +43,7 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Ticket:
-    """A job in the engine: its number and parameters, the ids that end it (`stops`), the watch for stop strings."""
+    """A job in the engine. `stops`: the token ids that end the job; `watch` looks for stop strings in its text."""
 
     number: int
     job: Job
@@ -54,9 +53,10 @@ class Ticket:
 
 
 class Batch:
-    """Rows with a common KV cache. `logits` `[B, V]`: of each row's next token; `index` `[B]`: its number.
+    """Rows with a common KV cache. `logits` `[B, V]`: logits of each row's next token.
 
-    `drawn`: the result of `draw`, or None. A decode step that samples sets `drawn`.
+    `index` `[B]`: the next token's number in each completion. `drawn`: the result of `draw`, or None. A decode step
+    that also samples sets `drawn` itself.
     """
 
     def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
@@ -80,14 +80,14 @@ class Batch:
 
     @property
     def common_params(self) -> SamplingParams | None:
-        """Return the parameters that all rows share; None if rows differ or request more than ids and logprobs."""
+        """Return the rows' sampling parameters; None if rows differ, or request more than ids and logprobs."""
         params = self._groups[0][0]
         return params if len(self._groups) == 1 and not (params.top_logprobs or params.keeps_ids) else None
 
     def draw(self) -> Tensor:
-        """Draw each row's next token. Columns `[B, 2 + 2 K + W]`, float64: its id and logprob, ids and logprobs of the
-        K likeliest tokens, and the candidate ids as a bit set of W words. float64 stores them all exactly, so the host
-        reads once.
+        """Draw each row's next token. Return `[B, 2 + 2 K + W]` float64: the token's id and logprob, ids and logprobs
+        of the K likeliest tokens, and the candidate ids as a bit set of W words. All values are exact in float64, so
+        the host needs to read only one tensor.
         """
         if self.drawn is not None:
             return self.drawn
@@ -103,7 +103,7 @@ class Batch:
         return self.drawn
 
     def take(self, drawn: Tensor, version: int) -> list[Token | Failure]:
-        """Return each live row's token, from `draw`'s result on the host; a Failure if its logits aren't finite."""
+        """Return each unfinished row's token, or a Failure if its logits aren't finite. `drawn`: on the host."""
         emitted: list[Token | Failure] = []
         for row, (token, logprob, *best) in enumerate(drawn[:, : self._narrow].tolist()):
             if not self.left[row]:
@@ -166,7 +166,7 @@ class Batch:
         self._group()
 
     def _group(self) -> None:
-        """Group rows with equal sampling parameters. Pending draws are discarded, and repeated."""
+        """Group rows with equal sampling parameters. A draw that was not yet read is discarded, and repeated later."""
         self.drawn: Tensor | None = None
         order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
         self._groups: list[tuple[SamplingParams, Tensor]] = []
@@ -179,7 +179,7 @@ class Batch:
 
 
 def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: SamplingParams) -> Tensor:
-    """Return `Batch.draw` for rows with equal parameters. Row b uses `uniforms_BT[b, index_B[b]]`."""
+    """Draw like `Batch.draw`, for rows with equal parameters. Row b uses the number `uniforms_BT[b, index_B[b]]`."""
     uniforms_B = uniforms_BT.gather(1, index_B[:, None]).squeeze(1)
     tokens_B, logprobs_B, candidates_BV = sample_tokens(logits_BV, uniforms_B, params)
     columns = [x.double()[:, None] for x in (tokens_B, logprobs_B)]
@@ -192,7 +192,7 @@ def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: Sampli
 
 
 def _pairs(best: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
-    """Return (token, logprob) of a row's `wanted` likeliest tokens; `best`: their columns `[2 K]`."""
+    """Return (token, logprob) of the `wanted` likeliest tokens. `best` `[2 K]`: K ids, then K logprobs."""
     wanted = min(wanted, len(best) // 2)
     return tuple((int(id), logprob) for id, logprob in zip(best[:wanted], best[wanted : 2 * wanted], strict=True))
 

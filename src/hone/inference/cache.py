@@ -1,17 +1,16 @@
 """A KV cache for a batch of rows that decode together. Each prompt is stored once for all its completions.
 
-A decode step has two products: the keys of each prompt with the queries of all rows that continue it, and the keys of
-each row's decoded tokens with the row's query. One softmax runs over the scores of both. All rows have decoded the same
-number of tokens, so they write to the same column, and only padding of short prompts needs a mask. Keys and values have
-the dtype `Decoder.kv_dtype`; scores and sums are always fp32: with bf16 scores a bf16 model's logprobs differ by up to
-0.04 from the trainer's.
+A decode step computes scores in two products: each prompt's keys with the queries of all rows that continue the prompt,
+and the keys of each row's decoded tokens with the row's query. One softmax runs over all scores. Keys and values have
+the dtype `Decoder.kv_dtype`; scores and sums are always fp32, because bf16 scores change a bf16 model's logprobs by up
+to 0.04.
 
-Rows that begin later join at the current column, with a mask over the columns before their first token; so all rows
-have the same column to write and the same width.
+All rows write their next token to the same column. A row that begins later joins at the current column, and a mask
+hides the columns before its first token.
 
-Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads for each, Dh head size, T decoded
-tokens; E groups of R slots (see `GroupLayout`). The key/value head comes first, so that rows and groups of rows are two
-views of one tensor.
+Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads for each key/value head, H = K G,
+Dh head size, T decoded tokens, E groups of R slots (see `GroupLayout`). The head dimension comes first, so that rows
+and groups are two views of one tensor.
 """
 
 from __future__ import annotations
@@ -26,16 +25,14 @@ from torch import Tensor
 from hone.model.device import upload
 
 BLOCK = 32
-"""Columns in a block of decoded tokens. If one tensor has all columns, attention takes a quarter longer (measured, 128
-rows x 128 tokens)."""
+"""Columns in a block of decoded tokens. A single tensor made attention a quarter slower (128 rows x 128 tokens)."""
 
 
 class GroupLayout:
     """Puts rows that continue the same prompt side by side, in groups with equal numbers of slots.
 
-    A group larger than twice the mean is split, so that small groups get less padding: there are at most three times as
-    many slots as rows. `prompt_of_group` `[E]` has the prompt of a split group several times, and no unused prompt. A
-    padding slot repeats row 0, and is not read.
+    A group larger than twice the mean is split, so that small groups need less padding. `prompt_of_group` `[E]` is the
+    index of each group's prompt. A padding slot repeats row 0, and its result is not read.
     """
 
     def __init__(self, prompt_of_row: np.ndarray, device: torch.device) -> None:
@@ -57,13 +54,13 @@ class GroupLayout:
         self._slot_of_row, self._row_of_slot = (upload(x, device) for x in (slot, row_of_slot))
 
     def to_groups(self, x: Tensor, kv_heads: int) -> Tensor:
-        """Reshape [K·B, G, …] → [K·E, R·G, …]."""
+        """Reorder rows into groups: [K·B, G, …] → [K·E, R·G, …], for K = `kv_heads`."""
         if not self.in_order:
             x = x.unflatten(0, (kv_heads, -1)).index_select(1, self._row_of_slot)
         return x.reshape(kv_heads * len(self.prompt_of_group), -1, x.shape[-1])
 
     def to_rows(self, x: Tensor, kv_heads: int) -> Tensor:
-        """Reshape [K·E, R·G, …] → [K·B, G, …]."""
+        """Undo `to_groups`: [K·E, R·G, …] → [K·B, G, …]."""
         slots = len(self.prompt_of_group) * self.slots
         if self.in_order:
             return x.view(kv_heads * slots, -1, x.shape[-1])
@@ -74,9 +71,9 @@ class KVCache:
     """Keys and values of B sequences, and the decoder's attention in a decode step.
 
     Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and decoded keys and values in
-    blocks `[2, K, B, BLOCK, Dh]`. `column` is the next token's column, the same for all rows; a row that began later
-    has its first token further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on padding; `began` `[B,
-    T]` is -inf on columns before a row's first token. Scores get both added, except a mask of zeros.
+    blocks `[2, K, B, BLOCK, Dh]`. All rows write the next token to `column`. `mask` `[E, 1, width]` is 0 on a prompt's
+    tokens, -inf on padding; `began` `[B, T]` is -inf on columns before a row's first token. Both masks are added to the
+    scores; a mask of zeros is skipped.
     """
 
     def __init__(
@@ -86,9 +83,9 @@ class KVCache:
         prompt_of_row: np.ndarray,
         max_new: int,
     ) -> None:
-        """`prompts`: keys and values `[tokens, K, Dh]` of each layer; an item has one prompt, or several end to end.
+        """`prompts`: each item has each layer's keys and values `[tokens, K, Dh]`, of one prompt or several end to end.
 
-        `prompt_of_row` `[B]`: the prompt that each row continues, by at most `max_new` tokens.
+        `prompt_of_row` `[B]`: index of the prompt that each row continues. A row gets at most `max_new` tokens.
         """
         k = prompts[0][0][0]
         self.width, self.column, self.room = max(lengths), 0, max_new
@@ -108,7 +105,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from one new token per row (q `[B, H, Dh]`, k, v `[B, K, Dh]`) to the row's tokens; store k and v."""
+        """Store k and v `[B, K, Dh]` of one new token per row; attend from q `[B, H, Dh]` to all tokens of the row."""
         # Each call of torch takes time beside the products of a small model, views included.
         blocks, used = self.decoded[layer], self.column % BLOCK + 1
         prompt_keys, prompt_values = self.prompts[layer]
@@ -150,11 +147,10 @@ class KVCache:
 
     @property
     def tokens(self) -> int:
-        """Return the size in tokens."""
         return self.prompts[0][0].shape[1] * self.width + self.rows * self.room
 
     def keep(self, rows: np.ndarray) -> None:
-        """Keep only `rows`; drop unused prompts, and blocks that no row uses."""
+        """Remove all rows except `rows`, and the prompts and blocks that no row uses any more."""
         first = int(self.starts[rows].min()) // BLOCK
         index = upload(rows, self.mask.device)
         for layer, blocks in enumerate(self.decoded):
@@ -188,7 +184,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def _lay_out(self, prompt_of_row: np.ndarray) -> None:
-        """Group the rows, and store a prompt for each group. `prompt_of_row`: indices of prompts stored before."""
+        """Group the rows; store a prompt for each group. `prompt_of_row`: indices into the currently stored prompts."""
         before = np.arange(self.room) < self.starts[:, None]
         self.joined = before.any()
         self.began = upload(np.where(before, np.float32(-np.inf), np.float32(0)), self.mask.device)
@@ -212,7 +208,7 @@ class _Block:
 
 
 def scaled(q: Tensor) -> tuple[Tensor, float]:
-    """Return contiguous queries for `product`, and the factor for the scores."""
+    """Return contiguous queries for `product`, and the factor that the caller must apply to the scores."""
     scale = q.shape[-1] ** -0.5
     if q.dtype == torch.float32 or q.device.type == "cpu":
         return torch.mul(q.float(), scale, out=q.new_empty(q.shape, dtype=torch.float32)), 1.0
@@ -220,13 +216,13 @@ def scaled(q: Tensor) -> tuple[Tensor, float]:
 
 
 def unnormalised(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax's numerators and their sums. The caller divides last, as the trainer's kernel does."""
+    """Return the softmax's numerators and their sums. The caller divides at the end, as the trainer's kernel does."""
     weights = (scores - scores.amax(-1, keepdim=True)).exp_()
     return weights, weights.sum(-1, keepdim=True)
 
 
 def product(x: Tensor, stored: Tensor, plus: Tensor | None = None) -> Tensor:
-    """Compute the batched product x · stored (+ plus) in fp32. On a GPU x is rounded to bf16 if `stored` is bf16."""
+    """Compute the batched product x · stored (+ plus) in fp32. On a GPU, x is rounded to bf16 if `stored` is bf16."""
     if stored.dtype == torch.float32 or stored.device.type == "cpu":
         stored = stored.float()
         return torch.bmm(x, stored) if plus is None else torch.baddbmm(plus, x, stored)
@@ -235,7 +231,7 @@ def product(x: Tensor, stored: Tensor, plus: Tensor | None = None) -> Tensor:
 
 
 def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
-    """Return a layer's blocks, moved right so that the next column is `column`; zeros fill the left."""
+    """Return a layer's blocks with the tokens moved right, so that the next column is `column`. Zeros fill the left."""
     blocks = [block.stored for block in cache.decoded[layer]]
     if cache.column == column:
         return blocks

@@ -1,4 +1,4 @@
-"""A client of an inference server that exchanges token ids: hone's server, or one that hone starts.
+"""A client that exchanges token ids with an inference server: hone's server, or another that hone starts.
 
 async with ServerClient(Endpoint("http://localhost:8000/v1")) as client:
     (served,) = await client.models()
@@ -15,15 +15,15 @@ from hone.errors import Halt
 from hone.web import MIB, TooLarge
 
 LARGEST_ANSWER = 1024 * MIB
-"""Most bytes of an answer; 64 completions of 32k tokens, 20 candidates a token, take about 400 MiB."""
+"""Largest answer in bytes. 64 completions of 32k tokens, with 20 candidates a token, take about 400 MiB."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that a server lists. A field is None if it is not reported, or before the first update.
+    """A model that a server lists. A field is None if the server does not report it, or before the first weight update.
 
-    `owner`: the server's maker; `policy_path`: folder of the last update; `parameters`: number of weights; `instance`:
-    an id of the server process.
+    `owner`: name of the server's maker; `policy_path`: folder of the last update; `parameters`: number of weights;
+    `instance`: id of the server process.
     """
 
     id: str
@@ -36,7 +36,7 @@ class ServedModel:
 
 
 class ServerClient(Client):
-    """A client that doesn't retry after a timeout: a second try would take as long."""
+    """A client that doesn't retry after a timeout, because a second try would take just as long."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, LARGEST_ANSWER, asks_late_again=False)
@@ -58,7 +58,7 @@ class ServerClient(Client):
             ) from None
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the server's answer to `body`. Raises errors of `request`, and Halt if the answer can't be read."""
+        """Return the server's answer to `body`. Raises the errors of `_send`, and Halt if the answer can't be read."""
         return await self._send("POST", path, body)
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:

@@ -2,9 +2,9 @@
 
     rollouts = roll_out(env, policy, settings, examples, draws, step, sampling)
 
-Sampled tokens are never changed. If a call's messages begin with an earlier call's messages and reply, it continues the
-earlier call's ids: only new messages are rendered and tokenised. Any other call begins a new segment. All segments have
-the rollout's reward, unless each call has its own.
+Sampled tokens are never changed. If a call's messages begin with an earlier call's messages and reply, the call
+continues the earlier ids, and only the new messages are rendered and tokenised. Any other call begins a new segment.
+All segments have the rollout's reward, unless each call has its own.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from hone.types import Columns, Example, Message, Rollout, Segment, joined, wher
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Settings of rollouts. `rollouts`: the number of rollouts per example.
+    """Settings of rollouts. `rollouts`: number per example; `tools`: the environment's tools, listed in prompts.
 
-    A completion has at most `max_tokens` tokens, and with its prompt at most `seq_len`. Its random key is (seed,
-    purpose, step, draw, sample), so an example that is drawn again samples differently; later turns add their number.
-    `tools`: the environment's, listed in prompts.
+    A completion has at most `max_tokens` tokens, and with its prompt at most `seq_len`. The random key is made from
+    (seed, purpose, step, draw, sample) and, after the first turn, the turn's number. So an example that is drawn again
+    gets other samples.
     """
 
     renderer: ChatRenderer
@@ -60,13 +60,13 @@ class RolloutSettings:
         return prompts
 
     def bridge_ids(self, ids: list[int], messages: list[Message], added: list[Message], tools: Tools) -> list[int]:
-        """Return the ids of the messages `added` after `messages`; `ids` are the ids of `messages`."""
+        """Return the ids of the messages `added`, which follow `messages`. `ids` are the ids of `messages`."""
         # A turn that ended otherwise than the template's do (by a general end of text, say) is closed first.
         closing = [] if ids[-1] == self.renderer.end_of_turn_id else [self.renderer.end_of_turn_id]
         return closing + self.renderer.bridge_ids(messages, added, tools)
 
     def limit(self, tokens: int) -> int:
-        """Return the most tokens of a completion after `tokens` tokens; less than 1 if there is no room."""
+        """Return the largest length of a completion after `tokens` tokens; less than 1 if there is no room."""
         room = self.seq_len - tokens
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
@@ -81,7 +81,7 @@ def roll_out(
     sampling: SamplingParams,
     finished: Callable[[int, Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Sample all examples' rollouts, by group. Calls `finished` when one ends. UserError if a prompt is too long."""
+    """Return all rollouts, by example. Calls `finished` when a rollout ends. UserError if a prompt is too long."""
     prompts = settings.prompts(examples)
 
     def sample(calls: list[Call], give: Callable[[int, Segment], None]) -> list[Segment]:
@@ -114,9 +114,9 @@ def with_stops(sampling: SamplingParams, stops: tuple[str, ...]) -> SamplingPara
 
 @dataclass(eq=False)
 class Call:
-    """A call of the model. Once it is answered, `turn` has the sampled tokens, and `reply` is the returned message.
+    """A call of the model. After the answer, `turn` has the sampled tokens, and `reply` is the returned message.
 
-    `parent`: the call that this one continues. `future`: the turn, or the error.
+    `parent`: the call that this call continues. `future`: gives the turn, or raises the error.
     """
 
     request: Request
@@ -124,20 +124,19 @@ class Call:
     parent: Call | None
     future: asyncio.Future[Segment] = field(init=False)
     session: str = ""
-    """The header X-Session-ID, which identifies the caller."""
+    """The caller's id, from the header X-Session-ID."""
     stops: tuple[str, ...] = ()
     """This call's stop strings, in addition to the run's."""
     checked: bool = True
-    """True if the server must use the prompt unchanged."""
+    """True if it is an error when the server changes the prompt."""
     reply: Message = field(default_factory=dict)
     turn: Segment | None = None
     full: Message = field(default_factory=dict)
     """The reply with thoughts, and with tool calls as text."""
     continued: bool = False
-    """True if another call continues this call, or will do so."""
+    """True if another call continues this call."""
 
     def goes_on_with(self, messages: Sequence[Message], tools: Tools, session: str) -> bool:
-        """Return True if a call with these messages, tools and session can continue this one."""
         known = self.request.messages
         return (
             self.turn is not None
@@ -150,12 +149,11 @@ class Call:
         )
 
     def added(self, messages: list[Message]) -> list[Message]:
-        """Return what a continuing call adds after this call's reply."""
         return messages[len(self.request.messages) + 1 :]
 
 
 class IdsModel(Model):
-    """The model of one rollout, with its calls and their ids. Used on the driver's event loop."""
+    """The model of one rollout; records the calls and their ids. Must be used on the driver's event loop."""
 
     def __init__(
         self,
@@ -199,7 +197,7 @@ class IdsModel(Model):
         return max(goes_on, key=lambda call: len(call.request.messages), default=None)
 
     def prompt(self, messages: list[Message], tools: Tools, parent: Call | None) -> tuple[Sequence[int], Call | None]:
-        """Return the prompt's ids, and `parent` if they continue the parent's ids, else None."""
+        """Return the ids of a call's prompt, and `parent` if these ids continue the parent's ids, else None."""
         if parent is not None and parent.turn is not None:
             ids, earlier = parent.turn.token_ids.tolist(), [*parent.request.messages, parent.full]
             # with nothing between them, two turns would be one
@@ -218,7 +216,7 @@ class IdsModel(Model):
         most: int | None = None,
         **more: Any,
     ) -> Call:
-        """Start sampling a call; the key has its number in the rollout. Raises NoRoom if no token fits."""
+        """Start sampling a call. Raises NoRoom if `seq_len` leaves no room for a token."""
         if (limit := self.settings.limit(len(ids))) < 1:
             raise NoRoom(f"the conversation has {len(ids)} tokens, seq_len is {self.settings.seq_len}")
         number, self.asked = self.asked, self.asked + 1
@@ -231,7 +229,7 @@ class IdsModel(Model):
         return call
 
     def message(self, call: Call, turn: Segment) -> Message:
-        """Return the message in a call's turn, with tool calls, and cut before a stop string."""
+        """Return the sampled message of a call, with tool calls, and cut off before a stop string."""
         renderer, stops = self.settings.renderer, with_stops(self.sampling, call.stops).stop_strings
         message = renderer.message(turn.token_ids[turn.sampled_mask].tolist(), call.tools)
         sampled = message["content"].removeprefix(renderer.opened_by_template)
@@ -252,12 +250,12 @@ class IdsModel(Model):
 
 
 def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Message]:
-    """Return a conversation for the record: `prompt` is put before it unless it begins with `prompt`."""
+    """Return a conversation with `prompt` put before it, unless the conversation already begins with `prompt`."""
     return messages if same_messages(messages[: len(prompt)], prompt) else [*prompt, *messages]
 
 
 def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segment:
-    """Return one segment with a call and all calls that it continues, and any rewards by call."""
+    """Return one segment of the call `last` and all calls that it continues. `rewards`: any rewards of single calls."""
     turn = last.turn
     assert turn is not None
     messages = [*last.request.messages, last.full]

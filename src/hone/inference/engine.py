@@ -1,9 +1,8 @@
-"""The engine: continuous batching. In a loop, it prefills jobs that fit, and takes a token of every running job.
+"""The engine: continuous batching. Each step prefills waiting jobs that fit, and samples a token for every running job.
 
-It samples with the trainer's parameters and model code, without a copy, so its logprobs equal the trainer's except for
-rounding: products have other shapes. Each distinct prompt is computed once for its group; a new sequence joins while
-others decode. The layers' products run over all sequences at once; attention runs over each batch of sequences that
-began together.
+The engine uses the trainer's parameters and model code, without a copy. So its logprobs equal the trainer's, except for
+rounding: matrix products have other shapes. Equal prompts are computed once. The layers' products run over all
+sequences at once; attention runs separately over each batch of sequences that began together.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ if TYPE_CHECKING:
     from hone.inference.text import StopWatch
 
 ADMIT_AT = 0.25
-"""While jobs run, waiting jobs start only if this share of the cache is free, or if all waiting jobs fit."""
+"""While other jobs run, waiting jobs start only if this share of the KV cache is free, or if all waiting jobs fit."""
 
 
 class Engine:
-    """Samples from a `Decoder` in process.
+    """Samples from a `Decoder` in this process.
 
     `kv_bytes` bounds the KV cache; jobs that do not fit wait. `prefill_tokens` bounds the prompt tokens computed
     between two decode steps; longer prompts are computed in chunks. `prefix_bytes` bounds the stored keys and values of
-    recent prompts, reused for equal prefixes. A sample's random numbers depend only on its key and position, not on
-    settings. With `batch_invariant`, neither settings nor other jobs change a bit of a sample: see
-    `hone.inference.invariant`. `cuda_graphs` is for a GPU: see `hone.inference.graphs`. Stop strings need the
-    `tokenizer`. For a token's `version` see `weights_changed`.
+    recent prompts, which are reused for prompts with the same beginning. Stop strings need the `tokenizer`.
+
+    A sample's random numbers depend only on its key and position. With `batch_invariant`, neither settings nor other
+    jobs change a bit of a sample (see `hone.inference.invariant`). `cuda_graphs` is for a GPU.
     """
 
     def __init__(
@@ -77,11 +76,10 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Return True if a job waits or runs."""
         return bool(self._waiting or self._starting or self._batches)
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[Completion]]:
-        """Return `params.n` completions of each prompt (token ids). Sample i of prompt p: key (seed, "generate", p, i).
+        """Return `params.n` completions of each prompt. Sample i of prompt p has the key (seed, "generate", p, i).
 
         Raises UserError for an empty prompt, or one that leaves no room in the model's context.
         """
@@ -101,8 +99,8 @@ class Engine:
     ) -> list[Completion]:
         """Return one completion per job, in the order of the jobs. Jobs with equal prompts share their prefill.
 
-        Calls `finished(index, completion)` as soon as a job has ended. An error drops all jobs and is raised: Halt if
-        the model's logits are not finite.
+        Calls `finished(index, completion)` as soon as a job has ended. Any error drops all jobs. Raises Halt if the
+        model's logits are not finite.
         """
         for job in jobs:
             self._check(job)
@@ -129,7 +127,7 @@ class Engine:
         return [completions[index] for index in range(len(jobs))]
 
     def add(self, job: Job, params: SamplingParams | None = None) -> int:
-        """Queue a job; return its ticket's number. `params` apply if the job has none.
+        """Queue a job; return the number of its ticket. `params` apply if the job has no parameters.
 
         Raises UserError for an empty prompt, or one that leaves no room in the model's context.
         """
@@ -156,7 +154,7 @@ class Engine:
         self._starting = None
 
     def weights_changed(self, version: int) -> None:
-        """Record that the model's parameters changed: tokens from now on have this version."""
+        """Record that the model's parameters changed. Tokens sampled from now on get this `version`."""
         self.version = version
         self.prefill.weights_changed()
 
@@ -169,7 +167,7 @@ class Engine:
 
     @torch.no_grad()
     def score_tokens(self, ids: Sequence[int], temperature: float = 1.0, top: int = 0) -> list[ScoredToken]:
-        """Return `score` of one sequence, and the `top` likeliest tokens at each position."""
+        """Score one sequence as `score` does. Return also the `top` likeliest tokens at each position."""
         self._check_length(ids, 0)
         prompt = self.prefill.begin(tuple(ids), all_hidden=True)
         while prompt.done < len(ids):
@@ -185,9 +183,9 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> list[Token | Failure]:
-        """Start waiting jobs that fit; return the next token of every running job, [] if no job runs.
+        """Start waiting jobs that fit; return the next token of every running job.
 
-        A job ends with a Failure if its logits are not finite. Any other error is raised: then call `clear`.
+        A job ends with a Failure if its logits are not finite. After any other error, which is raised, call `clear`.
         """
         self._admit()
         self.runner.join(self._batches, self._budget)
@@ -204,7 +202,6 @@ class Engine:
         return emitted
 
     def _admit(self) -> None:
-        """Start waiting jobs that fit; continue prompts that are computed in chunks."""
         if self._starting is None:
             tickets = self._next_tickets()
             if not tickets:

@@ -1,19 +1,19 @@
-"""Decoding with CUDA graphs: a step's kernels are recorded once per shape, and afterwards launched together.
+"""Decoding with CUDA graphs. A step's kernels are recorded once per shape, and from then on launched together.
 
-A graph is bound to the addresses and shapes that it was recorded with. So each sequence is in a slot of a `SlotState`
-with tensors that don't move (every row stores its prompt). A step computes a power of two of slots and of tokens;
-results of unused slots and tokens are discarded. Before a batch's first step, all shapes that it may reach are
-recorded, on one stream and with one memory pool: graphs share intermediate memory, and write results to the state.
-Weights and their bf16 copies (`Linear.refresh`) are updated in place, so graphs read new weights.
+A graph is bound to the addresses and shapes that it was recorded with. So each sequence has a slot in a `SlotState`,
+and the tensors of a `SlotState` don't move. A step rounds the numbers of slots and tokens up to powers of two; results
+for unused slots and tokens are discarded. Before a batch's first step, all shapes that the batch may reach are
+recorded, with one memory pool, so that graphs share intermediate memory. Weights and their bf16 copies
+(`Linear.refresh`) are updated in place, so graphs read new weights.
 
-A step computes each row's next token from its last one, and stores it where the next step reads it: the next step can
-begin before the host knows the token. A step launches two graphs: the model's, and one for sampling. Rows are sampled
-without a graph if their sampling parameters differ, are not recorded yet, or request likeliest tokens. Weights must be
-updated on the stream of the steps.
+A step stores each row's token where the next step reads it, so the next step can begin before the host knows the token.
+A step launches two graphs: the model's, and one for sampling. Rows are sampled without a graph if their sampling
+parameters differ, are not recorded yet, or request likeliest tokens. Weights must be updated on the same stream as the
+steps.
 
-On a CPU the same step runs without recording. Recording and replay are only tested on a fake GPU.
+On a CPU the same step runs without recording. Tests of recording and replay use a fake GPU.
 
-Shapes: B rows, K key/value heads, G query heads for each, Dh head size, V vocabulary, N prompt tokens.
+Shapes: B rows, K key/value heads, G query heads for each key/value head, Dh head size, V vocabulary, N prompt tokens.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from hone.model.device import upload
 from hone.model.head import head_logits
 
 MAX_GRAPHS = 128
-"""Most graphs; beyond, the least recently used is dropped."""
+"""Largest number of graphs. For one more, the least recently used graph is dropped."""
 VARLEN = False
-"""If true, bf16 attention (torch 2.13) uses `varlen`, which reads only each row's tokens. Not measured yet."""
+"""If true, bf16 attention uses `varlen` (needs torch 2.13), which reads only a row's tokens. Not measured yet."""
 MAX_WAYS, FEW = 1024, 4
-"""Most sets of sampling parameters: remembered (the latest sets), and recorded together."""
+"""Number of sets of sampling parameters that are remembered (the latest), and number recorded together."""
 
 
 class GraphRunner(Runner):
@@ -54,7 +54,7 @@ class GraphRunner(Runner):
         self.graphs: dict[tuple, Callable[[], object]] = {}
         """Key: (tokens of a slot, slots covered, tokens covered or `SamplingParams.transform`)."""
         self._asked: dict[tuple, tuple[int, SamplingParams]] = {}
-        """By `SamplingParams.transform`: count of prompts that requested these parameters, and the parameters."""
+        """`SamplingParams.transform` → (number of prompts that requested these parameters, the parameters)."""
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
         for (way, _), params in {(t.params.transform, t.job.prompt): t.params for t in tickets}.items():
@@ -67,12 +67,11 @@ class GraphRunner(Runner):
         return [Batch(tickets, SlotCache(prompts, prompt_of_row, max_tokens), logits_BV)]
 
     def tokens_with(self, batches: Sequence[Batch], rows: int = 0, width: int = 0) -> int:
-        """Return the size in tokens of one batch with all rows: every slot has as many tokens as the longest row."""
+        """Return the size in tokens of one batch with all rows. Every slot has as many tokens as the longest row."""
         widths = [slot_tokens(width), *(_cache(batch).span for batch in batches)]
         return (sum(map(len, batches)) + rows) * max(widths)
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Move all batches into the slots, as one batch."""
         if not batches:
             return
         first, rows = batches[0], sum(map(len, batches))
@@ -108,7 +107,7 @@ class GraphRunner(Runner):
         return [way for count, way in ways if count > 1 and not (way.top_logprobs or way.keeps_ids)][-FEW:]
 
     def _launch(self, step: Callable[..., object], shapes: Iterable[tuple[int, Any]], wanted: tuple[int, Any]) -> None:
-        """Launch the graph of shape `wanted`; if it is missing, first record graphs of all `shapes`."""
+        """Launch the graph of the shape `wanted`. If this graph is missing, first record graphs of all `shapes`."""
 
         def key(shape: tuple[int, Any]) -> tuple:
             return self.state.tokens, shape[0], getattr(shape[1], "transform", shape[1])
@@ -142,11 +141,12 @@ class GraphRunner(Runner):
 
 
 class SlotState:
-    """The slots of sequences, and the tensors of a step.
+    """Slots that store one sequence each, and the input and output tensors of a step.
 
-    `stored`: per layer keys and values `[2, size, K, Dh]` in the model's `kv_dtype`, for at most `budget` tokens;
-    `lay_out` cuts this into slots. `rows` `[3, slots]`: each row's last token, its position, and the index of its next
-    random number in `uniforms` `[slots, tokens]`. A step writes `logits` `[slots, V]` and `drawn` `[slots, 2]`.
+    `stored`: per layer keys and values `[2, size, K, Dh]` in the model's `kv_dtype`. `size` is at most `budget` tokens,
+    which `lay_out` cuts into slots. `rows` `[3, slots]`: each row's last token, the token's position, and the index of
+    the row's next random number in `uniforms` `[slots, tokens]`. A step writes `logits` `[slots, V]` and `drawn`
+    `[slots, 2]`.
     """
 
     def __init__(self, model: Decoder, budget: int) -> None:
@@ -162,10 +162,10 @@ class SlotState:
         return [_cut(stored, self.slots, self.tokens) for stored in self.stored]
 
     def lay_out(self, rows: int, tokens: int, placed: int) -> bool:
-        """Lay out slots for `rows` rows of `tokens` tokens, if needed; keep the rows in the first `placed` slots.
+        """If needed, make room for `rows` rows of `tokens` tokens. The rows in the first `placed` slots stay.
 
-        Return True if tensors were replaced, which invalidates all graphs. This is rare: new ones have `ROOM` times the
-        room. A smaller budget is cut into `rows` slots or, if rows are placed, into slots of `tokens` tokens.
+        Return True if tensors were replaced, which invalidates all graphs. To make this rare, new tensors have `ROOM`
+        times the requested room, if the budget allows.
         """
         if rows <= self.slots and tokens <= self.tokens:
             return False
@@ -196,7 +196,7 @@ class SlotState:
         return grown or more
 
     def load(self, batch: Batch) -> None:
-        """Copy each row's inputs for a step into the state, unless the last step wrote them."""
+        """Copy each row's inputs for a step into the state, unless the last step already wrote them there."""
         for name in ("next", "positions", "index", "uniforms"):
             here, mine = getattr(self, name)[: len(batch)], getattr(batch, name)
             if here.data_ptr() != mine.data_ptr():
@@ -204,7 +204,7 @@ class SlotState:
                 here[..., :width] = mine[..., :width]
 
     def moved(self, batch: Batch, sampled: bool) -> None:
-        """Give a batch the results of a step; if `sampled` is true, also the next tokens."""
+        """Give a batch the results of a step, with the drawn tokens if `sampled` is true."""
         rows = len(batch)
         _cache(batch).moved()
         batch.next, batch.positions, batch.index = self.rows[:, :rows]
@@ -213,9 +213,9 @@ class SlotState:
 
 
 class SlotCache:
-    """Keys and values of B sequences, in the prefill's tensors, later in the first B slots of `state`.
+    """Keys and values of B sequences: first in the prefill's tensors, after `move_into` in slots of `state`.
 
-    `lengths` `[B]`: tokens so far; `ends` `[B]`: most tokens.
+    `lengths` `[B]`: tokens so far; `ends` `[B]`: largest number of tokens.
     """
 
     def __init__(self, prompts: Sequence[Prompt], prompt_of_row: np.ndarray, max_tokens: np.ndarray) -> None:
@@ -237,7 +237,6 @@ class SlotCache:
 
     @property
     def tokens(self) -> int:
-        """Return the needed size in tokens."""
         return len(self) * self.span
 
     def tokens_joined(self, other: SlotCache, max_new: int = 0) -> int:
@@ -254,14 +253,14 @@ class SlotCache:
             layer[:, : len(rows)] = layer.index_select(1, index)
 
     def join(self, other: SlotCache, max_new: int) -> None:
-        """Append the rows of `other`; `state` must have a slot for each row."""
+        """Append the rows of `other`. `state` must have a free slot for each new row."""
         assert self.state is not None
         other.move_into(self.state, len(self))
         self.lengths = np.concatenate([self.lengths, other.lengths])
         self.ends = np.concatenate([self.ends, other.ends])
 
     def move_into(self, state: SlotState, begin: int) -> None:
-        """Copy the rows into slots from `begin` on, and fill the rest of each slot with zeros."""
+        """Copy the rows into the slots from number `begin` on, and fill the rest of each slot with zeros."""
         self.state, end = state, begin + len(self)
         assert end <= state.slots and self.span <= state.tokens
         ends = np.cumsum([len(prompt.ids) for prompt in self.prompts])
@@ -279,10 +278,10 @@ class SlotCache:
 
 
 def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
-    """Decode a step of the first `slots` slots, from `rows` to `logits`; a slot attends to its first `tokens` tokens.
+    """Take one model step of the first `slots` slots: read `rows`, write `logits`. A slot attends to `tokens` tokens.
 
-    The host must not wait for the device here, nor read its results. Empty slots and ended rows may have any position:
-    they write only to their own slot.
+    The host must not wait for the device here, nor read its results. Empty slots and finished rows may have any
+    position, because a row writes only to its slot.
     """
     ids, positions, index = state.rows[:, :slots]
     here = positions.clamp(max=state.tokens - 1)
@@ -293,16 +292,15 @@ def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
 
 
 def _sample(state: SlotState, slots: int, params: SamplingParams) -> None:
-    """Sample from `logits`: write `drawn` and the next tokens."""
     ids, _, index = state.rows[:, :slots]
     state.drawn[:slots] = draw(state.logits[:slots], state.uniforms, index, params)
     ids.copy_(state.drawn[:slots, 0])
 
 
 class _SlotAttention:
-    """Attention of one new token per slot, at `positions` `[B]`; first stores the token's key and value.
+    """Attention of one new token per slot, at `positions` `[B]`. Stores the token's key and value first.
 
-    SDPA's fused GPU kernels have fp32 scores and sums. A CPU's bf16 kernels are less exact: inputs are fp32 there.
+    On a GPU, SDPA's fused kernels have fp32 scores and sums. On a CPU they are less exact, so inputs are cast to fp32.
     """
 
     def __init__(self, layers: list[Tensor], positions: Tensor, tokens: int) -> None:
@@ -335,10 +333,10 @@ def _cache(batch: Batch) -> SlotCache:
 
 
 def _cut(stored: Tensor, slots: int, tokens: int) -> Tensor:
-    """View the first tokens `[2, size, …]` as slots `[2, slots, tokens, …]`."""
+    """View `[2, size, …]` as slots `[2, slots, tokens, …]`, without the tokens left over."""
     return stored[:, : slots * tokens].unflatten(1, (slots, tokens))
 
 
 def _powers(least: int, most: int) -> list[int]:
-    """Return `most`, and the powers of two below it from `least` on, largest first."""
+    """Return `most`, and all powers of two from `least` to below `most`, largest first."""
     return [most, *(1 << bits for bits in reversed(range(most.bit_length())) if least <= 1 << bits < most)]

@@ -1,13 +1,12 @@
-"""Batch-invariant sampling: other rows of the batch don't change a bit of a sample's tokens and logprobs.
+"""Batch-invariant sampling: a sample's tokens and logprobs have the same bits with any other rows in the batch.
 
-Floating-point sums depend on their order, and kernels choose the order by their inputs' shapes. So every shape is fixed
-here: the model always gets a tile of `TILE` rows, and attention one block of `TILE` tokens at a time, counted from the
-sequence's beginning. Other rows, empty rows and blocks after a sequence's end then change nothing: they add exact
-zeros. Prompts are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached prefix changes a
-bit. Kernels may still compute the rows of a tile, or the products of a batch, differently: the engine tests this at its
-start, and if so uses tiles of one row.
+A floating-point sum depends on the order of its terms, and kernels choose this order by the shapes of their inputs. So
+every shape is fixed here. The model always gets a tile of `TILE` rows. Attention gets one block of `TILE` tokens at a
+time, counted from the sequence's beginning; tokens after a sequence's end add exact zeros. Prompts are computed in
+aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached prefix changes a bit. Some kernels still
+compute the rows of a tile differently. The engine tests this when it starts, and if so uses tiles of one row.
 
-Shapes: B rows, K key/value heads, G query heads for each, H = K G, Dh head size, T tokens of the longest row.
+Shapes: B rows, K key/value heads, G query heads for each key/value head, H = K G, Dh head size, T largest row length.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 
 TILE = 32
-"""Size of a tile (rows of a decode step), of a prompt's chunk and of an attention block (tokens)."""
+"""Number of rows in a tile, and of tokens in a prompt's chunk and in an attention block."""
 
 
 class InvariantRunner(Runner):
@@ -54,7 +53,7 @@ class InvariantRunner(Runner):
         return batches
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """While the two smallest batches fit into a tile, and all caches into `budget` tokens, join the two."""
+        """Join the two smallest batches, as often as they fit into one tile and all caches fit into `budget` tokens."""
         while len(batches) > 1:
             batches.sort(key=len, reverse=True)
             first, second = batches[-2:]
@@ -72,10 +71,10 @@ class InvariantRunner(Runner):
 
 
 class RowCache:
-    """Keys and values of a few sequences. Each sequence stores its prompt.
+    """Keys and values of a few sequences, each with its prompt; also the decoder's attention in a decode step.
 
     `layers`: per layer `[2, B, K, T, Dh]`, T a multiple of `TILE`; `lengths` `[B]`: tokens so far. Later columns are
-    zero. It is the decoder's attention in a decode step, for the first B rows of the tile.
+    zero. The B sequences are the first rows of the tile.
     """
 
     def __init__(self, prompts: Sequence[Layers], max_new: int) -> None:
@@ -95,7 +94,7 @@ class RowCache:
         return len(self.lengths)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from a new token per row (q `[tile, H, Dh]`, k, v `[tile, K, Dh]`) to the row's tokens; store k, v."""
+        """Store k and v `[tile, K, Dh]` of one new token per row; attend from q `[tile, H, Dh]` to the row's tokens."""
         if layer == 0:
             self._make_room()
         tile, stored, rows = len(q), self.layers[layer], torch.arange(len(self), device=q.device)
@@ -109,7 +108,7 @@ class RowCache:
         return padded(_attend(queries, blocks, masks, scale).view(q.shape).to(q.dtype), tile)
 
     def _make_room(self) -> None:
-        """Make room for each row's new token; set `mask` `[B, T]` to 0 up to the new token, else -inf."""
+        """Make room for each row's new token. Set `mask` `[B, T]` to 0 up to the new token, and to -inf after it."""
         missing = _blocks(self.longest + 1) * TILE - self.layers[0].shape[3]
         if missing > 0:
             for index, layer in enumerate(self.layers):
@@ -174,7 +173,7 @@ class InvariantPrefill(Prefill):
 
 
 class _ChunkAttention:
-    """Causal attention of one chunk of a prompt; `past`: keys and values of the prompt's earlier tokens."""
+    """Causal attention of one chunk of a prompt. `past`: keys and values of the prompt's earlier tokens."""
 
     def __init__(self, past: Layers) -> None:
         self.past = past
@@ -197,7 +196,7 @@ class _ChunkAttention:
 
 
 def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
-    """Compute attention of queries `[N, M, Dh]` to keys and values in blocks `[2, N, TILE, Dh]`, added in order."""
+    """Compute attention of queries `[N, M, Dh]` to blocks of keys and values `[2, N, TILE, Dh]`, block by block."""
     scores = [product(queries, keys.mT).add_(mask) for (keys, _), mask in zip(blocks, masks, strict=True)]
     if scale != 1:
         scores = [score.mul_(scale) for score in scores]
@@ -213,9 +212,9 @@ def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor], 
 
 @torch.no_grad()
 def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
-    """Return True if this machine's kernels give a row the same bits at each place in a tile, with any other rows.
+    """Return True if a row gets the same bits at every place in a tile, whatever the other rows are, on this machine.
 
-    Decodes rows with random keys and values: all rows in order, in another order, and a few rows alone.
+    Tests rows with random keys and values: all rows in order, all rows in another order, and a few rows alone.
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
     shape = (config.num_kv_heads, config.head_dim)
@@ -239,7 +238,7 @@ def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
 
 
 def _decoded(model: Decoder, prompts: Sequence[Layers], token_ids: Tensor, rows: Sequence[int]) -> Tensor:
-    """Return the logits `[steps, rows, V]` of `rows` in one tile, after the tokens `token_ids` `[steps, TILE]`."""
+    """Decode `rows` in one tile, with the tokens `token_ids` `[steps, TILE]`; return the logits `[steps, rows, V]`."""
     cache = RowCache([prompts[row] for row in rows], len(token_ids))
     logits = []
     for tokens in token_ids:
@@ -256,7 +255,6 @@ def _behind(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], count
 
 
 def padded(x: Tensor, rows: int) -> Tensor:
-    """Return x with rows of zeros appended, up to `rows` rows."""
     return F.pad(x, (*[0] * (2 * x.dim() - 1), rows - len(x)))
 
 

@@ -1,4 +1,4 @@
-"""Bytes that hone's engine takes in addition to the weights, by part. Imports neither torch nor pydantic."""
+"""Estimates the memory of hone's engine without the weights, by part. Imports neither torch nor pydantic."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 KV_GIB = 4.0
-"""GiB for keys and values on a CPU, and if the config of an older hone has no `kv_gib`."""
+"""GiB for keys and values on a CPU, or on any device if a config of an older hone has no `kv_gib`."""
 PREFIX_SHARE = 0.25
-"""Extra memory for conversations' prompts, which later turns begin with: a share of the KV cache's."""
+"""Memory for cached prompts of conversations with several turns, as a share of the KV cache."""
 GRANULE = 64
-"""Tokens of a CUDA graph's slot are a multiple of this, and a step covers at least this many: kernels need an aligned
-mask."""
+"""Tokens in a CUDA graph's slot, and tokens that a step covers, are multiples of this, because kernels need aligned
+masks.
+"""
 ROOM = 8
-"""Slots have room for this many times the requested tokens if the KV cache allows: growing invalidates all graphs."""
+"""New slots have room for this many times the requested tokens, if the KV cache allows. Growing invalidates graphs."""
 GRAPHS_GIB = 0.5
-"""GiB that CUDA graphs take without their tensors. A guess."""
+"""A guess of the GiB that CUDA graphs take without their tensors."""
 
 
 def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int:
-    """Return the bytes of one token's keys and values in all layers, in the dtype `Decoder.kv_dtype`.
+    """Return the bytes of one token's keys and values in all layers.
 
-    For "cuda", assumes a GPU with `hone.model.device.has_bf16`. Engines use `Decoder.kv_bytes_per_token`.
+    For "cuda", assumes a GPU with bf16. A running engine uses `Decoder.kv_bytes_per_token` instead.
     """
     half = precision == "bf16" or (precision == "bf16_linear" and device == "cuda")
     return 2 * model.num_layers * model.kv_size * (2 if half else 4)
@@ -51,7 +52,7 @@ def packed_bytes(model: DecoderConfig, precision: str, device: str) -> tuple[int
 def sampling_bytes(
     config: RLConfig, model: DecoderConfig, device: str, prompt: int, completion: int, turns: int = 1
 ) -> dict[str, int]:
-    """Return an engine's bytes by part; `prompt` and `completion` are lengths over all `turns`.
+    """Return an engine's bytes by part. `prompt` and `completion` are summed lengths of all `turns`.
 
     With CUDA graphs, keys and values, logits and graphs stay in memory while the trainer works.
     """
@@ -75,7 +76,7 @@ def sampling_bytes(
 
 
 def rows_asked_for(config: RLConfig) -> tuple[int, int]:
-    """Return (completions, completions of one prompt) of a batch or an evaluation, whichever is larger."""
+    """Return (completions, completions of one prompt) of a training batch or an evaluation, whichever is larger."""
     orch = config.orchestrator
     group = orch.rollouts_per_example
     rows = [((orch.refill.drawn(orch.batch_size // group) * group if orch.refill else orch.batch_size), group)]
@@ -86,18 +87,17 @@ def rows_asked_for(config: RLConfig) -> tuple[int, int]:
 
 
 def wave(config: RLConfig, model: DecoderConfig, device: str, rows: int, longest: int) -> int:
-    """Return how many of `rows` rows fit into `inference.kv_gib` at once, at `longest` tokens a row."""
+    """Return how many of `rows` rows with `longest` tokens fit into `inference.kv_gib` at once."""
     room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model, config.precision, device)
     return max(1, min(rows, room // max(1, slot_tokens(longest) if uses_graphs(config, device) else longest)))
 
 
 def uses_graphs(config: RLConfig, device: str) -> bool:
-    """Return True if the engine in the trainer's process decodes with CUDA graphs."""
+    """Return True if an engine in the trainer's process decodes with CUDA graphs."""
     return config.samples_here and config.inference.decodes_with_graphs(device)
 
 
 def slot_tokens(tokens: int) -> int:
-    """Return the size in tokens of a CUDA graph's slot for `tokens` tokens."""
     return -(-tokens // GRANULE) * GRANULE
 
 

@@ -1,4 +1,4 @@
-"""The protocol of samplers: the engine in this process, or servers."""
+"""Protocols that the engine in this process and inference servers implement."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hone.types import Message, Segment
 
 @dataclass(frozen=True)
 class Request:
-    """A completion to sample. Its random numbers depend only on `key` (64 bits, from `hone.rng.key`).
+    """A request to sample one completion. The random numbers depend only on `key` (64 bits, from `hone.rng.key`).
 
-    `messages`: the conversation in `prompt_ids`; `turn`: number of the turn in the conversation `sample_id`, from 0.
+    `messages`: the conversation that `prompt_ids` encode; `turn`: number of the turn in rollout `sample_id`, from 0.
     """
 
     prompt_ids: tuple[int, ...]
@@ -34,21 +34,21 @@ class Sampler(Protocol):
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Segment]:
-        """Return one turn per request, in the order of requests: the prompt and the sampled tokens.
+        """Return one turn (the prompt and the sampled tokens) per request, in the order of requests.
 
-        Call `finished(index, turn)` as soon as a turn has ended; `finished` returns at once.
+        Calls `finished(index, turn)` as soon as a turn has ended. `finished` must return at once.
         """
         ...
 
 
 class Policy(Sampler, Protocol):
-    """A sampler with weights that are updated: the engine in this process, or a server. `version`: of the weights."""
+    """A sampler with weights that can be updated. `version`: the version of its weights."""
 
     @property
     def version(self) -> int: ...
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """From now on, sample from weights of this `version`: read from `path`; if None, shared with the trainer."""
+        """From now on, sample from version `version` of the weights, read from `path` (None: the trainer's weights)."""
 
     def sleep(self) -> None:
         """Free the sampler's memory on the trainer's GPU, until the next `load`."""

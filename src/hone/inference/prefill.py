@@ -1,4 +1,4 @@
-"""Prefill of prompts, whole or in chunks, after any cached prefix.
+"""Prefill of prompts, at once or in chunks. The beginning of a prompt may come from a cache.
 
 Shapes: N tokens of all prompts end to end, H query heads, K key/value heads, Dh head size, D hidden size.
 """
@@ -30,7 +30,7 @@ Layers = list[tuple[Tensor, Tensor]]
 class PrefillAttention:
     """Packed causal attention over prompts; stores each layer's keys and values `[N, K, Dh]`.
 
-    They are copied: with the queries they are views of one tensor, which would stay in memory.
+    Keys and values are copied. Otherwise the queries would stay in memory too: all three are views of one tensor.
     """
 
     def __init__(self, lengths: list[int]) -> None:
@@ -43,7 +43,7 @@ class PrefillAttention:
 
 
 class ContinuedAttention:
-    """Causal attention of the next `lengths` tokens of each prompt; `pasts`: keys and values of earlier tokens."""
+    """Causal attention of each prompt's next `lengths` tokens. `pasts`: keys and values of the earlier tokens."""
 
     def __init__(self, pasts: Sequence[Layers], lengths: list[int]) -> None:
         self.pasts, self.lengths = pasts, lengths
@@ -77,9 +77,9 @@ class ContinuedAttention:
 
 @dataclass
 class Prompt:
-    """A prompt in prefill. `layers`: keys and values of its first `done` tokens; `hidden` `[D]`: the last hidden state.
+    """A prompt in prefill. `layers`: keys and values of the first `done` tokens; `hidden` `[D]`: the last hidden state.
 
-    `all_hidden`, if a list, collects the hidden states of all tokens `[tokens, D]`, chunk by chunk.
+    If `all_hidden` is a list, each chunk appends the hidden states of its tokens `[tokens, D]`.
     """
 
     ids: tuple[int, ...]
@@ -88,7 +88,7 @@ class Prompt:
     hidden: Tensor | None = None
     all_hidden: list[Tensor] | None = None
     weights: int = 0
-    """Number of weight changes before the prompt began."""
+    """Number of weight updates before the prompt began."""
 
     def computed(self, hidden_ND: Tensor) -> None:
         self.hidden = hidden_ND[-1]
@@ -105,14 +105,14 @@ class Prefill:
         self._weights = 0
 
     def weights_changed(self) -> None:
-        """Drop all cached prefixes; prompts in progress won't be cached."""
+        """Drop all cached prefixes. Prompts that are in progress won't be cached."""
         self.prefixes.clear()
         self._weights += 1
 
     def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
-        """Return the prompt with its cached prefix. The last token is always computed: its hidden state is needed.
+        """Return the prompt, with any cached prefix. The last token is always computed: its hidden state is needed.
 
-        If `all_hidden` is true, every token's hidden state is needed, so the cache is not used.
+        If `all_hidden` is true, the hidden state of every token is needed, so the cache is not used.
         """
         if all_hidden:
             return Prompt(ids, [], all_hidden=[], weights=self._weights)
@@ -120,9 +120,9 @@ class Prefill:
         return Prompt(ids, layers, done, weights=self._weights)
 
     def advance(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Compute all prompts to their ends together, if at most `budget` tokens are left.
+        """Compute the rest of all prompts together, if this is at most `budget` tokens.
 
-        Otherwise compute prompts one by one, at most `budget` tokens of each prompt.
+        Otherwise compute at most `budget` tokens of each prompt, one prompt after another.
         """
         if sum(len(prompt.ids) - prompt.done for prompt in prompts) <= budget:
             fresh = [prompt for prompt in prompts if prompt.done == 0]
@@ -137,7 +137,7 @@ class Prefill:
         self._remember(prompts)
 
     def _remember(self, prompts: Sequence[Prompt]) -> None:
-        """Cache finished prompts, unless weights have changed since a prompt began."""
+        """Cache each finished prompt, unless weights have changed since the prompt began."""
         for prompt in prompts:
             if prompt.done == len(prompt.ids) and prompt.weights == self._weights:
                 self.prefixes.add(prompt.ids, prompt.layers)
@@ -158,7 +158,7 @@ class Prefill:
             prompt.computed(hidden_ND)
 
     def _continue(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Compute the next tokens of each prompt, at most `budget` a prompt, in one pass."""
+        """Compute the next tokens of all prompts, at most `budget` tokens a prompt, in one pass."""
         device = self.model.device
         ends = [min(prompt.done + budget, len(prompt.ids)) for prompt in prompts]
         new = [prompt.ids[prompt.done : end] for prompt, end in zip(prompts, ends, strict=True)]
@@ -174,9 +174,9 @@ class Prefill:
 
 
 class PrefixCache:
-    """Keys and values of recent prompts, found by any prefix of whole blocks. Drops the least recently used prompt.
+    """Keys and values of recent prompts, found by any prefix of whole blocks. Drops the least recently used prompts.
 
-    Valid for one version of the weights: `clear` the cache when weights change.
+    The entries are valid for one version of the weights: call `clear` when weights change.
     """
 
     def __init__(self, max_bytes: int, block: int = BLOCK) -> None:

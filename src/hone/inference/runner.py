@@ -16,20 +16,21 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 
 MAX_BATCHES = 4
-"""With more, the two smallest batches are joined, which copies their caches. A batch costs a few kernels a layer."""
+"""Beyond this, the two smallest batches are joined. A join copies their caches; a batch costs a few kernels a layer."""
 
 
 class Runner:
-    """Decodes batches. A prompt is stored once for its group, and layers' products run over all batches.
+    """Decodes batches. A prompt is stored once for all its completions; the layers' products run over all batches.
 
-    `InvariantRunner` and `GraphRunner` build batches in other ways. A row takes a multiple of `granule` tokens of the
-    cache.
+    `InvariantRunner` and `GraphRunner` build batches in other ways. A row takes room for a multiple of `granule` tokens
+    in the cache.
     """
 
     granule = 1
     ahead = False
-    """True if a step begins before the host has read the last step's tokens, so that a GPU doesn't wait. Ended rows are
-    computed once more."""
+    """True if a step begins before the host has read the last step's tokens, so that the GPU doesn't wait. Rows that
+    have just ended are then computed once more.
+    """
 
     def __init__(self, model: Decoder, prefix_bytes: int) -> None:
         self.model = model
@@ -43,11 +44,11 @@ class Runner:
         return [Batch(tickets, cache, logits_BV)]
 
     def tokens_with(self, batches: Sequence[Batch], rows: int = 0, width: int = 0) -> int:
-        """Return the size in tokens of the batches' caches, with `rows` more rows of at most `width` tokens."""
+        """Return the size in tokens of the batches' caches, if `rows` rows of at most `width` tokens were added."""
         return sum(batch.cache.tokens for batch in batches) + rows * -(-width // self.granule) * self.granule
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """Over `MAX_BATCHES`, join the two smallest batches in place, if all caches then fit into `budget` tokens."""
+        """If more than `MAX_BATCHES`, join the two smallest in place, if all caches then fit into `budget` tokens."""
         if len(batches) <= MAX_BATCHES:
             return
         batches.sort(key=len, reverse=True)
@@ -57,7 +58,6 @@ class Runner:
             first.join(batches.pop())
 
     def decode(self, batches: Sequence[Batch]) -> None:
-        """Take one step of all batches; each batch gets new `logits`."""
         sizes = [len(batch) for batch in batches]
         tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
         caches = [cast(KVCache, batch.cache) for batch in batches]

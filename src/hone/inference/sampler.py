@@ -1,4 +1,7 @@
-"""Samples tokens from logits. A draw is a pure function: the caller gives one uniform number per token."""
+"""Samples tokens from logits. A draw is a pure function: the caller gives one uniform number per token.
+
+Shapes: B rows, V vocabulary, N tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,16 @@ from hone.model.decoder import Decoder
 from hone.model.head import chunk_rows
 
 WHOLE, BLOCK = 1024, 128
-"""Vocabularies of up to `WHOLE` tokens are searched as a whole, larger ones in blocks of `BLOCK` tokens."""
+"""Vocabularies of up to `WHOLE` tokens are searched at once, larger vocabularies in blocks of `BLOCK` tokens."""
 
 
 def sample_tokens(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return token ids `[B]` int64, logprobs `[B]` float32, and, if `params.keeps_ids` is true, the mask `[B, V]` of
-    ids that `truncate` kept. Logprobs are then normalised over these.
+    """Return token ids `[B]` int64, logprobs `[B]` float32, and a mask or None. If `params.keeps_ids` is true, the mask
+    `[B, V]` marks the ids that `truncate` leaves, and logprobs are normalised over these ids.
 
-    Draws by `inverse_cdf`: the first token with a cumulative probability over u. A row with NaN or +inf among its
-    logits gets an arbitrary token, with the logprob NaN.
+    A row with NaN or +inf among its logits gets an arbitrary token, with the logprob NaN.
     """
     logprobs_BV, candidates_BV = token_distribution(logits_BV, params), None
     if params.greedy:
@@ -34,16 +36,14 @@ def sample_tokens(
 
 
 def as_words(mask_BV: torch.Tensor) -> torch.Tensor:
-    """Pack each row's bits into 32-bit integers `[B, ceil(V / 32)]`, which float64 stores exactly. The size is fixed,
-    so the host doesn't wait for the device.
-    """
+    """Pack each row's bits into 32-bit integers, stored exactly in float64 `[B, ceil(V / 32)]`."""
     size = mask_BV.shape[1]
     bits_BNK = torch.nn.functional.pad(mask_BV, (0, -size % 32)).unflatten(1, (-1, 32))
     return bits_BNK.double() @ (1 << torch.arange(32, device=mask_BV.device)).double()
 
 
 def set_bits(words_N: np.ndarray) -> np.ndarray:
-    """Return the ascending indices (int32) of the set bits in a row of `as_words`."""
+    """Return the indices (int32, ascending) of the bits that are set in one row of `as_words`."""
     (words,) = words_N.nonzero()
     octets = words_N[words].astype("<u4").view(np.uint8).reshape(-1, 4)
     word, bit = np.unpackbits(octets, axis=1, bitorder="little").nonzero()
@@ -51,11 +51,11 @@ def set_bits(words_N: np.ndarray) -> np.ndarray:
 
 
 def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
-    """Return each row's first index `[B]` at which the running sum of weights exceeds u times their total.
+    """Return each row's first index `[B]` at which the running sum of weights exceeds uniform number x total.
 
-    Running sums are in float64 within a row, so a row's draw doesn't depend on other rows, and an index of weight 0 is
-    never drawn. In a large vocabulary the token's block is found first, by sums in the weights' dtype, then the token:
-    one running sum over 150k tokens takes as long as the head's product.
+    Each row has float64 running sums, so a draw doesn't depend on other rows, and an index of weight 0 is never drawn.
+    In a large vocabulary, the search first finds the block of the token and then the token in this block, because one
+    running sum over 150k tokens takes as long as the head's product.
     """
     size = weights_BV.shape[1]
     if size <= WHOLE:
@@ -77,7 +77,7 @@ def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Ten
 def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
     """Return the running sums `[B, N]` float64 of each row.
 
-    CUDA's kernel is not deterministic: if that is required, matrix products compute the sums, `BLOCK` places at a time.
+    CUDA's kernel is not deterministic. If determinism is required, matrix products compute the sums, `BLOCK` at a time.
     """
     if not (x_BN.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return x_BN.cumsum(-1, dtype=torch.float64)
@@ -90,8 +90,9 @@ def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
-    """Return the first index `[B, 1]` with a sum over the threshold; if rounding left no such index, the last with a
-    positive weight."""
+    """Return the first index `[B, 1]` with a sum above the threshold. If rounding left none, return the last index with
+    a positive weight.
+    """
     # Nothing exceeds NaN: its place is behind the end.
     last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous()).clamp_(
         max=cumulative_BN.shape[1] - 1
@@ -106,10 +107,9 @@ def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch
 
 
 def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Set the logprobs of tokens that `top_k`, then `top_p`, then `min_p` exclude to -inf.
+    """Apply `top_k`, then `top_p`, then `min_p`: set the logprobs of excluded tokens to -inf.
 
-    Order and sets are as in transformers: all tokens as likely as the k-th stay, and `top_p` is a share of the
-    probability that `top_k` left.
+    As in transformers, all tokens as likely as the k-th stay, and `top_p` is a share of the probability after `top_k`.
     """
     best_BK = None
     if 0 < params.top_k < logprobs_BV.shape[1]:
@@ -132,10 +132,10 @@ def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def largest_share(logprobs_BV: torch.Tensor, best_BK: torch.Tensor, share: float) -> torch.Tensor:
-    """Return a mask `[B, V]` of the fewest tokens with this share of the probability, without sorting V tokens.
+    """Return a mask `[B, V]` of the fewest tokens that have this share of the probability, without sorting V tokens.
 
-    `best_BK`: sorted logprobs of the K likeliest tokens; any other token has -inf, or the same logprob as the K-th.
-    Among equally likely tokens the first in the vocabulary are taken, as by a stable sort.
+    `best_BK`: sorted logprobs of the K likeliest tokens. Every other token must have -inf, or the same logprob as the
+    K-th. Among equally likely tokens, the mask takes the lowest ids.
     """
     probs_BK = best_BK.exp().double()
     sums_BK, last_B1 = _running_sum(probs_BK), probs_BK[:, -1:]
@@ -151,8 +151,8 @@ def largest_share(logprobs_BV: torch.Tensor, best_BK: torch.Tensor, share: float
 def target_logprobs(
     model: Decoder, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float, top: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return logprobs `[N]` of `targets_N` given the hidden states, and ids and logprobs `[N, K]` of the K = `top`
-    likeliest tokens. Computes logits for a few rows at a time.
+    """Return logprobs `[N]` of `targets_N`, and ids `[N, K]` and logprobs `[N, K]` of the K = `top` likeliest tokens.
+    Logits are computed for a few rows at a time.
     """
     rows = chunk_rows(model.config.vocab_size)
     params = SamplingParams(temperature=temperature)

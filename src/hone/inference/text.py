@@ -1,4 +1,4 @@
-"""Decodes sampled ids to text that later ids don't change."""
+"""Decodes sampled ids to text while sampling goes on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 _PARTIAL = "\ufffd"
-"""Decoders write this for bytes that are not a whole character."""
+"""Tokenizers decode bytes that are not a whole character to this."""
 
 
 class Detokenizer:
-    """Decodes a growing list of ids; returned texts never change, and add up to the text of all ids.
+    """Decodes a growing list of ids. The returned texts, joined, are the text of all ids.
 
-    Only the last part is decoded again: tokens may decode differently together.
+    The last part is decoded again with new ids, because tokens may decode differently together.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -22,7 +22,7 @@ class Detokenizer:
         self._start = self._shown = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """Return the text that `ids` add. If it ends within a character, return "" and wait for more ids."""
+        """Return the text that `ids` add. If the text ends within a character, return "" and wait for more ids."""
         self._ids += ids
         text = self._rest()
         if not text or text.endswith(_PARTIAL):
@@ -43,7 +43,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Ends a text before the first stop string in it; withholds a possible beginning of a stop string."""
+    """Ends a growing text before its first stop string. Holds back an end that may be the start of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -51,7 +51,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Return the text that can no longer be part of a stop string; always "" once `found` is set."""
+        """Add `text`; return the text that can no longer be part of a stop string. Returns "" once `found` is set."""
         if self.found is not None:
             return ""
         text = self._held + text
@@ -97,6 +97,6 @@ class StopWatch:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return one token as text; if it is part of a character, as the vocabulary spells it."""
+    """Return one token as text. A token that is a part of a character is written as in the vocabulary."""
     text = tokenizer.decode([token], skip_special_tokens=False)
     return (tokenizer.id_to_token(token) or "") if _PARTIAL in text or not text else text

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling settings, for `n` completions per prompt. `stop`: token ids and strings that end a completion. The last
-    token is then the stop id, or the token that completed the stop string.
+    """Sampling settings, for `n` completions per prompt. `stop`: token ids and strings that end a completion. The
+    completion includes the stop id, or the token that completed the stop string.
 
-    A `temperature` below `GREEDY_BELOW` is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of
-    transformers: to the k likeliest tokens; to the smallest set of these with the share top_p of their probability; to
-    tokens at least min_p times as likely as the likeliest token. Logprobs are of softmax(logits / temperature) before
-    the cuts, or of softmax(logits) if greedy. `top_logprobs`: how many likeliest tokens to return. With
-    `return_kept_ids`, a token's logprob is of the cut distribution, and the ids that the cuts left are returned. `seed`
-    is for `Engine.generate`.
+    A `temperature` below `GREEDY_BELOW` is greedy. Three cuts of the distribution follow in the order of transformers:
+    `top_k` leaves the k likeliest tokens; `top_p` leaves the fewest of these that have the share top_p of their
+    probability; `min_p` leaves tokens at least min_p times as likely as the likeliest token. Logprobs are under
+    softmax(logits / temperature) before the cuts, or softmax(logits) if greedy. With `return_kept_ids`, logprobs are
+    under the cut distribution, and the ids that the cuts left are returned. `top_logprobs`: how many likeliest tokens
+    to return. Only `Engine.generate` uses `seed`.
     """
 
     max_tokens: int = 128
@@ -63,12 +63,11 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Return True if the likeliest token is always taken."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def keeps_ids(self) -> bool:
-        """Return True if each token comes with the ids it was sampled from: if this is requested, and a cut is set."""
+        """Return True if candidate ids are returned with each token: they are requested, and a cut is set."""
         return self.return_kept_ids and not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
@@ -77,21 +76,21 @@ class SamplingParams:
 
     @property
     def transform(self) -> tuple[float, float, int, float, int, bool]:
-        """Return the parameters that sampling depends on: rows with equal values are sampled together."""
+        """Return the parameters that sampling depends on. Rows with equal values are sampled together."""
         return self.temperature, self.top_p, self.top_k, self.min_p, self.top_logprobs, self.keeps_ids
 
 
 def sampling_params(settings: SamplingConfig, **more: Any) -> SamplingParams:
-    """Return the sampling parameters from a config section, and from `more`."""
+    """Return the sampling parameters of a config section; `more` sets further fields."""
     names = ("temperature", "top_p", "top_k", "min_p")
     return SamplingParams(**{name: getattr(settings, name) for name in names}, stop=tuple(settings.stop), **more)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A sampled continuation: its ids (with the stop token), their logprobs, and why it ended (`stop` or `length`).
+    """A sampled completion: token ids (with the stop token), their logprobs, and why it ended (`stop` or `length`).
 
-    `candidates`: the ids that each token was sampled from, if requested.
+    `candidates`: if requested, the ids that each token was sampled from.
     """
 
     token_ids: list[int]
@@ -106,9 +105,10 @@ class Completion:
 
 @dataclass(frozen=True)
 class Job:
-    """A completion to sample: its prompt, its random key (see `hone.rng.uniforms`) and its token limit.
+    """A completion to sample. `key`: the random key, see `hone.rng.uniforms`.
 
-    `params`: sampling settings, without `max_tokens`, `n` and `seed`; None: the settings of the call that runs the job.
+    `params`: sampling settings, but not `max_tokens`, `n` and `seed`; None for the settings of the call that runs the
+    job.
     """
 
     prompt: tuple[int, ...]
@@ -118,7 +118,7 @@ class Job:
 
 
 class ScoredToken(NamedTuple):
-    """A given token and its logprob; if requested, the likeliest tokens at its position with their logprobs."""
+    """A given token and its logprob. `top`: if requested, the likeliest tokens at this position and their logprobs."""
 
     id: int
     logprob: float
@@ -126,10 +126,11 @@ class ScoredToken(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of the job with number `ticket`, and the policy version that sampled the token.
+    """A token of the job `ticket`. `version`: version of the weights that sampled the token.
 
-    `top`: the likeliest tokens with their logprobs, if requested. `stop_reason` is set on the last token, `stop_string`
-    if the token completed a stop string. `candidates` int32: the ids that the token was sampled from, if requested.
+    `top`: the likeliest tokens with their logprobs, if requested. `stop_reason` is set on a job's last token, and
+    `stop_string` if this token completed a stop string. `candidates` (int32): the ids that the token was sampled from,
+    if requested.
     """
 
     ticket: int
@@ -144,7 +145,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that the engine dropped. `lines`: the traceback's last calls; "" if logits were not finite."""
+    """A job that the engine dropped. `lines`: the last calls of the traceback, or "" if logits were not finite."""
 
     ticket: int
     reason: str

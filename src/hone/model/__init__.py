@@ -1,4 +1,4 @@
-"""The policy: a dense decoder, read from and saved to Hugging Face files, with tokenizer and chat rendering."""
+"""The policy: a dense decoder with tokenizer and chat rendering, loaded from and saved to Hugging Face files."""
 
 from __future__ import annotations
 

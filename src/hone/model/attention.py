@@ -1,11 +1,13 @@
 """Causal attention within the segments of a packed batch, as a callable for the decoder.
 
-On a CPU (and for fp32 on a GPU) segments become right-padded rows for SDPA: no real token sees padding. (A
-block-diagonal mask is 6 to 18 times slower on a CPU.) On a GPU, bf16 uses the variable-length (varlen) kernel.
+On a CPU, and for fp32 on a GPU, SDPA gets the segments as right-padded rows, so no real token sees padding. (On a CPU,
+a block-diagonal mask is 6 to 18 times slower.) On a GPU, bf16 uses the variable-length (varlen) kernel.
 
-A segment may continue another segment, its parent: completions of a group continue their prompt. A child's queries see
-the parent's keys too: these keys and values are copied into each child's row, and their gradients are summed. The rest
-of the decoder computes a shared token once.
+A segment may continue another segment, its parent, as the completions of a group continue their prompt. A child's
+queries also see the parent's keys. The parent's keys and values are copied into each child's row, and the gradients of
+the copies are summed. All other parts of the decoder compute a shared token once.
+
+Shapes: N query tokens, M key tokens, H query heads, K key/value heads, Dh head size; B rows of L queries and S keys.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from hone.model.device import upload
 # Padding is cheaper than a split if the shortest row of a bucket has at least this share of its longest row's tokens.
 MIN_FILL = 0.7
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""SDPA's kernels on a GPU: memory-efficient attention, else plain operations."""
+"""SDPA's kernels on a GPU: memory-efficient attention if possible, else plain operations."""
 
 
 class PackedAttention:
-    """Attention over adjacent segments of `segment_lengths` tokens. Built once per batch, for all layers.
+    """Attention within segments, which lie end to end and have `segment_lengths` tokens. Built once per batch.
 
-    `parents[i]` is the index of the segment that segment i continues, or -1. A parent has no parent itself.
+    `parents[i]` is the index of the segment that segment i continues, or -1. A parent must not have a parent.
     """
 
     def __init__(self, segment_lengths: Sequence[int], parents: Sequence[int] | None = None) -> None:
@@ -52,7 +54,7 @@ class PackedAttention:
         self._rows: tuple[Tensor, Tensor, int, int] | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend: q [N, H, Dh], k and v [N, K, Dh] → like q; query head h reads key/value head h // (H / K)."""
+        """Attend: q [N, H, Dh], k and v [N, K, Dh] → shape of q. Query head h reads key/value head h // (H / K)."""
         if takes_varlen(q):
             return self._varlen(q, k, v)
         if self.equal and not self.shared:
@@ -64,9 +66,9 @@ class PackedAttention:
     def _buckets(self) -> tuple[list[np.ndarray], list[np.ndarray], list[tuple[int, int, int]]]:
         """Return each query row's tokens, each key row's tokens, and (rows, queries, earlier keys) of each bucket.
 
-        A bucket has segments of similar length, with parents of equal length; a shorter segment repeats its last token.
-        If a parent is shorter than a third of the longest segment, its queries are computed too: SDPA skips masked keys
-        only in causal attention.
+        A bucket has segments of similar length, with parents of equal length. A shorter segment repeats its last token.
+        If the parents are shorter than a third of the longest segment, their queries are computed as well. Attention is
+        then purely causal, and only then does SDPA skip masked keys.
         """
         queries, keys, found = list[np.ndarray](), list[np.ndarray](), []
         buckets: list[list[int]] = []
@@ -103,15 +105,15 @@ def takes_varlen(q: Tensor) -> bool:
 
 
 def varlen_rows(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, int, int]:
-    """Return `varlen`'s arguments for rows with these counts of queries and keys: rows' starts, largest counts."""
+    """Return `varlen`'s arguments for rows with these numbers of queries and keys: starts of rows, largest numbers."""
     starts = [upload(np.cumsum([0, *lengths], dtype=np.int32), device) for lengths in (queries, keys)]
     return starts[0], starts[1], max(queries), max(keys)
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, *rows: Any, **options: Any) -> Tensor:
-    """Attend in rows end to end; `rows`: from `varlen_rows`. bf16 q [N, H, Dh], k, v [M, K, Dh] → like q.
+    """Attend within rows that lie end to end (see `varlen_rows`): bf16 q [N, H, Dh], k, v [M, K, Dh] → shape of q.
 
-    A row's last query sees all keys of the row, the query before it all but the last key, and so on.
+    A row's last query sees all keys of the row, the second-last query sees all keys but the last, and so on.
     """
     kernel, groups = _varlen_kernel()
     if groups:
@@ -137,11 +139,11 @@ def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attend: q [B, H, L, Dh], k, v [B, K, S, Dh] → like q. Causal, or by `mask` [L, S] (bool: visible; float: added).
+    """Attend: q [B, H, L, Dh], k, v [B, K, S, Dh] → like q. Causal, or by `mask` [L, S] (True: visible; float: added).
 
-    On a CPU, grouping query heads is a fifth faster than repeating keys and values. On a GPU no memory-efficient fp32
-    kernel groups query heads (torch 2.13), and the plain kernel stores L · S scores of each layer for the gradient.
-    cuDNN's kernel would build a plan for each shape, and has reportedly given NaN with masks.
+    On a CPU, `enable_gqa` is a fifth faster than repeating keys and values. On a GPU, keys and values are repeated: no
+    memory-efficient fp32 kernel groups query heads (torch 2.13), and the plain kernel stores L · S scores of each
+    layer. cuDNN's kernel would build a plan for each shape, and has reportedly given NaN with masks.
     """
     if q.is_cuda:
         k, v = repeat_heads(q, k, v)
@@ -151,7 +153,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, mask: Tensor | None = None) -> Tensor:
-    """Attend in `rows` rows; q, k, v and the result are flat. Causal, or with `mask` added to the scores."""
+    """Attend within `rows` rows of equal length; all tensors are flat. Causal, or `mask` is added to the scores."""
     dtype = q.dtype
     if q.device.type == "cpu":
         # The CPU's bf16 backward is 9 times slower than fp32's.
@@ -161,11 +163,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, mask: Tensor | None = No
 
 
 class _SlotLayout:
-    """Slots of a batch's tokens: query rows laid end to end, and key rows laid end to end.
+    """The places (slots) of a batch's tokens in its query rows, laid end to end, and in its key rows, laid end to end.
 
-    `query_of_slot`, `key_of_slot`: the token copied into each slot. `slot_of_query`, `slot_of_key` `[N]`: each token's
-    first slot. `copies`, if a key may be in several rows: the slots sorted by token, and the index of each token's
-    first slot there. `buckets`: see `PackedAttention._buckets`; `masks`: by (queries, earlier keys).
+    `query_of_slot`, `key_of_slot`: the token that each slot gets. `slot_of_query`, `slot_of_key` `[N]`: each token's
+    first slot. `copies`, if a key may be in several rows: the slots sorted by token, and where each token's slots begin
+    in this order. `buckets`: see `PackedAttention._buckets`. `masks`: (queries, earlier keys) → mask.
     """
 
     def __init__(
@@ -210,8 +212,9 @@ class _SlotLayout:
 
 
 class _ToSlots(torch.autograd.Function):
-    """x [N, …] → [slots, …]. The gradient is a gather too, unless tokens have `copies`. Padding slots get no gradient:
-    their results are not read, and no real query sees their keys."""
+    """x [N, …] → [slots, …]. Padding slots contribute no gradient: their results are not read, and no real query sees
+    their keys. With `copies`, the gradients of a token's copies are summed.
+    """
 
     @staticmethod
     def forward(
@@ -232,7 +235,7 @@ class _ToSlots(torch.autograd.Function):
 
 
 class _FromSlots(torch.autograd.Function):
-    """x [slots, …] → [N, …]. Slots that are not read (padding, further copies) get a gradient of zero."""
+    """x [slots, …] → [N, …]. Slots that are not read (padding, further copies of a token) get a gradient of zero."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, slot_of_token: Tensor) -> Tensor:

@@ -25,10 +25,10 @@ def model_card(
     facts: Mapping[str, object] | None = None,
     from_nothing: bool = False,
 ) -> str:
-    """Return the card: Markdown with YAML front matter. A pure function.
+    """Return the text of a model card: Markdown with YAML front matter.
 
     `method` is "init", "sft" or "rl". `base_model` is a hub id, or None for a local folder. Only models with random
-    weights (`from_nothing`) get a licence. `facts`: settings and results, as rows of the table.
+    weights (`from_nothing`) get a licence. `facts`: settings and results to show in the table.
     """
     front: dict[str, object] = {"license": "apache-2.0"} if from_nothing else {}
     front |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
@@ -51,7 +51,7 @@ def model_card(
 
 
 def _yaml(values: Mapping[str, object]) -> str:
-    """Write block-style YAML of strings and lists of strings; any JSON string is valid YAML."""
+    """Return block-style YAML of strings and lists of strings. Strings are written as JSON, which is valid YAML."""
     lines = []
     for key, value in values.items():
         if isinstance(value, list):

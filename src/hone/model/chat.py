@@ -1,8 +1,8 @@
 """Converts conversations to token ids and back.
 
-The package `renderers` renders models that it knows by name; a chat template renders every other model. A completion
-must *continue* its prompt: a template that changes the prompt once the turn is finished is refused, because training
-would see other ids than sampling.
+The package `renderers` renders the models that it knows by name; all other models use their chat template. The ids of a
+completion must continue the ids of its prompt. A template that changes the prompt once the turn is finished is refused,
+because training would see other ids than sampling.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ PROBED: Message = {"role": "user", "content": PROBE}
 
 
 class ChatRenderer:
-    """Renders conversations for one model; made by `load_renderer`.
+    """Renders conversations for one model. `load_renderer` makes it.
 
-    `stop_ids`: ids at which generation ends; the first one ends the assistant's turn. `vocab_size`: one more than the
-    tokenizer's largest id. `opened_by_template`: the thought that the generation prompt opens for the model
-    ("<think>\\n"), else "". `special_texts`: counts of `note`.
+    `stop_ids`: ids at which generation ends; the first id ends the assistant's turn. `vocab_size`: one more than the
+    tokenizer's largest id. `opened_by_template`: text such as "<think>\\n" if the generation prompt opens a thought for
+    the model, else "". `special_texts`: the messages that `note` counted.
     """
 
     def __init__(
@@ -79,29 +79,28 @@ class ChatRenderer:
         self.special_texts = SpecialTexts()
 
     def prompt_ids(self, messages: list[Message], tools: list[Tool] | None = None) -> list[int]:
-        """Return the ids of the conversation, with the start of the assistant's turn. `tools`: in OpenAI's form."""
+        """Return the ids of the conversation and of the start of the assistant's turn. `tools` are in OpenAI's form."""
         return self._rendering.prompt_ids(messages, tools)
 
     def text(self, messages: list[Message], opens: bool, tools: list[Tool] | None = None) -> str:
-        """Return the conversation as text; if `opens` is true, with the start of the assistant's next turn."""
+        """Return the conversation as text. If `opens` is true, add the start of the assistant's next turn."""
         return self._rendering.text(messages, opens, tools)
 
     def note(
         self, where: str, messages: list[Message], tools: list[Tool] | None = None, key: str | None = None
     ) -> None:
-        """Count messages with special tokens encoded as text, once per `key` (by default `where`)."""
+        """Count messages that have special tokens encoded as text, once per `key` (by default `where`)."""
         if found := self._rendering.find_special(messages, tools):
             self.special_texts.add(key or where, where, found)
 
     def bridge_ids(
         self, conversation: list[Message], answers: list[Message], tools: list[Tool] | None = None
     ) -> list[int]:
-        """Return the ids between two sampled turns: `conversation` ends with the first, then `answers` follow.
+        """Return the ids between two sampled turns: `conversation` ends with the first turn, and `answers` follow it.
 
-        The ids follow the turn's end-of-turn id. They encode white space, the template's text for `answers`, and the
-        start of the next turn. Sampled ids are never rendered again. Raises UserError if the template rewrites earlier
-        turns once answers follow: Qwen3's template drops earlier thoughts after a user's message, but not after a
-        tool's.
+        The ids come after the end-of-turn id, and include the start of the next turn. Sampled ids are never rendered
+        again. Raises UserError if the template rewrites earlier turns once answers follow. For example, Qwen3's
+        template drops earlier thoughts after a user's message, but not after a tool's message.
         """
         rendering, opened = self._rendering, self.opened_by_template
         turns = stand_ins(conversation, answers, opened)
@@ -114,8 +113,8 @@ class ChatRenderer:
     def message(self, ids: list[int], tools: list[Tool] | None = None) -> Message:
         """Return sampled ids as the assistant's message: `role`, `content` and, if it calls tools, `tool_calls`.
 
-        The content is the whole text, with thoughts, calls and their tags, and starts with `opened_by_template`. A call
-        that cannot be read has the name "" and its raw text as arguments (see `hone.model.tool_calls`).
+        The content starts with `opened_by_template` and is the whole text, including thoughts, calls and tags. A call
+        that cannot be read has the name "", and its raw text as arguments (see `hone.model.tool_calls`).
         """
         form = self._rendering.format
         text = self.opened_by_template + self._decode_keeping(ids, form.tokens if form is not None else ())
@@ -138,9 +137,8 @@ class ChatRenderer:
     ) -> list[int]:
         """Return the ids that continue `prompt_ids(prompt_messages)`: the rendered completion and its end-of-turn id.
 
-        `tool_calls` are written in the model's form. A thought is in the content, or under a key of `THOUGHTS`. Raises
-        UserError if the template rewrites the prompt once the turn is finished, or leaves out a part of the text, the
-        thought or the calls.
+        A thought is in the content, or under a key of `THOUGHTS`. Raises UserError if the template rewrites the prompt
+        once the turn is finished, or does not write the whole text, thought or tool calls.
         """
         given: Message = {"content": completion} if isinstance(completion, str) else completion
         text, calls = given.get("content") or "", given.get("tool_calls") or []
@@ -177,7 +175,7 @@ class ChatRenderer:
         return self.tokenizer.decode(self._up_to_end(ids), skip_special_tokens=True)
 
     def digest(self) -> str:
-        """Compute the SHA-256 of the tokenizer's files and the template, which turn conversations into ids."""
+        """Compute the SHA-256 of all that turns conversations into ids: the tokenizer's files and the template."""
         if self._source is None:
             tokenizer = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
         else:
@@ -186,7 +184,7 @@ class ChatRenderer:
         return hashlib.sha256(f"{tokenizer} {self._override or ''}".encode()).hexdigest()
 
     def save(self, folder: str | Path) -> None:
-        """Write the tokenizer's files into a weights folder, with the template if it was overridden."""
+        """Write the tokenizer's files into a weights folder, with `chat_template` if `load_renderer` got one."""
         folder = Path(folder)
         if self._source is None:
             save_tokenizer(folder)
@@ -215,7 +213,7 @@ class ChatRenderer:
         return "".join([*parts, self.tokenizer.decode(ids[start:], skip_special_tokens=True)])
 
     def _find_end_of_turn(self, stop_ids: tuple[int, ...]) -> int:
-        """Return the id that the template writes after the assistant's text, or else the first of `stop_ids`."""
+        """Return the id that the template writes after the assistant's text; without one, the first of `stop_ids`."""
         ids = self._rendering.continuation_ids([PROBED], {"role": "assistant", "content": PROBE})
         added = self.tokenizer.get_added_tokens_decoder()
         special = [token for token in ids if token in stop_ids or (token in added and added[token].special)]
@@ -238,9 +236,10 @@ class ChatRenderer:
 def load_renderer(
     name_or_folder: str | Path, chat_template: str | None = None, special_tokens: bool = False
 ) -> ChatRenderer:
-    """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja) replaces the model's.
+    """Load the renderer of a model: a folder, a hub id or `hone/tiny`.
 
-    If `special_tokens` is true, special tokens in messages are encoded as tokens, otherwise as text.
+    `chat_template` (a file, or Jinja text) replaces the model's template. If `special_tokens` is true, special tokens
+    in messages are encoded as tokens, otherwise as text.
     """
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)
@@ -265,7 +264,7 @@ def load_renderer(
 def _by_template(
     tokenizer: Tokenizer, template: str, named: dict[str, str], stop_ids: tuple[int, ...], special_tokens: bool
 ) -> TemplateRendering:
-    """Return the rendering by a template. A rendered example reveals more special tokens."""
+    """Return the rendering by a template. Renders an example to find special tokens that only the template reveals."""
     rendering = TemplateRendering(TextEncoder(tokenizer, []), template, named)
     if not special_tokens:
         written, turn = "", {"role": "assistant", "content": PROBE}

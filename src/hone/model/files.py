@@ -18,7 +18,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of a model: the hub, or `file` in a package's wheel with a known hash."""
+    """Two origins of a model: the repository `hub`, and `file` in the wheel of `package`, with hash `sha256`."""
 
     hub: str
     package: str
@@ -36,7 +36,7 @@ KNOWN = {
         megabytes=93,
     )
 }
-"""Models by the name that `model.name` and `hone fetch-model` take."""
+"""Models that `model.name` and `hone fetch-model` know by a short name."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -44,7 +44,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Return the folder of a model: `name` if it is a folder, else its download in the cache."""
+    """Return the folder of a model: `name` if it is a folder, else the folder of the model's download."""
     name = str(name)
     if Path(name).is_dir():
         return Path(name)
@@ -78,7 +78,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if there is no file. UserError if it is damaged, or missing but `needed`."""
+    """Return a file's JSON object; {} if there is no file. UserError if it is damaged, or missing but `needed`."""
     path = folder / name
     if not path.is_file():
         if not needed:

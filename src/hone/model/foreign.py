@@ -1,12 +1,12 @@
-"""Decoders of other families than `hone.model.decoder`'s, computed by transformers' code.
+"""Decoders of families that `hone.model.decoder` does not support, computed by transformers' code.
 
-transformers can use a custom attention function. The model computes one row of flat tokens, and its layers pass
-queries, keys and values to the caller's `attention`. So packing, shared prompts, the KV cache and `batch_invariant` use
-the same code as for hone's decoder, and sampler and trainer agree as closely.
+transformers can use a custom attention function. The model computes one row of flat tokens, and each layer passes its
+queries, keys and values to the caller's `attention`. So packing, shared prompts, the KV cache and `batch_invariant`
+work as for hone's decoder, and sampler and trainer agree as closely.
 
-The model's only attention must be causal softmax attention, and its logits a matrix times the last hidden states.
-Loading compares hone's logits of two packed sequences with transformers' logits of each sequence, and refuses the model
-if they differ. Window attention equals full attention up to the window's length, so this is the longest context.
+The model must have causal softmax attention only, and its logits must be a matrix times the last hidden states. To test
+this, `load` compares hone's logits of two packed sequences with transformers' logits of each sequence. With window
+attention, the longest context is the window, because up to there window attention equals full attention.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "hone"
 """The name under which transformers knows hone's attention."""
 NET = "net"
-"""Attribute of `TransformersDecoder` for transformers' model; names of its parameters begin with `net`."""
+"""Attribute of `TransformersDecoder` that holds transformers' model, and so the first part of parameters' names."""
 CHECKED = (5, 9)
 """Lengths of the two sequences that loading compares."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Largest accepted mean difference of logprobs, by the weights' dtype."""
+"""Largest mean difference of logprobs that `load` accepts, by the weights' dtype."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
 @dataclass(frozen=True)
 class TransformersConfig(DecoderConfig):
-    """The shape of a model that transformers computes; `hf` is its config.json.
+    """The architecture of a model that transformers computes. `hf` is the content of config.json.
 
-    `shapes`: shapes of its parameters by transformers' name, in order, without a tied head. `linear`: names of its
-    `nn.Linear` layers without the head (PEFT's all-linear; no experts fused in one tensor).
+    `shapes`: shapes of the parameters by transformers' name, in order, without a tied head. `linear`: names of the
+    `nn.Linear` layers except the head (PEFT's all-linear, so not experts that are fused in one tensor).
     """
 
     hf: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class TransformersConfig(DecoderConfig):
 
     @classmethod
     def read(cls, folder: Path, hf: dict[str, Any]) -> TransformersConfig:
-        """Read the config of a model from its config.json, `hf`. Raises UserError if hone can't compute the model."""
+        """Read the config from `hf`, the content of config.json. Raises UserError if hone can't compute the model."""
         kind = hf.get("model_type")
         if hf.get("quantization_config"):
             raise UserError(f"the weights in {folder} are quantised: give the unquantised model, in bf16 or fp32")
@@ -132,7 +132,7 @@ class TransformersConfig(DecoderConfig):
 
 @lru_cache(1)
 def without_weights(config_json: str) -> tuple[Any, Any]:
-    """Return transformers' config and model (on the meta device). Cached: servers call it at each update of weights."""
+    """Return transformers' config and model (on the meta device). Cached: servers call this at each weight update."""
     with quiet():
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -144,14 +144,14 @@ def without_weights(config_json: str) -> tuple[Any, Any]:
             )
 
 
-SUPPORTED = "of other families, hone supports transformers' decoders with causal softmax attention and a plain head"
+SUPPORTED = "hone can use decoders of transformers that have only causal softmax attention and a plain head"
 
 
 def longest_context(config: Any) -> int:
-    """Return the longest length at which all layers attend to all tokens and RoPE does not depend on the batch.
+    """Return the largest length at which all layers attend to all tokens, and RoPE does not depend on the batch.
 
-    Beyond, some layers attend within a window or chunk, and `longrope` and `dynamic` frequencies depend on the longest
-    sequence.
+    Beyond this length, some layers attend only within a window or chunk, or the RoPE frequencies (`longrope`,
+    `dynamic`) depend on the batch's longest sequence.
     """
     bounds = [getattr(config, "max_position_embeddings", None) or 2048]
     kinds = getattr(config, "layer_types", None)
@@ -167,12 +167,12 @@ def longest_context(config: Any) -> int:
 
 
 def logit_scale(config: Any) -> float:
-    """Return the factor of the model's logits (Cohere and Granite have one)."""
+    """Return the factor that the model multiplies its logits by (as Cohere and Granite do), or 1."""
     return float(getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1))
 
 
 class TransformersDecoder(Decoder):
-    """A model of transformers with the interface of a `Decoder`: flat tokens in, hidden states and logits out."""
+    """A model of transformers with the interface of `Decoder`: takes flat tokens, returns hidden states and logits."""
 
     recordable = False
     config: TransformersConfig
@@ -196,7 +196,7 @@ class TransformersDecoder(Decoder):
 
     @torch.no_grad()
     def adapt(self, lora: LoraConfig) -> None:
-        """Freeze the model; add an uninitialised adapter to each linear layer. UserError if it has no linear layer."""
+        """Freeze the model, and add an uninitialised adapter to each linear layer. UserError if there is none."""
         if not self.config.linear:
             raise UserError(f"model.lora needs linear layers, and {self.config.family} has none: leave model.lora out")
         self.lora = lora
@@ -240,15 +240,13 @@ class TransformersDecoder(Decoder):
 
 
 class _Forward:
-    """Attention and dtype of the current forward pass; every attention layer reads them."""
+    """`attention` of the current forward pass; `half`: True for bf16. All layers share this object."""
 
     attention: Attention
     half: bool
 
 
 class _Linear(Linear):
-    """hone's product instead of `nn.Linear`; x is [..., in]."""
-
     @classmethod
     def of(cls, plain: nn.Linear) -> _Linear:
         with torch.device("meta"):
@@ -281,7 +279,7 @@ def attend(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Call the attention given to `TransformersDecoder.hidden`: query [1, H, N, Dh] → [1, N, H, Dh]."""
+    """Call the attention that `TransformersDecoder.hidden` was given: query [1, H, N, Dh] → [1, N, H, Dh]."""
     for name in ("softcap", "s_aux"):
         if others.get(name) is not None:
             raise UserError(
@@ -309,7 +307,7 @@ def register() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """In the block, silence transformers. Torchao stays silent afterwards."""
+    """In the block, silence transformers. torchao is silenced for good."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     register()

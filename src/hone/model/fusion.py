@@ -1,9 +1,9 @@
-"""Compiles each element-wise function to one kernel with torch.compile, if `model.compile` is set.
+"""If `model.compile` is set, compiles each element-wise function to one kernel, with torch.compile.
 
-Only plain functions of tensors are compiled, not layers: matrix products, attention and checkpointing stay as they are.
-A function is compiled at its first call, for each dtype and device, and again when the number of tokens first changes.
-So a process's kernels, and the last bits, depend on its first batches, which differ after a resume. Therefore runs with
-compiled functions are marked inexact.
+Only plain functions of tensors are compiled. Matrix products, attention and checkpointing stay as they are. A function
+is compiled at its first call for a dtype and device, and again when the number of tokens first changes. So the kernels,
+and with them the last bits of results, depend on the first batches of a process. These differ after a resume, so runs
+with compiled functions are marked inexact.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ def is_compiled() -> bool:
 
 
 def set_compiled(on: bool) -> None:
-    """Turn on or off, in this process, compilation of the functions marked `fused`."""
     global _on
     _on = on
 
 
 def has_fused_norm(x: torch.Tensor) -> bool:
-    """Return True if torch computes an RMS norm in one kernel: on a GPU, unless functions are compiled."""
+    """Return True on a GPU, unless functions are compiled: torch then has one kernel for an RMS norm."""
     return x.is_cuda and not _on
 
 
 def liger(x: torch.Tensor) -> SimpleNamespace | None:
-    """Return Liger's modules `rope` and `swiglu` for a tensor on a GPU, if they are installed and compilation is off.
+    """Return Liger's modules `rope` and `swiglu`; None on a CPU, without Liger, or if functions are compiled.
 
-    Liger's RMS norm is not used: torch's takes as many kernels, and Liger's gradient depends on the GPU's size.
+    Liger's RMS norm is not used: torch's norm takes no more kernels, and Liger's gradient depends on the GPU's size.
     """
     return _liger() if x.is_cuda and not _on else None
 
@@ -55,15 +54,15 @@ def _liger() -> SimpleNamespace | None:
 
 
 def check_compiler(device: str | torch.device) -> None:
-    """Raise UserError for a CPU, or if Triton is missing."""
+    """Raise UserError if `model.compile` can't work: on a CPU, or without Triton."""
     if torch.device(device).type == "cpu":
-        raise UserError("model.compile is for a GPU, and makes nothing faster on a CPU: leave it out")
+        raise UserError("model.compile makes nothing faster on a CPU: leave it out, or use a GPU")
     if not has_triton():
         raise UserError("model.compile needs Triton: pip install triton, or leave model.compile out")
 
 
 def fused(function: Function) -> Function:
-    """Mark a function of tensors, without side effects, for compilation to one kernel."""
+    """Mark a function of tensors for compilation to one kernel. It must have no side effects."""
     compiled: Callable[..., Any] | None = None
 
     @wraps(function)

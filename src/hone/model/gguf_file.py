@@ -1,4 +1,4 @@
-"""Reads a GGUF file's header and checks it against the file's tensors, before a model is built from it."""
+"""Reads the header of a GGUF file, and checks it against the file's tensors before a model is built."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""Names of modules: Hugging Face → GGUF."""
+"""Module's name in Hugging Face files → name in GGUF files."""
 HEAD = "output.weight"
-"""The head's tensor. If a file lacks it, the embedding is the head, as in llama.cpp."""
+"""Name of the head's tensor. If a file lacks this tensor, the embedding is the head, as in llama.cpp."""
 
 
 def gguf_name(name: str) -> str:
-    """Return a tensor's name in GGUF files, from its Hugging Face name."""
     layer, module = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(.+)", name).groups()  # type: ignore[union-attr]
     module, _, kind = module.rpartition(".")
     return f"{f'blk.{layer}.' if layer else ''}{_NAMES[module]}.{kind}"
 
 
 def read_shapes(file: Path) -> dict[str, list[int]]:
-    """Return the shape of each tensor in a GGUF file, dimensions in PyTorch's order.
+    """Return the shape of each tensor in a GGUF file, with the dimensions in PyTorch's order.
 
-    Raises UserError if the file ends early, or if its tensors have another number of layers than its header says.
+    Raises UserError if the file ends early, or if the tensors have another number of layers than the header says.
     """
     from gguf import GGUFReader
 

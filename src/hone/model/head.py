@@ -1,11 +1,10 @@
-"""The vocabulary head: logits of hidden states, and in one function logprob and entropy of given tokens.
+"""The vocabulary head: computes logits of hidden states, or directly logprobs and entropies of given tokens.
 
-With a vocabulary of 150,000, one micro-batch's logits are a step's largest tensor, and the head is its longest product.
-So logits are computed in chunks. The backward pass needs the softmax, which is stored if it fits into the cache, else
-computed again; it is turned into the logits' gradient in place.
+With a vocabulary of 150,000, the logits of a micro-batch are the largest tensor of a step. So logits are computed in
+chunks. The backward pass needs the softmax: it is stored if it fits into `cache_bytes`, and otherwise computed again.
 
-The products of the forward pass are in fp32 (on a GPU: TF32 for precision "bf16_linear"; bf16 with an fp32 result for
-"bf16"). The backward pass uses the step's precision.
+The products of the forward pass are in fp32. On a GPU, precision "bf16_linear" uses TF32, and "bf16" uses bf16 with an
+fp32 result. The backward pass uses bf16 unless the precision is "fp32".
 
 Shapes: M tokens with loss, D hidden size, V vocabulary.
 """
@@ -27,15 +26,15 @@ from hone.model.packed import PackedWeight, linear, multiplies_bf16_fast
 from hone.types import Ragged
 
 MAX_LOGITS = 2**25
-"""Most logits in memory at once (128 MiB in fp32)."""
+"""Largest number of logits in memory at once (128 MiB in fp32)."""
 CPU_LOGITS = 2**23
-"""`MAX_LOGITS` on a CPU: logits then stay in its caches, a fifth faster (V = 49,152)."""
+"""`MAX_LOGITS` on a CPU. Logits then stay in the CPU's caches, which was a fifth faster (V = 49,152)."""
 LOWEST = -1e4
-"""Replaces a logprob of -inf before it is multiplied by its probability, 0."""
+"""Replaces a logprob of -inf before it is multiplied by the probability 0, which would give NaN."""
 
 
 def chunk_rows(vocab_size: int, logits: int = MAX_LOGITS) -> int:
-    """Return how many tokens to take for at most `logits` logits: a multiple of 16, for packed products."""
+    """Return how many tokens to take for at most `logits` logits: if over 16, a multiple of 16, for packed products."""
     rows = max(1, logits // vocab_size)
     return rows - rows % 16 if rows > 16 else rows
 
@@ -47,7 +46,7 @@ def head_logits(
     out: Tensor | None = None,
     packed: PackedWeight | None = None,
 ) -> Tensor:
-    """Compute the logits `[M, V]` in fp32, without a gradient, in `out` if given (except with the packed weight)."""
+    """Compute the logits `[M, V]` in fp32, without a gradient. They are written to `out`, unless `packed` is used."""
     if packed is not None and packed.prepare(weight_VD):
         return packed.product(hidden_MD, weight_VD).float()
     if weight_VD.is_cuda:
@@ -63,7 +62,7 @@ def head_logits(
 
 @contextmanager
 def _products(fp32_precision: str) -> Iterator[None]:
-    """In the block, fp32 products on a GPU round inputs to 10 bits of mantissa ("tf32"), or don't ("ieee")."""
+    """In the block, fp32 products on a GPU round inputs to 10 bits of mantissa ("tf32"), or don't round ("ieee")."""
     settings = torch.backends.cuda.matmul
     before, settings.fp32_precision = settings.fp32_precision, fp32_precision
     try:
@@ -82,12 +81,12 @@ def head_logprobs(
     kept: Ragged | None = None,
     packed: PackedWeight | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute logprobs of `targets_M` and entropies `[M]` under softmax(hidden Wᵀ / temperature), in nats, fp32.
+    """Return targets' logprobs `[M]` and entropies `[M]` under softmax(hidden Wᵀ / temperature), in nats, fp32.
 
-    `kept`: ids that each token was sampled from; the softmax is over these ids. `packed`: the packed weight. Both
-    results have gradients to `hidden_MD` and `weight_VD`. The softmax is stored for the backward pass if it takes at
-    most `cache_bytes`, in bf16 unless `precision` is "fp32". With target y, probabilities p and entropy H, the gradient
-    to logit z_j is ([j = y] - p_j) / temperature for the logprob, and -p_j (log p_j + H) / temperature for the entropy.
+    `kept`: the ids that each token was sampled from; the softmax is over these ids. Both results have gradients for
+    `hidden_MD` and `weight_VD`. The softmax is stored for the backward pass if it takes at most `cache_bytes`, in bf16
+    unless `precision` is "fp32". For target y, probabilities p and entropy H, the gradient at logit z_j is ([j = y] -
+    p_j) / temperature for the logprob, and -p_j (log p_j + H) / temperature for the entropy.
     """
     kept_dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     keeps = torch.is_grad_enabled() and len(targets_M) * weight_VD.shape[0] * kept_dtype.itemsize <= cache_bytes
@@ -180,14 +179,14 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Cut:
-    """Masks a token's logits, except its candidates' logits."""
+    """Masks all logits of a token except the logits of its candidates."""
 
     def __init__(self, kept: Ragged, weight_VD: Tensor) -> None:
         self.kept, self.vocab, self.device = kept, len(weight_VD), weight_VD.device
         self.ends = np.concatenate([[0], np.cumsum(kept.counts, dtype=np.int64)])
 
     def away(self, here: slice) -> Tensor:
-        """Return the mask `[rows, V]` of the tokens `here`, True where a logit is removed."""
+        """Return the mask `[rows, V]` of the tokens `here`: True where a logit is removed."""
         counts = self.kept.counts[here]
         ids = self.kept.values[self.ends[here.start] : self.ends[here.stop]]
         places = upload(np.repeat(np.arange(len(counts)) * self.vocab, counts) + ids, self.device)
@@ -196,9 +195,9 @@ class _Cut:
 
 
 class _Products:
-    """Gradients of the head's inputs: `hidden` `[M, D]` and `weight` `[V, D]`, or None if not needed.
+    """Gradients of the head's inputs, `hidden` `[M, D]` and `weight` `[V, D]`; None if not needed.
 
-    `own` `[M]`: gradients of the targets' logits; `add` gets 0 for them. `by_row` `[M]`: a factor for each row.
+    `own` `[M]`: gradients of the targets' logits (0 in `grads`). `by_row` `[M]`: a factor for each row.
     """
 
     def __init__(
@@ -212,7 +211,7 @@ class _Products:
             self.weight.index_add_(0, targets, self.inputs[0].float() * self.own)
 
     def add(self, here: slice, grads: Tensor) -> None:
-        """Add the part of the rows `here`, given the gradients `[rows, V]` of their logits."""
+        """Add what the rows `here` contribute. `grads` `[rows, V]`: gradients of the rows' logits."""
         hidden, weight = self.inputs
         if self.hidden is not None:
             # The chosen token's row as the other rows are, rounded: a trained model's gradient is their difference.

@@ -1,7 +1,6 @@
-"""A model's weights and config on disk, in Hugging Face layout: loading and saving.
+"""Loads and saves a model's weights and config in Hugging Face layout.
 
-Saving splits the decoder's fused parameters into transformers' tensors; loading joins them. Raises UserError for
-missing or unknown weights.
+Saving splits the decoder's fused parameters into transformers' tensors; loading joins the tensors again.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 def unsharded(tensor: Tensor) -> Tensor:
-    """Return `tensor`; the default of `whole` for a model that isn't sharded."""
+    """Return `tensor`. The default of `whole`, for a model that isn't sharded."""
     return tensor
 
 
 def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
-    """Read the config of the model in `folder`. Special token ids in generation_config.json win over config.json's.
+    """Read the config of the model in `folder`. For special token ids, generation_config.json wins over config.json.
 
     `implementation`: see `model.implementation`. Raises UserError if this implementation can't compute the model.
     """
@@ -73,10 +72,12 @@ def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
 
 
 def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
-    """Read a config for transformers. UserError if it names more layers than the weight files have tensors."""
+    """Read a config for transformers. Raises UserError if it has more layers than the weight files have tensors."""
     layers = config.get("num_hidden_layers")
     if type(layers) is int and layers > 1000 and layers > len(file_shapes(weight_files(folder))):
-        raise UserError(f"{folder / 'config.json'} has {layers:,} layers, but the weights fewer tensors: restore it")
+        raise UserError(
+            f"{folder / 'config.json'} has {layers:,} layers, but the weights have fewer tensors: restore it"
+        )
     from hone.model.foreign import TransformersConfig
 
     return TransformersConfig.read(folder, config)
@@ -103,13 +104,13 @@ def load_model(
 ) -> Decoder:
     """Load a decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
 
-    Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` set the
-    preset's random weights and size; other models ignore them. With `lora` the weights are frozen, and the adapter is
-    left uninitialised (see `hone.model.lora`). Raises UserError for bf16 on a GPU without bf16, and for weights that
-    are missing, unknown, of wrong shape or, if copied, not finite.
+    Weights are cast to `dtype`: float32, or bfloat16, which implies precision "bf16". `seed` and `init` set the
+    preset's random weights and size; other models ignore them. With `lora`, the weights are frozen, and the adapter is
+    left uninitialised (see `hone.model.lora`). Raises UserError for bf16 on a GPU without bf16, and if weights are
+    missing, unknown, of wrong shape or not finite.
 
-    If `mapped` is true, on a CPU, parameters are views of those files that have the decoder's order and dtype (see
-    `reserve_files`). The files must not change while the model is used.
+    If `mapped` is true, parameters on a CPU are views of the files, where a file has the decoder's order and dtype (see
+    `reserve_files`). These files must not change while the model is used. Mapped weights are not checked for NaN.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
@@ -156,14 +157,14 @@ def save_model(
     write: bool = True,
     reserved: bool = False,
 ) -> None:
-    """Write config.json, generation_config.json and the weights, in `dtype` or the model's, with any adapter merged.
+    """Write config, generation config and weights in `dtype` (default: the model's), with any adapter merged.
 
-    The bytes depend on the model alone. Weight files of another model in the folder are removed. Files are written one
-    by one: for an atomic write, save to a temporary folder and rename it. `parameters` replace the model's by name:
-    given copies, a thread can write while training goes on.
+    The written bytes depend only on the model. Other weight files in the folder are removed. The write is not atomic:
+    if needed, save to a temporary folder and rename it. `parameters` replace the model's parameters by name, so that a
+    thread can write copies while training goes on.
 
-    `whole` gathers a sharded parameter from all ranks, for one file at a time. Other ranks call this with `write`
-    false. If `reserved` is true, fill the files that `reserve_files` made.
+    `whole` gathers a sharded parameter from all ranks, for one file at a time. All ranks call this, other ranks with
+    `write` false. If `reserved` is true, the files that `reserve_files` made are filled.
     """
     folder = Path(folder)
     dtype = dtype or model.embed.dtype
@@ -198,10 +199,10 @@ def save_model(
 def reserve_files(
     model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES, dtype: torch.dtype | None = None
 ) -> None:
-    """Make the files for `save_model` to fill, at full size, so that other processes can map them.
+    """Make files of full size that other processes can map, for `save_model` to fill.
 
-    Tensors lie end to end in the decoder's order, in `dtype` or the decoder's dtype, the first at a multiple of
-    `ALIGNMENT`. Files of another version in `folder` are overwritten. Raises OSError if the disk is full.
+    Tensors lie end to end in the decoder's order, in `dtype` or the decoder's dtype, and the first begins at a multiple
+    of `ALIGNMENT`. Files in `folder` from another version are overwritten. Raises OSError if the disk is full.
     """
     folder.mkdir(exist_ok=True)
     dtype, parameters = dtype or model.embed.dtype, model.weights
@@ -223,7 +224,7 @@ def reserve_files(
 
 
 def copy_weights(source: Path, folder: Path) -> None:
-    """Copy a model from reserved files into `folder`, with the same bytes as `save_model` without `reserved`."""
+    """Copy a model from reserved files into `folder`. `save_model` would write the same bytes."""
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             save_tensors(load_file(file), folder / file.name, METADATA)
@@ -234,7 +235,7 @@ def copy_weights(source: Path, folder: Path) -> None:
 
 
 def _tensors_of(file: Path) -> BinaryIO:
-    """Open a safetensors file for overwriting, positioned at its first tensor."""
+    """Open a safetensors file for overwriting, positioned at the first tensor."""
     opened = open(file, "r+b", buffering=0)  # noqa: SIM115 (the caller closes it)
     opened.seek(8 + int.from_bytes(opened.read(8), "little"))
     return opened
@@ -250,7 +251,7 @@ def _append(file: BinaryIO, tensor: Tensor) -> None:
 def merged(
     model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = unsharded
 ) -> Tensor:
-    """Return the parameter `name`, with its adapter (if any) merged in fp32. `whole`: see `save_model`."""
+    """Return the parameter `name`. If it has an adapter, merge the adapter in fp32. `whole`: see `save_model`."""
     owner, _, kind = name.rpartition(".")
     if kind != "weight" or f"{owner}.lora_A" not in parameters:
         return whole(parameters[name].detach())
@@ -272,7 +273,7 @@ def _files(
     max_shard_bytes: int,
     dtype: torch.dtype,
 ) -> dict[str, dict[str, list[int]]]:
-    """Return file → tensor → shape, in file order; a file has at most `max_shard_bytes`, or one tensor."""
+    """Map file → tensor → shape, in file order. A file has at most `max_shard_bytes`, or a single larger tensor."""
     shards: list[dict[str, list[int]]] = [{}]
     size = 0
     for name, (parameter, start, end) in slices.items():
@@ -290,7 +291,7 @@ def _files(
 
 
 def non_finite(model: Decoder) -> tuple[str, int] | None:
-    """Return (Hugging Face name, count of NaN and infinity) of the first tensor with such values; else None."""
+    """Return (Hugging Face name, number of NaN and infinite values) of the first tensor that has any; else None."""
     tensors = list(hf_tensors(model))
     # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too. All
     # sums are read at once, for each read waits for the device, which may be sampling.
@@ -302,7 +303,7 @@ def non_finite(model: Decoder) -> tuple[str, int] | None:
 
 
 def rows_digest(files: Iterable[Path]) -> str:
-    """Digest each tensor's first row in bf16. Copies in fp32 or bf16, in any number of files, have equal digests."""
+    """Digest each tensor's first row in bf16. fp32 and bf16 copies, in any number of files, have the same digest."""
     rows: dict[str, bytes] = {}
     for file in files:
         with safe_open(file, "pt") as opened:
@@ -351,7 +352,7 @@ def file_shapes(files: Iterable[Path]) -> dict[str, list[int]]:
 
 @torch.no_grad()
 def _load_weights(model: Decoder, files: list[Path], mapped: bool = False) -> None:
-    """Copy each weight into its rows, cast to their dtype, or map it (`mapped`). UserError if a copy is not finite."""
+    """Copy each weight into its parameter's rows, or map it if `mapped`. UserError if a copied weight is not finite."""
     in_place: set[str] = set()
     slices = hf_slices(model.config)
     parameters = model.weights
@@ -368,9 +369,9 @@ def _load_weights(model: Decoder, files: list[Path], mapped: bool = False) -> No
 
 
 def _map_weights(model: Decoder, file: Path, tensors: Any) -> set[str]:
-    """Make parameters views of `file`, if it has all their rows in the decoder's order, dtype and alignment.
+    """Turn a parameter into a view of `file` if the file has all its rows, in the decoder's order and dtype, aligned.
 
-    Return the names of mapped tensors; the caller copies all other tensors.
+    Return the names of the mapped tensors. The caller must copy all other tensors.
     """
     data = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
     end = 8 + int(data[:8].view(torch.int64))

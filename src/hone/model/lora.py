@@ -1,4 +1,4 @@
-"""LoRA adapters on disk, in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
+"""Loads and saves LoRA adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from hone.config.shared import LoraConfig
 
 ADAPTER = "adapter"
-"""Name of the adapter's folder within the folder of merged weights."""
+"""Name of the adapter's folder inside a folder of merged weights."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "hone_base.json"
-"""File with `base_digest`. PEFT would warn of it in `CONFIG`; metadata of `WEIGHTS` has a random order."""
+"""File with the model's `base_digest`. PEFT would warn of it in `CONFIG`; metadata of `WEIGHTS` has a random order."""
 _PLAIN = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
@@ -42,11 +42,11 @@ _PLAIN = {
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
 _CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
-"""If `init_lora_weights` begins with one of these, PEFT subtracts the initial B A from the base, or quantises it."""
+"""If `init_lora_weights` begins with one of these, PEFT changes the base (subtracts the initial B A, or quantises)."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
-    """Map PEFT's name → (parameter of the decoder, first row, end row or None), in the decoder's order."""
+    """Map PEFT's name → (decoder's parameter, first row, end row or None), in the decoder's order."""
     if config.implementation == "transformers":
         from hone.model.foreign import NET, TransformersConfig
 
@@ -65,7 +65,7 @@ def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, i
 
 @torch.no_grad()
 def start_adapter(model: Decoder, seed: int) -> None:
-    """Load the adapter in `model.lora.path`, or draw A uniformly in ±1/sqrt(in) (PEFT's default) and set B to 0."""
+    """Load the adapter in `model.lora.path`. Without a path, draw A uniformly in ±1/sqrt(in) and set B to 0."""
     assert model.lora is not None
     if model.lora.path is not None:
         folder = Path(model.lora.path).expanduser()
@@ -115,9 +115,9 @@ def save_adapter(
 
 
 def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = None) -> dict[str, Tensor]:
-    """Return the decoder's adapter parameters (fp32, on the CPU) from a folder that PEFT or `save_adapter` wrote.
+    """Read the decoder's adapter parameters (fp32, on the CPU) from a folder that PEFT or `save_adapter` wrote.
 
-    Raises UserError if it is incomplete, is no plain LoRA on all linear layers, or has not the rank or alpha of `lora`.
+    Raises UserError if it is incomplete, no plain LoRA on all linear layers, or differs from `lora` in rank or alpha.
     """
     if not (folder / CONFIG).is_file():
         beside = f" {folder / ADAPTER}" if (folder / ADAPTER / CONFIG).exists() else " in PEFT's layout"

@@ -20,7 +20,7 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
 def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
-    """Map Hugging Face name → (parameter of the decoder, first row, end row or None), in file order."""
+    """Map Hugging Face name → (decoder's parameter, first row, end row or None), in file order."""
     if config.implementation == "transformers":
         from hone.model.foreign import NET, TransformersConfig
 
@@ -58,15 +58,15 @@ def check_tensors(
     config_source: str,
     names: Callable[[str], str] = str,
 ) -> None:
-    """Raise UserError unless `found` has the names and shapes of this config's model. Allocates no memory.
+    """Raise UserError unless `found` (tensor → shape) has the names and shapes that `config` needs.
 
-    `names` maps a tensor's Hugging Face name to its name in `source`.
+    `names` maps a tensor's Hugging Face name to the name in `source`.
     """
     size = sum(math.prod(shape) for shape in found.values())
     if config.num_layers > len(found) or config.parameters > 64 * (size + 1):
         raise UserError(
-            f"{source} do not fit {config_source}: it has {config.num_layers:,} layers with {config.parameters:,} "
-            f"weights, they have {len(found):,} tensors with {size:,} weights; check that both come from the "
+            f"{source} do not fit {config_source}: {config.num_layers:,} layers with {config.parameters:,} weights "
+            f"are expected, {len(found):,} tensors with {size:,} weights were found; check that both come from the "
             "same model"
         )
     with torch.device("meta"):
@@ -89,7 +89,7 @@ def check_tensors(
 
 
 def check_finite(tensor: Tensor, name: str, file: Path) -> None:
-    """Raise UserError if values of a tensor are NaN or infinite, or too large for its dtype."""
+    """Raise UserError if values of a tensor are NaN or infinite, as values too large for the dtype become."""
     if not tensor.sum().float().isfinite() and (count := int((~tensor.isfinite()).sum())):
         kind = str(tensor.dtype).removeprefix("torch.")
         raise UserError(f"{count:,} values of {printable(name)} are not finite in {kind}: restore {file}")

@@ -1,14 +1,14 @@
-"""The decoder's element-wise steps as autograd functions with hand-written gradients.
+"""The decoder's element-wise operations, as autograd functions with hand-written gradients.
 
-On a CPU, PyTorch's RMS norm takes 2.5 times as long, forward and backward, and RoPE by autograd even longer, because
-each intermediate result is stored. Norm and RoPE always compute in fp32. Sampling uses plain functions with the same
-bits: an autograd function costs 10 µs a call even when gradients are off.
+On a CPU, PyTorch's RMS norm takes 2.5 times as long as this one, and RoPE by autograd even longer, because each
+intermediate result is stored. Norm and RoPE always compute in fp32. Sampling uses plain functions that give the same
+bits, because an autograd function costs 10 µs a call even without gradients.
 
-On a GPU, training and sampling use PyTorch's kernel for RMS norms, and Liger's for RoPE and SwiGLU if installed. These
-kernels use no atomics, and a row's bits don't depend on other rows.
+On a GPU, training and sampling use PyTorch's kernel for RMS norms and, if Liger is installed, Liger's kernels for RoPE
+and SwiGLU. These kernels use no atomics, and a row's bits don't depend on other rows.
 
-The last part has matrix products in bf16 around an fp32 residual stream. If a weight's cast is not stored (sharded
-weights), the forward and the backward pass each make one, so that it takes no memory in between.
+The last part of this module has bf16 matrix products around an fp32 residual stream. If a weight's bf16 cast is not
+stored (sharded weights), the forward and the backward pass each make a cast, which takes no memory in between.
 
 Shapes: N tokens of all sequences end to end, D hidden size, F intermediate size, H query heads, K key/value heads, Dh
 head size.
@@ -29,12 +29,12 @@ from hone.model.packed import linear
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """Compute 1 / sqrt(mean(x²) + eps) over the last dimension; its size becomes 1."""
+    """Compute 1 / sqrt(mean(x²) + eps) over the last dimension. This dimension stays, with size 1."""
     return torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
 
 
 def _rms_norm_grad(grad: Tensor, normed: Tensor, weight: Tensor, inverse_rms: Tensor) -> Tensor:
-    """Compute the gradient for x of y = w x̂, x̂ = x r (`inverse_rms`): dx = r (g w - x̂ mean(g w x̂))."""
+    """Compute dx = r (g w - x̂ mean(g w x̂)), the gradient of y = w x̂ with x̂ = x r (`normed`), r = `inverse_rms`."""
     grad_x = grad * weight
     if has_fused_norm(grad):
         shape, ones = grad.shape[-1:], torch.ones_like(inverse_rms)
@@ -59,7 +59,7 @@ class _EmbeddingSummedInFP32(torch.autograd.Function):
 
 
 def embedding(ids_N: Tensor, weight_VD: Tensor) -> Tensor:
-    """Look up rows `[N, D]`. A row's gradient is summed over its tokens in fp32: bf16 loses most of a long sum."""
+    """Look up rows `[N, D]`. A row's gradient is summed over tokens in fp32, because bf16 loses most of a long sum."""
     if weight_VD.dtype == torch.float32 or not torch.is_grad_enabled():
         return F.embedding(ids_N, weight_VD)
     return _EmbeddingSummedInFP32.apply(ids_N, weight_VD)  # pyright: ignore[reportReturnType]
@@ -158,7 +158,7 @@ def _split_rotate_backward(
 
 
 class _SplitRotate(torch.autograd.Function):
-    """qkv [N, (H+2K)·Dh] → q [N, H, Dh], k and v [N, K, Dh], with the norm of each head and RoPE on q and k at once."""
+    """qkv [N, (H+2K)·Dh] → q [N, H, Dh], k and v [N, K, Dh]. Normalises each head of q and k, then applies RoPE."""
 
     @staticmethod
     def forward(
@@ -189,7 +189,7 @@ def _split_rotate_inference(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    """Rotate the pairs (x[i], x[i + Dh/2]) by the angles of `cos` [N, 1, Dh] (each value twice) and `sin` [N, 1, Dh/2].
+    """Rotate the pairs (x[i], x[i + Dh/2]), by `cos` [N, 1, Dh] (each value twice) and `sin` [N, 1, Dh/2] of angles.
 
     If `back` is true, rotate by the negative angle. On a GPU x may be overwritten.
     """
@@ -213,7 +213,7 @@ def split_and_rotate(
     eps: float,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a fused projection into heads; normalise q and k (if a weight is given), and apply RoPE to q and k.
+    """Split a fused projection into heads. Normalise q and k if `norm_weight` is given, and apply RoPE to q and k.
 
     `qkv` [N, (H+2K)·Dh]; `norm_weight` [H+K, Dh] or None; `cos` [N, 1, Dh], each value twice, and `sin`
     [N, 1, Dh/2], both float32; `heads` (H, K).
@@ -227,7 +227,6 @@ def split_and_rotate(
 
 
 def swiglu_forward(gate_up: Tensor) -> Tensor:
-    """Compute `swiglu` without a gradient, in the dtype of its input."""
     if kernels := liger(gate_up):
         return kernels.swiglu.swiglu_fused_gate_up_forward(gate_up)[1]
     return _swiglu(gate_up)
@@ -246,9 +245,9 @@ def _swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
 
 
 def swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
-    """Compute the gradient [N, 2F] for the input of `swiglu`, from `grad` [N, F] for its result.
+    """Compute the gradient [N, 2F] of the input of `swiglu`, from the gradient `grad` [N, F] of the result.
 
-    Without compilation it works in place, with the same bits: `_swiglu_grad` takes twice as long on a CPU.
+    Without compilation, this works in place, to the same bits: `_swiglu_grad` takes twice as long on a CPU.
     """
     if is_compiled():
         return _swiglu_grad(grad, gate_up)
@@ -277,14 +276,14 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Compute silu(gate) · up of a fused [N, 2F] projection → [N, F] (Shazeer 2020)."""
+    """Compute silu(gate) · up `[N, F]` from a fused projection `[N, 2F]` (Shazeer 2020)."""
     if not torch.is_grad_enabled():
         return swiglu_forward(gate_up)
     return _SwiGLU.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
 def to_bf16(x: Tensor) -> Tensor:
-    """Cast `[N, D]` to bf16. On a CPU, rows of zeros are appended, which cost nothing extra."""
+    """Cast `[N, D]` to bf16. On a CPU, append rows of zeros up to the size at which more rows cost no time."""
     rows = padded_rows(x.shape[0])
     if x.device.type != "cpu" or rows == x.shape[0]:
         return x.bfloat16()
@@ -320,9 +319,9 @@ class _Bf16Linear(torch.autograd.Function):
 
 
 def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Tensor | None) -> Tensor:
-    """Compute x Wᵀ + b with fp32 input, parameters and result, and the products (output, dx, dW) in bf16.
+    """Compute x Wᵀ + b. Input, parameters and result are fp32; the products (for output, dx and dW) are in bf16.
 
-    `weight_bf16` is the caller's cast of `weight`, made once a step; if None, the cast is made here.
+    `weight_bf16` is a stored cast of `weight`. If it is None, the cast is made here.
     """
     return _Bf16Linear.apply(x, weight, bias, weight_bf16)  # pyright: ignore[reportReturnType]
 
@@ -353,7 +352,7 @@ class _Bf16MLP(torch.autograd.Function):
 def bf16_mlp(x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bf16: Tensor | None, down_bf16: Tensor | None) -> Tensor:
     """Compute down(silu(gate(x)) * up(x)) without biases: fp32 in and out, bf16 in between.
 
-    The activation is the input of a bf16 product anyway; computing it in bf16 saves casts of [N, 2F] to fp32 and back,
-    forward and backward. `gate_up_bf16`, `down_bf16`: the caller's casts, or both None.
+    The activation becomes the input of a bf16 product anyway. To compute it in bf16 saves casts of [N, 2F] to fp32 and
+    back. `gate_up_bf16`, `down_bf16`: stored casts, or both None.
     """
     return _Bf16MLP.apply(x, gate_up, down, gate_up_bf16, down_bf16)  # pyright: ignore[reportReturnType]

@@ -43,8 +43,8 @@ def random_decoder(
 ) -> Decoder:
     """Return a decoder with matrices from N(0, `initializer_range`), norms at 1 and biases at 0.
 
-    Seed and name give each parameter its own numpy stream: its values depend on no other parameter, and are the same on
-    every machine.
+    Each parameter has a numpy random stream made from seed and name. So the values of a parameter depend on no other
+    parameter, and are the same on every machine.
     """
     model = Decoder(config, precision, lora=lora)
     with torch.no_grad():

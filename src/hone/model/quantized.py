@@ -1,13 +1,13 @@
 """Frozen matrices stored in 8 or 4 bits and dequantised for each product.
 
-Each group of 64 neighbours in a row shares a bf16 scale. 8 bits have 127 equal steps on each side of 0; 4 bits have the
+Each group of 64 neighbours in a row shares a bf16 scale. 8 bits have 127 equal steps on each side of 0. 4 bits have the
 16 levels of NF4, which normally distributed weights use about equally (Dettmers et al. 2023, QLoRA, arXiv:2305.14314).
-Rows are independent of each other, so a file's q, k and v go separately into the rows of the fused matrix.
+Rows are quantised independently, so q, k and v can be written separately into the rows of a fused matrix.
 
-torchao 0.18 is not used: its 8 bits (one scale a row) have errors of 0.78 % for normally distributed weights, against
-0.59 % here; single rows of its tensors can't be written; its 4 bits need another package (mslk).
+torchao 0.18 is not used. With one scale a row, its 8 bits have errors of 0.78 % for normally distributed weights,
+against 0.59 % here. Single rows can't be written, and 4 bits need another package (mslk).
 
-Levels are bf16 values, so level x scale is exact in fp32, and rounded once in bf16: W is the same in every precision.
+Levels and scales are bf16 values, so level x scale is exact in fp32, and is rounded once in bf16.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hone.errors import UserError
 from hone.model.packed import linear
 
 GROUP = 64
-"""Weights that share a scale; fewer if a row's length isn't a multiple of 64."""
+"""Number of weights that share a scale. If a row's length isn't a multiple of 64, the number is smaller."""
 _NF4 = [
     *(-1.0, -0.6961928010, -0.5250730515, -0.3949174881, -0.2844413817, -0.1847734302, -0.0910500363, 0.0),
     *(0.0795802996, 0.1609302014, 0.2461123019, 0.3379152417, 0.4407098293, 0.5626170039, 0.7229568362, 1.0),
@@ -37,14 +37,14 @@ _BORDERS = torch.tensor([float(low + high) / 2 for low, high in pairwise(LEVELS)
 
 @dataclass(frozen=True)
 class Quantized:
-    """W `[out, in]`. `codes`: int8 `[out, in]`, or uint8 `[out, in / 2]`, two a byte; `scales` `[out, groups]`."""
+    """W `[out, in]`. `codes`: int8 `[out, in]`, or uint8 `[out, in / 2]`, two a byte. `scales`: `[out, groups]`."""
 
     codes: Tensor
     scales: Tensor
 
     @classmethod
     def empty(cls, out_size: int, in_size: int, base: str) -> Quantized:
-        """Allocate a matrix. Raises UserError for rows of odd length in 4 bits."""
+        """Allocate a matrix without values. Raises UserError for 4 bits and rows of odd length."""
         if base == "4bit" and in_size % 2:
             raise UserError(f'model.lora.base = "4bit" needs rows of even length, and some have {in_size}: take "8bit"')
         shape, dtype = ((out_size, in_size // 2), torch.uint8) if base == "4bit" else ((out_size, in_size), torch.int8)
@@ -61,7 +61,7 @@ class Quantized:
 
     @torch.no_grad()
     def copy_(self, weight: Tensor) -> None:
-        """Quantise `weight` (same shape), each value to the nearest level."""
+        """Quantise `weight` (of the same shape) into this matrix, each value to the nearest level."""
         groups = weight.to(self.codes.device, torch.float32).unflatten(1, (self.scales.shape[1], -1))
         four, most = self.codes.dtype == torch.uint8, groups.abs().amax(2)
         self.scales.copy_(most if four else most / 127)
@@ -74,7 +74,6 @@ class Quantized:
 
     @torch.no_grad()
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """Return W `[out, in]`."""
         if self.codes.dtype == torch.uint8:
             # One integer for two values: on a CPU that is 20 times as fast as to index the table `[256, 2]` of them.
             pairs = _level_pairs(self.codes.device, dtype)
@@ -84,13 +83,13 @@ class Quantized:
         return values.unflatten(1, (self.scales.shape[1], -1)).mul_(self.scales[..., None].to(dtype)).flatten(1)
 
     def product(self, x: Tensor) -> Tensor:
-        """Compute x Wᵀ in the dtype of x; the backward pass dequantises W again."""
+        """Compute x Wᵀ in the dtype of x. The backward pass dequantises W again, so W takes no memory in between."""
         return _Product.apply(x, self)  # pyright: ignore[reportReturnType]
 
 
 @cache
 def _level_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a table `[256]`: for each byte, the levels of its two codes, joined to one integer."""
+    """Return a table `[256]` that maps a byte to the levels of its two codes, joined to one integer."""
     with torch.inference_mode(False):
         first, second = torch.meshgrid(LEVELS, LEVELS, indexing="ij")
         pairs = torch.stack([first.flatten(), second.flatten()], dim=1).to(device, dtype)

@@ -1,7 +1,7 @@
-"""The two ways to render a conversation as ids: a chat template, or `renderers` for models that it knows by name.
+"""The two ways to render a conversation as ids: by a chat template, or by the package `renderers`.
 
 A chat template is rendered as in transformers, but without importing transformers, which takes seconds. One difference
-is intended: a template that asks for today's date gets a fixed date, because a prompt must not depend on the day.
+is intended: a template that asks for today's date gets a fixed date, so that prompts don't depend on the day.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ REMEDY = "set model.chat_template to a template that only appends"
 THINKING = "<think>\nthought\n</think>\n\n"
 END_THINK = "</think>"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys under which data sets store a message's thought; a chat template reads at most one."""
+"""Keys under which data sets store a message's thought. A chat template reads at most one of these keys."""
 FIXED_DATE = datetime.datetime(2024, 7, 26)
-"""Default date of Llama 3's template."""
+"""The date that templates get as today's: the default date of Llama 3's template."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FORMAT_OF_RENDERER = {
     "qwen3": HERMES,
@@ -35,7 +35,7 @@ FORMAT_OF_RENDERER = {
     "qwen3.8": XML,
     "llama-3": LLAMA,
 }
-"""Format of tool calls, by renderer. Other renderers are for models that hone cannot load."""
+"""Renderer → format of tool calls. All other renderers are for models that hone cannot load."""
 
 
 class _Marking:
@@ -45,7 +45,7 @@ class _Marking:
     format: Format | None
 
     def find_special(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[str]:
-        """Return the special tokens in messages and tools that are encoded as text."""
+        """Return the special tokens in messages and tools that will be encoded as text."""
         found = self.encoder.find_special(tools)
         for message in messages:
             found += self.encoder.find_special(message, self._tokens_of(message))
@@ -56,12 +56,12 @@ class _Marking:
         return [self.encoder.mark(message, self._tokens_of(message)) for message in written]
 
     def _tokens_of(self, message: Message) -> tuple[str, ...]:
-        """Return the special tokens that stay tokens in this message: the model calls tools with them."""
+        """Return the special tokens that stay tokens in this message, because the model calls tools with them."""
         return self.format.tokens if self.format is not None and message.get("role") == "assistant" else ()
 
 
 class TemplateRendering(_Marking):
-    """A chat template (Jinja) and a tokenizer. A template that ignores `tools` gets tools in Hermes' form."""
+    """Renders by a Jinja chat template. If the template ignores `tools`, messages contain the tools in Hermes' form."""
 
     stop_ids: tuple[int, ...] = ()
 
@@ -76,7 +76,7 @@ class TemplateRendering(_Marking):
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        """Return the ids that follow `prompt_ids`: the finished turn, and any ids that the template adds."""
+        """Return the ids after `prompt_ids(messages)`: the finished turn, and any ids that the template adds."""
         prompt = self._marked_text(messages, True, tools)
         full = self._marked_text([*messages, completion], False, tools)
         if not full.startswith(prompt):
@@ -93,9 +93,9 @@ class TemplateRendering(_Marking):
     def after_turn(
         self, turns: Sequence[Message], answers: Sequence[Message], tools: Sequence[Tool] | None, ends: Sequence[int]
     ) -> tuple[str, list[int] | None]:
-        """Return the conversation as text, and the ids after the last turn's end (an id in `ends`); without it, None.
+        """Return the text of the conversation, and the ids after the last turn's end (an id in `ends`) or None.
 
-        `turns`: from `stand_ins`.
+        `turns` must come from `stand_ins`.
         """
         full, marker = self._marked_text([*turns, *answers], True, tools), turns[-1]["content"].removeprefix(THINKING)
         at = full.rfind(marker)
@@ -119,7 +119,7 @@ class TemplateRendering(_Marking):
 
 
 class NamedRendering(_Marking):
-    """A model that the `renderers` package knows; methods as in `TemplateRendering`."""
+    """Renders by the package `renderers`, for a model that the package knows. Methods are as in `TemplateRendering`."""
 
     def __init__(self, renderer: Any, encoder: TextEncoder) -> None:
         self._renderer, self.encoder = renderer, encoder
@@ -164,7 +164,7 @@ Rendering = TemplateRendering | NamedRendering
 
 
 def for_template(message: Message, form: Format | None) -> Message:
-    """Return the message for a template: without `tool_calls` if its text has them, else with arguments as objects."""
+    """Return the message for a template: without `tool_calls` if the text has them, else with arguments as objects."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -175,9 +175,9 @@ def for_template(message: Message, form: Format | None) -> Message:
 
 
 def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opened: str) -> list[Message]:
-    """Return the conversation with each of the model's texts replaced by a marker, or by a fixed thought and a marker.
+    """Return the conversation with the model's texts replaced by a marker, and their thoughts by a fixed thought.
 
-    Sampled text is never rendered again: it must not affect how the template writes later messages.
+    Sampled text is never rendered again, because it must not affect how the template writes later messages.
     """
     marker = "said"
     while any(marker in str(message) for message in (*conversation, *answers)):
@@ -193,7 +193,7 @@ def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opene
 
 
 def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:
-    """Raise UserError unless `full` begins with `prompt` and then `turn`; white space is ignored."""
+    """Raise UserError unless `full` begins with `prompt` followed by `turn`. White space is ignored."""
     begun = squeeze(prompt + turn["content"].removeprefix(opened))
     if not squeeze(full).startswith(begun):
         roles = " and ".join(dict.fromkeys(str(message.get("role")) for message in answers))
@@ -212,7 +212,7 @@ def parting(before: str, after: str, one: str, other: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Return the text in Unicode's composed form, without white space: templates may move white space."""
+    """Return the text in Unicode's composed form, and without white space, which templates may move."""
     return "".join(composed(text).split())
 
 
@@ -259,7 +259,7 @@ def find_template(folder: Path) -> str | None:
 
 
 def read_override(chat_template: str) -> str:
-    """Return the template in `model.chat_template`: the value if it is Jinja, else the file's content."""
+    """Return the template for `model.chat_template`: the value if it is Jinja, else the content of the file."""
     if "{{" in chat_template or "{%" in chat_template:
         return chat_template
     path = Path(chat_template)
@@ -279,8 +279,8 @@ def named_tokens(folder: Path) -> dict[str, str]:
 def compile_template(template: str, tokens: dict[str, str]) -> tuple[Callable[..., str], bool]:
     """Return `render(messages, add_generation_prompt, tools)`, and True if the template reads `tools`.
 
-    Jinja is set up as in transformers: sandboxed, blocks trimmed, loop controls, `tojson` without HTML escapes,
-    `raise_exception`, `generation` blocks (rendered as is). Raises UserError for a template that is not Jinja.
+    Jinja is set up as in transformers: sandboxed, with trimmed blocks, loop controls, `raise_exception`, `generation`
+    blocks, and `tojson` without HTML escapes. Raises UserError for a template that is not valid Jinja.
     """
     import jinja2
     import jinja2.ext

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: the frequencies of each scaling rule, and a table of cosines and sines by position."""
+"""Rotary position embeddings: frequencies by scaling rule, and a table of cosines and sines by position."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hone.model.config import DecoderConfig
 
 
 def inverse_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
-    """Compute the angle per position of each rotated pair, float32 `[head_dim / 2]`, and a factor for cos and sin.
+    """Return the angle per position of each rotated pair, float32 `[head_dim / 2]`, and a factor for cos and sin.
 
-    Rules: default (Su et al. 2021), linear (position interpolation, Chen et al. 2023), llama3 (Llama 3.1 model card),
-    yarn (Peng et al. 2023); each as transformers computes it.
+    The rules are computed as in transformers: default (Su et al. 2021), linear (position interpolation, Chen et al.
+    2023), llama3 (Llama 3.1 model card), yarn (Peng et al. 2023).
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     inverse = 1.0 / (config.rope_theta**exponents)
@@ -37,7 +37,7 @@ def inverse_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(inverse: Tensor, factor: float, original: int, scaling: dict[str, Any]) -> Tensor:
-    """Divide low frequencies by `factor`, keep high frequencies, and interpolate between."""
+    """Divide low frequencies by `factor`, leave high frequencies unchanged, and interpolate in between."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = original * inverse / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)
@@ -73,9 +73,9 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 class RotaryTable(nn.Module):
-    """cos and sin of positions, float32. On a CPU they come from a table that grows on demand, and isn't checkpointed.
+    """Cosines and sines of positions, float32. On a CPU they come from a table that grows on demand, and isn't saved.
 
-    On a GPU, each forward pass computes them: for a table, the host would have to wait for the largest position.
+    On a GPU, each forward pass computes them. A table would make the host wait for the largest position.
     """
 
     def __init__(self, config: DecoderConfig) -> None:

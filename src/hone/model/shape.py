@@ -1,4 +1,4 @@
-"""The shapes of models, by name. Well-known models are listed by hub id, so that a plan needs no network."""
+"""Architectures of models by name. Well-known models are listed here, so that `plan` needs no network for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
-    """Return the shape of a model (folder, hub id (known, cached or fetched), or `hone/tiny`). UserError if unknown."""
+    """Return the architecture of a folder, a hub id or `hone/tiny`. Raises UserError if it can't be fetched."""
     name, folder = str(model), Path(model)
     if name == TINY:
         from hone.model.presets import tiny_config
@@ -38,7 +38,7 @@ def shape_of(model: str | Path, init: InitConfig | None = None, implementation: 
 
 
 def known(name: str) -> DecoderConfig | None:
-    """Return a well-known model's shape by hub id, also with `-Instruct` or `-Base`; else None."""
+    """Return the architecture of a well-known model by hub id, with or without `-Instruct` or `-Base`; else None."""
     key = re.sub(r"(?<=qwen2\.5)-(math|coder)", "", name.split("/")[-1].lower())
     return KNOWN.get(re.sub(r"-(instruct|base|reverse-text-sft|it)$", "", key))
 
@@ -76,4 +76,4 @@ KNOWN = {
     )
     for name, sizes in _TABLE.items()
 }
-"""Shapes by the base model's name, without owner, in lower case."""
+"""Architectures by the base model's name, in lower case and without the owner."""

@@ -1,7 +1,7 @@
-"""Reads JSON that a model wrote, within bounds.
+"""Reads JSON that a model wrote, within bounds of size and depth.
 
-It is strict, as servers are. Errors: a raw line break in a string, a repeated key, NaN, a number too large for a float,
-and half a surrogate pair. Text longer than `MAX_CHARS` or nested deeper than `MAX_DEPTH` is not read.
+The reader is strict, as servers are. Errors are a raw line break in a string, a repeated key, NaN, a number too large
+for a float, and half a surrogate pair. Text longer than `MAX_CHARS`, or nested deeper than `MAX_DEPTH`, is not read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_DEPTH = 100
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Return `text` as a JSON object; None if it isn't a JSON object, or exceeds the bounds."""
+    """Return the JSON object in `text`; None if `text` isn't a JSON object, or exceeds the bounds."""
     value, end = read_json(text, skip_space(text, 0))
     return value if isinstance(value, dict) and not text[end:].strip() else None
 
@@ -50,7 +50,7 @@ def skip_space(text: str, at: int) -> int:
 
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
-    """Return the JSON value at index `at`, and its end; (None, at) if there is no valid value within the bounds."""
+    """Return the JSON value that starts at `at`, and where it ends; (None, at) without a valid value in bounds."""
     try:
         value, end = DECODER.raw_decode(text, at)
         if end - at > MAX_CHARS or not shallow(value):

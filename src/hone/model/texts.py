@@ -1,10 +1,10 @@
-"""Encodes texts from data: special tokens in data become text, the chat template's stay tokens.
+"""Encodes rendered conversations: the chat template's special tokens stay tokens, special tokens in data become text.
 
-Special tokens steer a conversation: start and end of a turn, begin and end of a text, padding, images. Tags such as
-`<think>` and `<tool_call>` are not special: a model writes them itself.
+Special tokens steer a conversation. Examples are the start and end of a turn, padding, and images. Tags such as
+`<think>` and `<tool_call>` are not special, because a model writes such tags itself.
 
-In a rendered template, special tokens from data and template look alike. Therefore `mark` inserts a character into
-special tokens in messages before rendering, and `encode` takes only unmarked special tokens as tokens.
+After rendering, special tokens from data and from the template look alike. Therefore `mark` inserts a character into
+special tokens in messages before rendering, and `encode` makes tokens only of unmarked special tokens.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from hone.types import Message
 
 T = TypeVar("T")
 MARK = "\x7f"
-"""Inserted after the first character of each special token in a text from data, and after each DEL. JSON does not
-escape this mark, and `strip` keeps it."""
+"""Inserted after the first character of each special token in data, and after each DEL in data. JSON does not escape
+this mark, and `strip` does not remove it.
+"""
 TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
 """Matches tokens that open or end turns in templates."""
 
 
 def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: str = "") -> list[str]:
-    """Return a tokenizer's special tokens. Added tokens not flagged as special count if they are in `stop_ids`, or
-    match `TURN_TOKEN` in `written`, a rendered conversation (DeepSeek's `<｜User｜>`).
+    """Return a tokenizer's special tokens. An added token without the flag `special` counts if it is in `stop_ids`, or
+    if it matches `TURN_TOKEN` in `written`, a rendered conversation (such as DeepSeek's `<｜User｜>`).
     """
     turns, added = set(TURN_TOKEN.findall(written)), tokenizer.get_added_tokens_decoder()
     special = [t.content for i, t in added.items() if t.special or i in stop_ids or t.content in turns]
@@ -40,14 +41,14 @@ def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: st
 
 
 class TextEncoder:
-    """Encodes rendered templates. `special`: the tokens that are encoded as text in data."""
+    """Encodes rendered templates. `special`: the tokens that become text if they come from data."""
 
     def __init__(self, tokenizer: Tokenizer, special: Sequence[str]) -> None:
         self.tokenizer, self._special = tokenizer, special
         self._patterns: dict[tuple[str, ...], re.Pattern[str]] = {}
 
     def mark(self, value: T, tokens: tuple[str, ...] = ()) -> T:
-        """Return the message or tool with the special tokens in its texts marked, except `tokens`."""
+        """Return a message or tool with all special tokens except `tokens` marked in its texts."""
         if not self._special:
             return value
         pattern = self._pattern(tokens)
@@ -57,7 +58,7 @@ class TextEncoder:
         return re.sub(f"{MARK}({MARK}?)", r"\1", text) if self._special else text
 
     def find_special(self, value: Any, tokens: tuple[str, ...] = ()) -> list[str]:
-        """Return the special tokens in the texts of a message or tool, without repeats and without `tokens`."""
+        """Return the special tokens in the texts of a message or tool, without `tokens` and without repeats."""
         found: list[str] = []
 
         def look(text: str) -> str:
@@ -69,7 +70,7 @@ class TextEncoder:
         return [token for token in dict.fromkeys(found) if token not in tokens]
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a rendered template: marked special tokens become text, unmarked ones tokens."""
+        """Return the ids of a rendered template. Marked special tokens become text, unmarked ones become tokens."""
         if not self._special or MARK not in text:
             return self._ids(self.tokenizer, text)
         tokenizer, names, ids = self._renamed
@@ -88,7 +89,7 @@ class TextEncoder:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int | None, int]]:
-        """Return a tokenizer with secret names for special tokens, these names, and added tokens' true ids."""
+        """Return a tokenizer with random names for special tokens, the names, and new id → true id of added tokens."""
         # A name begins and ends as its token: added tokens with `single_word` depend on the characters beside them.
         key = secrets.token_hex(8)
         names = {token: f"{token[0]}{key}x{i}x{token[-1]}" for i, token in enumerate(self._special)}
@@ -115,7 +116,7 @@ class TextEncoder:
 
 
 class SpecialTexts:
-    """Counts texts from data that have special tokens, and names the first such text."""
+    """Counts texts from data that contain special tokens, and remembers the first such text."""
 
     def __init__(self) -> None:
         self._keys: set[str] = set()
@@ -147,12 +148,12 @@ class SpecialTexts:
 
 
 def composed(value: T) -> T:
-    """Return the value with its texts in Unicode's composed form (NFC), so that canonically equal texts are equal."""
+    """Return the value with all texts in Unicode's composed form (NFC), so that canonically equal texts are equal."""
     return map_texts(lambda text: unicodedata.normalize("NFC", text), value)
 
 
 def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
-    """Return True if the messages are the same, except for ids of tool calls and the Unicode form of texts."""
+    """Return True if the messages are the same. Ids of tool calls and the Unicode form of texts may differ."""
     pairs = zip(map(_plain, one), map(_plain, other), strict=True)
     return len(one) == len(other) and all(a == b or composed(a) == composed(b) for a, b in pairs)
 

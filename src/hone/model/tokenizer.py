@@ -1,10 +1,9 @@
-"""The tiny preset's tokenizer: one token per printable ASCII character, UTF-8 bytes for everything else, ChatML, tags.
+"""The tiny preset's tokenizer: a token for each printable ASCII character, and UTF-8 bytes for everything else.
 
 It is byte-level BPE without merges, so decoding returns any encoded Unicode text unchanged. ChatML's markers and the
-end of text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too,
-but *not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is
-a token only as a whole word ("user", not "username"). Tools are listed in the system message by their signatures,
-because schemas are long; calls and tool answers have Qwen's form.
+end of text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens but
+not special. So decoding writes them, and a reward function sees the tags that the model wrote. The system message lists
+the signatures of tools, because schemas are long; calls and tool answers have Qwen's form.
 """
 
 from __future__ import annotations
@@ -77,14 +76,14 @@ CHAT_TEMPLATE = """\
 
 
 def _byte_characters() -> dict[int, str]:
-    """Return the character that byte-level BPE writes for each byte (GPT-2's table): itself, or one from U+0100 on."""
+    """Map each byte to the character that byte-level BPE writes for it (GPT-2's table): itself, or U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
 
 
 def build_tiny_tokenizer() -> Tokenizer:
-    """Return the tokenizer. Its ids are the same on every machine: words in order, then bytes, printable first."""
+    """Return the tokenizer. The ids are the same on every machine: words in order, printable bytes, other bytes."""
     characters = _byte_characters()
     words = [*SPECIALS, *ROLES, *TAGS, *INSTRUCTIONS]
     ordered = sorted(BYTES, key=lambda b: (not 0x20 <= b < 0x7F, b))

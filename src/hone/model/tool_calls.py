@@ -4,11 +4,11 @@ r"""Tool calls in a model's text, in the form that the model's family was traine
     XML       Qwen3-Coder, Qwen3.5       <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
     LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, after <|python_tag|> or not
 
-The form is read from the chat template, which writes earlier calls. For a template without tools, `without_tools`
-writes tools and calls in Hermes' form into the texts of system, assistant and user messages.
+hone finds the form in the chat template, because the template writes earlier calls. For a template without tools,
+`without_tools` writes tools and calls in Hermes' form into the texts of system, assistant and user messages.
 
-Calls are read in time linear in the text's length, as strict JSON within bounds. Calls in thoughts (`<think>`) don't
-count. A call that cannot be read is malformed: the environment answers with the reason.
+Calls are read as strict JSON within bounds, in time linear in the length of the text. Calls in thoughts (`<think>`)
+don't count. A call that cannot be read is malformed, and the environment answers it with the reason.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hone.model.strict_json import MAX_CHARS, read_json, read_object, skip_space
 from hone.types import Message, content_hash
 
 MAX_CALLS = 64
-"""Most calls in one message; all text after these is one malformed call."""
+"""Largest number of calls in one message. All text after these calls is one malformed call."""
 Tool = dict[str, Any]
 """A tool in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call: the function's name and the arguments. A malformed call has `name` None, and its text in `raw`."""
+    """A tool call. A malformed call has the name None, and its text in `raw`."""
 
     name: str | None
     arguments: dict[str, Any]
@@ -43,10 +43,10 @@ Read = Callable[[str, int, "Sequence[Tool]"], "tuple[list[Call], int]"]
 
 @dataclass(frozen=True)
 class Format:
-    """The form of a family's calls.
+    """How a family of models writes calls.
 
-    `opening` matches the start of a call; `read` returns the calls at a start, and their end. `signs`: a chat template
-    with one of these texts writes calls in this form. `tokens`: special tokens that decoding must keep.
+    `opening` matches the start of a call. `read` returns the calls that begin there, and where they end. `signs`: a
+    chat template with one of these texts writes calls in this form. `tokens`: special tokens that decoding must write.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Format:
         return [call for call, _ in self._find_calls(text, tools or ())]
 
     def before_calls(self, text: str) -> str:
-        """Return the text before its first call, without white space at the end; the whole text without calls."""
+        """Return the text before its first call, without white space at the end; if it has no call, the whole text."""
         return next((text[:at].rstrip() for _, at in self._find_calls(text, ())), text)
 
     def _find_calls(self, text: str, tools: Sequence[Tool]) -> list[tuple[Call, int]]:
-        """Return each call and its start; calls in one list have the start of the list."""
+        """Return each call and where it starts. All calls that one `read` returns have the same start."""
         found: list[tuple[Call, int]] = []
         at = self._spoken_from(text, tools)
         start = re.compile(f"<think>|{self.opening.pattern}", self.opening.flags)
@@ -101,8 +101,8 @@ class Format:
 def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> list[dict[str, Any]]:
     """Return a text's calls in OpenAI's form: `id`, `type`, `function` with `name` and `arguments` (JSON as text).
 
-    A malformed call has the name "" and its raw text as arguments. An id has nine letters and digits, as Mistral
-    requires, and depends only on the text and the call's index. `tools` give the types of XML arguments; an argument
+    A malformed call has the name "", and its raw text as arguments. An id has nine letters and digits, as Mistral
+    requires, and depends only on the text and the call's index. `tools` give types of arguments in XML; an argument
     without a type is text.
     """
     return [openai_call(call, text, i) for i, call in enumerate(form.calls(text, tools))]
@@ -115,14 +115,14 @@ def openai_call(call: Call, text: str, index: int) -> dict[str, Any]:
 
 
 def format_of_template(template: str) -> Format | None:
-    """Return the format of the calls that a chat template writes; None if hone can't read this form."""
+    """Return the format of the calls that a chat template writes; None if hone can't read this format."""
     if GLM_SIGN in template:
         return None
     return next((form for form in FORMATS if any(sign in template for sign in form.signs)), None)
 
 
 def _call(value: Any) -> Call | None:
-    """Return the call that a JSON value is, or None. Its arguments may be an object, JSON text, or missing."""
+    """Read a call from a JSON value; None if it isn't a call. Arguments may be an object, JSON text, or missing."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name.strip():
         return None
@@ -138,7 +138,7 @@ def _call(value: Any) -> Call | None:
 
 
 def _malformed(text: str, start: int) -> tuple[list[Call], int]:
-    """Return a malformed call: text from `start` to its closing tag, else to the next call, else to the end."""
+    """Return a malformed call with the text from `start` to the closing tag, next call or end, and where it ends."""
     end, following = text.find("</tool_call>", start), text.find("<tool_call>", start)
     closed = end >= 0 and not 0 <= following < end
     if not closed:
@@ -234,7 +234,7 @@ LLAMA = Format(
     tokens=("<|python_tag|>",),
 )
 GLM_SIGN = "<arg_key>"
-"""A text that only GLM's calls have; they use Hermes' tags with other content."""
+"""A text that only GLM's calls contain. GLM uses Hermes' tags with other content."""
 FORMATS = (XML, HERMES, LLAMA)
 """`format_of_template` tries these in order."""
 
@@ -256,7 +256,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
-    """Return the conversation in Hermes' form, for a template that knows neither tools nor tool messages."""
+    """Return the conversation with tools in Hermes' form, for a template that knows neither tools nor tool messages."""
     plain: list[Message] = []
     for message in messages:
         if message.get("role") == "tool":
@@ -281,7 +281,7 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> 
 
 
 def with_objects(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with its arguments as an object, as chat templates expect, unless they are other text."""
+    """Return the call with arguments as an object, as chat templates expect. Text that is no JSON object stays."""
     function = dict(call.get("function") or call)
     if isinstance(function.get("arguments"), str):
         value = read_object(function["arguments"])

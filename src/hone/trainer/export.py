@@ -1,4 +1,4 @@
-"""Writes the policy into a folder: for transformers and `hf upload`, or for a server to load."""
+"""Writes the policy into a folder, for transformers, for `hf upload`, or for a server to load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
 GATHERED_BYTES = 10**9
-"""Largest file of sharded weights: rank 0 gathers at most this many bytes at once."""
+"""Largest file of sharded weights, so that rank 0 gathers at most this many bytes at once."""
 
 
 def save_weights(folder: Path, model: Decoder, parameters: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -38,9 +38,9 @@ def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
 
 
 def save_policy(trainer: Trainer, folder: Path, max_bytes: int | None = None, reserved: bool = False) -> None:
-    """Write the trainer's model and any adapter into `folder`. All ranks call this; rank 0 writes.
+    """Write the trainer's model and any adapter into `folder`. All ranks must call this; rank 0 writes.
 
-    Gathers sharded weights one file (`max_bytes`) at a time. If `reserved` is true, fills files of `reserve_policy`.
+    Sharded weights are gathered for one file (`max_bytes`) at a time. `reserved`: fill the files of `reserve_policy`.
     """
     ranks = trainer.ranks
     save_model(trainer.model, folder, max_bytes or _limit(trainer), whole=whole, write=ranks.first, reserved=reserved)
@@ -50,7 +50,7 @@ def save_policy(trainer: Trainer, folder: Path, max_bytes: int | None = None, re
 
 
 def reserve_policy(trainer: Trainer, folder: Path) -> None:
-    """Reserve the model's files in `folder` (on `/dev/shm`). Raises OSError if there is no room."""
+    """Make the model's files in `folder` (on `/dev/shm`) at full size. Raises OSError if there is no room."""
     reserve_files(trainer.model, folder, _limit(trainer))
 
 
@@ -59,10 +59,10 @@ def _limit(trainer: Trainer) -> int:
 
 
 class Spool:
-    """Writes the last two versions of `model` for a server, which may still read the older version.
+    """Stores the last two versions of `model` for a server, which may still read the older version.
 
-    Weights go to the folder `memory`; once it is full, `no_room` is called, and weights go to `folder`. If
-    `adapter_alone` is true, only the adapter is written, into `folder`. `dtype`: the weights'; by default the model's.
+    Weights go to the folder `memory`. Once `memory` is full, `no_room` is called, and weights go to `folder`. If
+    `adapter_alone` is true, only the adapter is written, into `folder`. `dtype`: of the weights; default: the model's.
     """
 
     def __init__(

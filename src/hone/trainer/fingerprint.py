@@ -1,4 +1,4 @@
-"""A fingerprint of tensors, cheap enough for every step and equal on every device. Unlike SHA-256 it can be forged."""
+"""A fingerprint of tensors, cheap enough for every step and equal on every device. It can be forged."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from hone.trainer.parallel import ALONE, Ranks, local, rows_of
 
 _CHUNK = {"cpu": 2**16, "cuda": 2**22}
-"""Elements per chunk: a CPU's chunk fits a core's cache, a GPU's keeps it busy."""
+"""Elements per chunk. On a CPU, a chunk fits into a core's cache; on a GPU, a chunk keeps the GPU busy."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
 def fingerprint(tensors: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> str:
-    """Compute 16 hex digits that depend on every bit, name, shape and dtype of the tensors, and on nothing else.
+    """Return 16 hex digits that depend on the bits, names, shapes and dtypes of the tensors, and on nothing else.
 
-    Per tensor: the sum over its elements of (bits as an integer) x (2 x position + 1), modulo 2^64. Integer addition is
-    exact in any order, and with odd factors a change of one element always shows. Each rank sums its shard.
+    For each tensor, sum (bits as an integer) x (2 x position + 1) over the elements, modulo 2^64. Integer sums are
+    exact in any order, and with odd factors a change of one element always changes the sum.
     """
     ordered = sorted(tensors.items())
     sums = ranks.add(torch.tensor([_weighted_sum(tensor) for _, tensor in ordered], dtype=torch.int64)).tolist()

@@ -1,4 +1,4 @@
-"""Sets when glibc returns freed memory to the system; no effect with other C libraries."""
+"""Sets when glibc (no other C library) returns freed memory to the system."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hone.hardware import resident_bytes
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 GROWTH = 256 * 2**20
-"""Growth of a process, in bytes, before it returns freed memory."""
+"""`Heap` returns freed memory after the process has grown by this many bytes."""
 
 
 def tune(alone: bool) -> None:
     """Set glibc's thresholds.
 
-    A single rank keeps freed memory: without this an SFT step of the tiny preset took 63 ms instead of 50 ms. A sharded
-    model gathers and frees layers, which leaves gaps in the heap: if memory is returned at once, 61M parameters take
-    950 MiB a rank instead of 1,550.
+    If `alone`, the process does not return freed memory: an SFT step of the tiny preset then takes 50 ms instead of 63
+    ms. Several ranks return memory at once, because gathered and freed layers leave gaps in the heap: 61M parameters
+    then take 950 MiB a rank instead of 1,550.
     """
     if _LIBC is None or not hasattr(_LIBC, "mallopt"):
         return
@@ -28,10 +28,10 @@ def tune(alone: bool) -> None:
 
 
 class Heap:
-    """Returns freed memory when the process has grown by GROWTH.
+    """Returns freed memory to the system whenever the process has grown by `GROWTH`.
 
-    oneDNN compiles and stores kernels for each number of tokens. These kernels lie between activations and leave gaps
-    too small for new activations: with four layers of SmolLM2's size, each SFT step in bf16 took 50 MB more.
+    oneDNN compiles and stores kernels for each number of tokens. These kernels lie between activations, and leave gaps
+    that are too small for new activations. With four layers of SmolLM2's size, each bf16 SFT step took 50 MB more.
     """
 
     def __init__(self) -> None:

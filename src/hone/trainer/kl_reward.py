@@ -1,7 +1,7 @@
-"""KL in the reward: the KL of a completion to the reference lowers its reward before advantages are computed.
+"""KL in the reward: a completion's KL to the reference lowers its reward before advantages are computed.
 
-The orchestrator computes advantages from rewards alone; the trainer has the reference's logprobs, and adds the KL's
-effect. A masked completion counts in the rewards' baseline, but its KL is not used.
+The orchestrator computes advantages from rewards only. The trainer has the reference's logprobs, and adds the effect of
+the KL. A masked completion counts in the rewards' baseline, but its KL is not used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class RewardKL:
     """`coef`: weight of the KL; `rollouts`: completions per prompt; `advantage`: how advantages are computed.
 
-    If the scale is "token_std", each token has its own advantage, with the KL of this token and all later tokens.
+    With the scale "token_std", each token has a separate advantage, from the KL of this token and all later tokens.
     """
 
     coef: float
@@ -37,7 +37,7 @@ class RewardKL:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A completion: indices of its task, prompt and sample, its reward, and its loss tokens' KL `[T]` (float64)."""
+    """A completion: indices of task (`pool`), prompt (`group`) and sample, reward, and the loss tokens' KL `[T]`."""
 
     pool: int
     group: int
@@ -48,10 +48,9 @@ class _Sequence:
 
 @torch.no_grad()
 def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -> list[PackedBatch]:
-    """Return a step's micro-batches with advantages computed from reward - coef · KL.
+    """Return a step's micro-batches with advantages computed from reward - coef · KL. All ranks must call this.
 
-    A token's KL is log pi_old - log pi_ref (k1). A completion's KL is the sum over its tokens (RLOO, arXiv:2402.14740).
-    All ranks call this together.
+    A token's KL is log pi_old - log pi_ref (k1); a completion's KL is the sum (RLOO, arXiv:2402.14740).
     """
     parts = []
     for batch in batches:
@@ -85,9 +84,9 @@ def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -
 
 
 def _changes(sequences: list[_Sequence], how: RewardKL) -> dict[tuple[int, int], np.ndarray]:
-    """Map (group, sample) -> what the KL adds to the advantages `[T]`, for the sequences of one task.
+    """Map (group, sample) -> change `[T]` of the tokens' advantages by the KL, for the sequences of one task.
 
-    Branches of a completion share the reward; their KL is summed.
+    Branches of one completion share the reward, and the sum of their KLs lowers it.
     """
     rows = {group: row for row, group in enumerate(dict.fromkeys(one.group for one in sequences))}
     places = [(rows[one.group], one.sample % how.rollouts) for one in sequences]

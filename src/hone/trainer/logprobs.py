@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under the model. Logits of a large vocabulary are computed in chunks."""
+"""Log-probabilities of given tokens under the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hone.types import PackedBatch, ragged
 
 
 def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) -> torch.Tensor:
-    """Return the hidden states `[M, D]` at `indices_M - 1`, which predict the tokens at `indices_M`."""
+    """Return the hidden states `[M, D]` of the tokens before `indices_M`, which predict the tokens at `indices_M`."""
     attention = PackedAttention(batch.lengths, batch.parents)
     hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
     return hidden_ND.index_select(0, batch.previous[indices_M])
@@ -30,10 +30,10 @@ def token_logprobs(
     temperature: float = 1.0,
     cache_bytes: int = HEAD_CACHE_BYTES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute log-probability and entropy `[M]` of predicting the tokens at `indices_M`, in nats, with gradients.
+    """Compute log-probabilities `[M]` of the tokens at `indices_M`, and entropies `[M]`, in nats, with gradients.
 
-    The distribution is softmax(logits / temperature), over the token's candidates only if the batch has candidates. For
-    `cache_bytes` see `hone.model.head`.
+    The distribution is softmax(logits / temperature). If the batch has candidates, it covers only a token's candidates.
+    For `cache_bytes`, see `hone.model.head`.
     """
     hidden_MD = token_hidden(model, batch, indices_M)
     return head_logprobs(

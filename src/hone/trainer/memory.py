@@ -1,6 +1,6 @@
-"""Bytes that a trainer takes on its device, by part. Imports no torch, so that `plan` needs none.
+"""Estimates a trainer's memory on its device, by part. Imports no torch, so that `plan` needs no torch.
 
-Activations are counted tensor by tensor, as the autograd functions of `hone.model` save them.
+Activations are counted tensor by tensor, as the autograd functions of `hone.model` store them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
-"""Logits in a chunk of `hone.model.head`'s softmax. A CPU that recomputes logits uses the number for "cuda"."""
+"""Number of logits that `hone.model.head` computes at once. A CPU that recomputes logits uses the number for "cuda"."""
 CHECKPOINTING = get_args(Checkpointing)
-"""Fastest first, least memory last."""
+"""All modes, from fastest to least memory."""
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}
-"""Bytes of one moment of one weight. 8-bit moments have an fp32 scale per 256 weights."""
+"""Bytes of one moment of one weight. 8-bit moments share an fp32 scale among 256 weights."""
 BASE_BYTES = {"8bit": 1 + 2 / 64, "4bit": 0.5 + 2 / 64}
-"""Bytes of a frozen weight by `model.lora.base`, with 1/64 of the bf16 scale that 64 weights share."""
+"""Bytes of a frozen weight by `model.lora.base`. 64 weights share a bf16 scale."""
 
 
 def training_bytes(
     config: RLConfig | SFTConfig, model: DecoderConfig, device: str, prompt: int, completion: int, ranks: int = 1
 ) -> dict[str, int]:
-    """Return the bytes of a rank's trainer on a `device` ("cpu" or "cuda"), by part, if sequences have these lengths.
+    """Return the bytes of one rank's trainer by part, on "cpu" or "cuda", if sequences have these lengths.
 
-    With several `ranks`, weights, gradients and optimiser are sharded; weights are gathered a layer at a time.
+    With several `ranks`, weights, gradients and optimiser are sharded, and weights are gathered layer by layer.
     """
     precision, settings, lora = config.precision, trainer_of(config), config.model.lora
     tokens, slots, loss_tokens = micro_batch(config, device, prompt, completion)
@@ -69,12 +69,12 @@ def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
 
 
 def trained(model: DecoderConfig, lora: LoraConfig | None) -> int:
-    """Count the trained scalars: all weights, or, with LoRA, A and B of each layer matrix."""
+    """Return the number of trained scalars: all weights, or with LoRA, A and B of each layer matrix."""
     return model.parameters if lora is None else lora.rank * sum(map(sum, model.linear_shapes))
 
 
 def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of the weights. With LoRA, frozen matrices are in the dtype of products, or in 8 or 4 bits."""
+    """Return the bytes of the weights. With LoRA, frozen matrices have the dtype of products, or 8 or 4 bits."""
     item, product = 2 if precision == "bf16" else 4, 4 if precision == "fp32" else 2
     if lora is None:
         return item * model.parameters
@@ -84,7 +84,7 @@ def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None =
 
 
 def dequantized_bytes(model: DecoderConfig, precision: str, device: str, lora: LoraConfig | None) -> int:
-    """Return the bytes of the largest matrix (gate and up) when a product dequantizes it from `model.lora.base`."""
+    """Return the bytes to dequantize the largest matrix (gate and up) for a product; 0 without quantised matrices."""
     if lora is None or lora.base is None:
         return 0
     by_fp32 = precision != "fp32" and takes_products_in_fp32(device)
@@ -93,7 +93,7 @@ def dequantized_bytes(model: DecoderConfig, precision: str, device: str, lora: L
 
 
 def cast_bytes(model: DecoderConfig, precision: str) -> int:
-    """Return the bytes of the bf16 casts of the layers' matrices that `bf16_linear` keeps."""
+    """Return the bytes of the bf16 copies of the layers' matrices that precision "bf16_linear" stores."""
     return 2 * model.matrices if precision == "bf16_linear" else 0
 
 
@@ -107,10 +107,9 @@ def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lo
 
 
 def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of host memory that `optim.offload` takes for a model on a GPU; 0 if offload is off.
+    """Return the bytes of host memory that `optim.offload` takes for a model on a GPU, or 0 if offload is off.
 
-    Moments, masters and copied gradients are in fp32. Masters and gradients are in pinned blocks, which torch rounds up
-    to a power of two.
+    Moments, masters and copied gradients are in fp32. Masters and gradients each have a pinned block of a power of two.
     """
     scalars = trained(model, lora)
     block = 1 << (4 * scalars - 1).bit_length()
@@ -118,7 +117,7 @@ def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None
 
 
 def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:
-    """Return the bytes of a checkpoint: trained weights, optimiser state, and any reference that follows the policy."""
+    """Return the bytes of a checkpoint: trained weights, optimiser state, and a reference if it follows the policy."""
     lora, precision = config.model.lora, config.precision
     follows = isinstance(config, RLConfig) and config.trainer.loss.reference_interval is not None
     weights = (1 + follows) * weight_bytes(model, precision) if lora is None else 4 * trained(model, lora)
@@ -126,7 +125,7 @@ def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:
 
 
 def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:
-    """Return the largest lengths (prompt, completion) that the config allows; guessed if only their sum is set."""
+    """Return the largest (prompt, completion) lengths that the config allows. A guess if only their sum is set."""
     if isinstance(config, SFTConfig):
         return 0, config.data.seq_len
     most = config.most_tokens
@@ -142,7 +141,7 @@ def micro_batch_limit(config: RLConfig | SFTConfig, device: str) -> int:
 def micro_batch(config: RLConfig | SFTConfig, device: str, prompt: int, completion: int) -> tuple[int, int, int]:
     """Return (tokens, attention slots, tokens with loss) of the largest micro-batch.
 
-    Completions share their prompt within a micro-batch; attention reads the prompt's keys for each completion.
+    Completions share their prompt within a micro-batch, but attention copies the prompt's keys for each completion.
     """
     most, completion = micro_batch_limit(config, device), max(1, completion)
     if isinstance(config, SFTConfig):
@@ -166,9 +165,9 @@ def activation_bytes(
     checkpointing: str = "none",
     lora: LoraConfig | None = None,
 ) -> tuple[int, int]:
-    """Return the bytes stored for the backward pass of a micro-batch with `tokens` tokens and `slots` attention slots.
+    """Return (bytes stored for the backward pass of a micro-batch, bytes of one layer's backward pass).
 
-    The second number is the bytes of one layer's backward pass. Products take bf16 inputs unless precision is fp32.
+    The micro-batch has `tokens` tokens and `slots` attention slots. Product inputs are bf16 unless precision is fp32.
     """
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2
@@ -206,7 +205,7 @@ def activation_bytes(
 def head_bytes(
     model: DecoderConfig, precision: str, device: str, rows: int, cache_bytes: int, frozen: bool = False
 ) -> int:
-    """Return the bytes of `hone.model.head` for `rows` loss tokens, with the weight's gradient if not `frozen`."""
+    """Return the bytes of `hone.model.head` for `rows` loss tokens, including the weight's gradient unless `frozen`."""
     low = 4 if precision == "fp32" else 2
     logits, softmax = rows * model.vocab_size, rows * model.vocab_size * low
 

@@ -1,4 +1,4 @@
-"""AdamW and Muon over fp32 weights; the state is saved as flat, named tensors."""
+"""AdamW and Muon, with fp32 weights. The state is saved as named tensors."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 
 class Optimizer:
-    """AdamW (decoupled weight decay, arXiv:1711.05101), with global-norm clipping. Each rank updates its rows.
+    """AdamW (decoupled weight decay, arXiv:1711.05101) with clipping by the global norm. Each rank updates its rows.
 
-    Weights that are not fp32 get an fp32 master copy and fp32 sums of gradients: bf16 has 8 bits of precision, and
-    would lose an update at lr 1e-6. Weight decay applies to matrices, but not to norms, biases and embeddings.
+    Weights that are not fp32 get an fp32 master copy and fp32 sums of gradients, because bf16 has 8 bits of precision
+    and would lose an update at lr 1e-6. Weight decay applies to matrices, but not to norms, biases and embeddings.
 
-    With `offload`, the host stores masters and moments of a GPU's weights, and computes the update. With `state`
-    "8bit", moments of weights with 4,096 scalars or more are 8-bit codes with a scale per 256 codes (arXiv:2110.02861).
+    With `offload`, the host stores masters and moments of a GPU's weights, and computes the update. If `state` is
+    "8bit", weights of 4,096 scalars or more have 8-bit moments, with a scale per 256 codes (arXiv:2110.02861).
 
-    With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps), with
-    q, k, v, gate and up separate. Muon's updates are scaled to the usual RMS of AdamW's updates (0.2 times the learning
-    rate, arXiv:2502.16982), so the learning rate can stay. `offload`, "8bit" and "muon" need a single rank.
+    If `type` is "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps),
+    with q, k, v, gate and up as separate matrices. Muon's updates are scaled to the usual RMS of AdamW's updates (0.2
+    times the learning rate, arXiv:2502.16982), so the learning rate can stay. `offload`, "8bit" and "muon" need a
+    single rank.
     """
 
     def __init__(self, model: Decoder, config: OptimConfig) -> None:
@@ -50,7 +51,7 @@ class Optimizer:
         self.momenta = {n: torch.zeros_like(m) for n, m in inner.items() if config.type == "muon"}
         slices = [(name, slice(*rows)) for name, *rows in hf_slices(model.config).values() if name in self.momenta]
         self.matrices = [(name, rows, self.masters[name].detach()[rows]) for name, rows in slices]
-        """For each matrix that Muon updates: the parameter's name, the matrix's rows, a view of the master's rows."""
+        """(parameter's name, rows of the matrix in it, view of the master's rows) of each matrix that Muon updates."""
         decayed = [n for n, p in self.params.items() if p.ndim >= 2 and "embed" not in n and n not in self.momenta]
         plain = [n for n in self.params if n not in {*decayed, *self.momenta}]
         groups = [
@@ -68,9 +69,9 @@ class Optimizer:
             self.optimizers.append(muon)
 
     def step(self, lr: float) -> float:
-        """Clip the gradients, update the weights at learning rate `lr`, clear the gradients.
+        """Clip the gradients, update the weights with learning rate `lr`, and clear the gradients.
 
-        Returns the gradient's global L2 norm before clipping; if it is not finite, no weight or state changes.
+        Returns the gradient's global L2 norm before clipping. If the norm is not finite, no weight or state changes.
         """
         grads = {name: getattr(param, _SUM, param.grad) for name, param in self.params.items()}
         grads = {name: grad for name, grad in grads.items() if grad is not None}
@@ -92,7 +93,7 @@ class Optimizer:
         return grad_norm
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
-        """In the block, torchao compiles on a GPU only: on a CPU, compiling takes a C++ compiler and half a minute."""
+        """In the block, torchao doesn't compile on a CPU, where this takes a C++ compiler and half a minute."""
         on_gpu = any(master.is_cuda for master in self.masters.values())
         return nullcontext() if self.config.state == "fp32" or on_gpu else torch.compiler.set_stance("force_eager")
 
@@ -111,9 +112,9 @@ class Optimizer:
                 param.copy_(self.masters[name], non_blocking=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return tensors by name: moments, step counts, Muon's momenta, and masters of parameters that aren't fp32.
+        """Return tensors by name: moments, step counts, Muon's momenta, and masters of weights that aren't fp32.
 
-        An 8-bit moment is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`.
+        An 8-bit moment is two tensors, such as `exp_avg.codes/NAME` and `exp_avg.scale/NAME`.
         """
         tensors = {f"momentum_buffer/{name}": momentum for name, momentum in self.momenta.items()}
         for name, master in self.masters.items():
@@ -128,10 +129,10 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state` returned, bit for bit. Restore the model's weights first.
+        """Restore what `state` returned, bit for bit. Call this after the model's weights were restored.
 
-        A rank takes its rows of `tensors`, if these are whole. An fp32 state is rounded if `optim.state` is "8bit".
-        Raises UserError for an 8-bit state if `optim.state` is "fp32", or for the state of another `optim.type`.
+        Each rank takes its rows of tensors that are whole. An fp32 state is rounded if `optim.state` is "8bit". Raises
+        UserError for the state of another `optim.type`, or for an 8-bit state if `optim.state` is "fp32".
         """
         self.adamw.state.clear()
         for momentum in self.momenta.values():
@@ -172,7 +173,7 @@ class Optimizer:
 
 
 def check_state(config: OptimConfig, ranks: int = 1) -> None:
-    """Raise UserError if torchao is missing for "8bit", or if `config` needs one rank and there are several."""
+    """Raise UserError if "8bit" lacks torchao, or if `config` needs one rank and there are several."""
     config.check_ranks(ranks)
     if config.state == "8bit":
         _adamw_8bit()
@@ -206,7 +207,7 @@ def _adamw_8bit() -> Any:
 
 
 _SUM = "grad_fp32"
-"""Attribute of a weight that is not fp32: its summed gradient in fp32, or None."""
+"""Attribute of a weight that is not fp32: the sum of its gradients in fp32, or None."""
 
 
 @torch.no_grad()

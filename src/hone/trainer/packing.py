@@ -1,10 +1,9 @@
-"""Packing: sequences laid end to end in flat batches, without padding, for SFT and RL.
+"""Packing, for SFT and RL: sequences are laid end to end in flat batches, without padding.
 
-Token weights refer to the whole step, so splitting it into micro-batches changes the gradient only by rounding.
-Attention never crosses from one sequence to another.
+Token weights refer to the whole step, so a split into micro-batches changes the gradient only by rounding. Attention
+never crosses from one sequence to another.
 
-Completions may share their prompt (`share_prompts`, for RL): each micro-batch computes it once, as a segment that the
-completions' segments continue.
+With `share_prompts` (for RL), each micro-batch computes a prompt once, and the completions' segments continue it.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Sequence:
     """One sequence to train on: `token_ids` `[T]` int; `loss_mask` `[T]` bool, True where a token is learned.
 
     `logprobs` `[T]` float32: under the sampling distribution (RL only; by default 0). `advantage`: one number, or `[T]`
-    float32. `group`, `sample`, `pool`: indices of its prompt, completion and task. `weight`: of each token in the
-    step's loss; by default 1 / (loss tokens of the step). `reward`: for KL in the reward.
+    float32. `group`, `sample` and `pool`: indices of the prompt, completion and task. `weight`: of each token in the
+    loss; by default 1 / (loss tokens of the step). `reward` is used for the KL in the reward.
     """
 
     token_ids: np.ndarray
@@ -59,13 +58,13 @@ class Sequence:
 
     @property
     def prompt_length(self) -> int:
-        """Number of tokens before the first loss token, or 0."""
+        """Number of tokens before the first loss token; 0 if no token has loss."""
         return int(self.loss_mask.argmax())
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's sequences. `filtered`: counts left out for equal rewards; `longest`: the longest completion's tokens."""
+    """A step's sequences. `filtered`: counts left out for equal rewards; `longest`: longest completion's length."""
 
     sequences: list[Sequence]
     filtered: Counts = field(default_factory=Counts)
@@ -74,7 +73,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Tokens `start` to `stop` of a sequence; `parent`: index of the segment that it continues, or -1."""
+    """Tokens `start` to `stop` of a sequence. `parent`: index of the segment that this segment continues, or -1."""
 
     sequence: Sequence
     start: int
@@ -87,17 +86,17 @@ class _Segment:
 
 
 def prompt_runs(sequences: list[Sequence]) -> list[list[Sequence]]:
-    """Split into runs of consecutive sequences with a common prompt: same group, equal tokens before the loss."""
+    """Split into runs of consecutive sequences with a common prompt: same group, and equal tokens before the loss."""
     return [list(run) for _, run in groupby(sequences, lambda s: (s.group, s.token_ids[: s.prompt_length].tobytes()))]
 
 
 def run_tokens(run: list[Sequence]) -> int:
-    """Count the tokens of sequences that share their prompt, with the prompt once."""
+    """Count the tokens of sequences that share a prompt. The prompt counts once."""
     return sum(len(sequence) for sequence in run) - (len(run) - 1) * run[0].prompt_length
 
 
 def _segments(runs: list[list[Sequence]]) -> list[_Segment]:
-    """Make a segment for each sequence; before a run of several, one for their prompt."""
+    """Make a segment for each sequence; before a run of several sequences, make a segment for their prompt."""
     segments: list[_Segment] = []
     for run in runs:
         prompt = run[0].prompt_length
@@ -117,7 +116,7 @@ def pack(
     share_prompts: bool = False,
     minibatch: int = 0,
 ) -> PackedBatch:
-    """Lay sequences end to end in the given order. `num_loss_tokens`: the whole step's, if that has more sequences."""
+    """Lay sequences end to end, in order. `num_loss_tokens`: of the whole step, if the step has other sequences."""
     assert sequences, "nothing to pack"
     segments = _segments(prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences])
     lengths_S = np.array([len(segment) for segment in segments])
@@ -178,12 +177,12 @@ def deal(
     ranks: Ranks = ALONE,
     minibatches: int = 1,
 ) -> list[PackedBatch]:
-    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens; return this rank's batches.
+    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens; return this rank's.
 
-    All ranks pass all sequences of the step. `max_tokens` None: the default of `device`. The loss is a mean over all
-    ranks. A longer sequence is alone in its micro-batch. Sequences that share a prompt stay together if they fit; the
-    prompt counts once. Micro-batches don't mix minibatches. All ranks get equally many micro-batches, as few as
-    `max_tokens` allows, of about equal size; if sequences are too few, some micro-batches have no loss.
+    All ranks pass all sequences of the step. If `max_tokens` is None, `device` sets it. A longer sequence has a
+    micro-batch for itself. Sequences that share a prompt stay together if they fit; the prompt counts once.
+    Micro-batches don't mix minibatches. All ranks get the same number of micro-batches, as few as possible and of about
+    equal size. If there are too few sequences, some micro-batches have no loss.
     """
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
@@ -199,9 +198,9 @@ def deal(
 
 
 def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequence]]:
-    """Split a step's sequences, in order, into `count` minibatches with about equally many prompts, none empty.
+    """Split a step's sequences, in order, into `count` minibatches, none empty, with about equal numbers of prompts.
 
-    Each minibatch has its own update, so tokens' weights are multiplied by `count`.
+    Each minibatch gets an update, so the weights of tokens are multiplied by `count`.
     """
     groups = [list(members) for _, members in groupby(sequences, lambda sequence: sequence.group)]
     if count == 1 or len(groups) < 2:
@@ -220,7 +219,7 @@ def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequen
 
 
 def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
-    """Cut runs, in order, into batches of at most `max_tokens` tokens or one sequence; a run stays whole if it fits."""
+    """Cut runs, in order, into batches of at most `max_tokens` tokens or one sequence. A run stays whole if it fits."""
     batches: list[list[Sequence]] = []
     tokens = 0
     for run in runs:
@@ -234,9 +233,9 @@ def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
 
 
 def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, world: int) -> list[list[Sequence]]:
-    """Cut a step's sequences into micro-batches; rank r takes every `world`-th micro-batch, starting at number r.
+    """Cut a step's sequences into micro-batches. Rank r of `world` takes micro-batches r, r + world, r + 2 world, …
 
-    Makes as few micro-batches as `max_tokens` allows, and then the largest as small as possible.
+    There are as few micro-batches a rank as `max_tokens` allows, and then the largest is as small as possible.
     """
     runs = prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences]
     if world == 1:
@@ -259,9 +258,9 @@ def _cut_run(run: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
 
 
 class RowPacker:
-    """Packs a stream first-fit into rows of `row_tokens` tokens, until a sequence fits into no row.
+    """Packs a stream of sequences into rows of `row_tokens` tokens, first-fit, until a sequence fits into no row.
 
-    Takes sequences strictly in order, so a position in the stream tells where the next step continues.
+    Sequences are taken strictly in order, so a position in the stream tells where the next step continues.
     """
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:
@@ -270,7 +269,6 @@ class RowPacker:
         self.free = [row_tokens] * num_rows
 
     def add(self, sequence: Sequence) -> bool:
-        """Put the sequence in the first row with room for it; return False if no row has room."""
         assert len(sequence) <= self.row_tokens, "longer than a row: the data source checks this"
         for row, free in enumerate(self.free):
             if len(sequence) <= free:

@@ -1,7 +1,7 @@
-"""Several ranks: one model in shards (FSDP2, arXiv:2304.11277), one process a rank, started by torchrun.
+"""Several ranks train one model in shards (FSDP2, arXiv:2304.11277). torchrun starts a process for each rank.
 
-Each rank computes different micro-batches with weights that are gathered layer by layer, and keeps its rows of the
-summed gradients. Decisions (when to stop, what to save) go over a separate control group, which waits for rank 0.
+The ranks compute different micro-batches, with weights that are gathered layer by layer, and each rank stores its rows
+of the summed gradients. Decisions, such as when to stop, go over a separate control group, which waits for rank 0.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 has_joined = False
-"""True if this process has joined other ranks. It should end by `os._exit`: torch's threads still run."""
+"""True if this process has joined other ranks. It should then end by `os._exit`, because torch's threads still run."""
 _FOREVER = timedelta(days=365)
-"""Timeout of the control group: other ranks wait while rank 0 reads data or samples."""
+"""Timeout of the control group. Other ranks wait while rank 0 reads data or samples."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """`rank`: this process's number; `world`: count of processes; `local_*`: the same within this machine."""
+    """`rank`: number of this process; `world`: count of processes; `local_*`: the same within this machine."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
     control: Any = field(default=None, repr=False, compare=False)
-    """Process group (gloo) of `agree`, `collect`, `gather` and `barrier`."""
+    """Process group (gloo) that `agree`, `collect`, `gather`, `add` and `barrier` use."""
     watchdog: PeerWatchdog | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -54,7 +54,7 @@ class Ranks:
         return self.rank == 0
 
     def agree(self, value: T) -> T:
-        """Return rank 0's value, on all ranks."""
+        """Return rank 0's value on all ranks."""
         if self.alone:
             return value
         values = [value if self.first else None]
@@ -62,7 +62,7 @@ class Ranks:
         return values[0]  # pyright: ignore[reportReturnType]
 
     def collect(self, value: T) -> list[T]:
-        """Return every rank's value in order of rank, on all ranks."""
+        """Return the values of all ranks, in order of rank, on every rank."""
         if self.alone:
             return [value]
         values: list[Any] = [None] * self.world
@@ -70,7 +70,7 @@ class Ranks:
         return values
 
     def gather(self, value: T) -> list[T] | None:
-        """Return every rank's value in order of rank, on rank 0; None on other ranks."""
+        """Return the values of all ranks, in order of rank, on rank 0; None on other ranks."""
         if self.alone:
             return [value]
         values: list[Any] | None = [None] * self.world if self.first else None
@@ -82,11 +82,10 @@ class Ranks:
             torch.distributed.barrier(group=self.control)
 
     def watched(self) -> AbstractContextManager[None]:
-        """In the block, end this process soon after another rank's process has ended; see `PeerWatchdog.armed`."""
         return self.watchdog.armed() if self.watchdog else nullcontext()
 
     def together(self, action: Callable[[], T]) -> T:
-        """Call `action` on each rank; if it raises UserError on any rank, all ranks raise the first error."""
+        """Call `action` on each rank. If a rank raises UserError, all ranks raise the error of the first such rank."""
         value: Any = None
         error: UserError | None = None
         try:
@@ -99,13 +98,13 @@ class Ranks:
         return value
 
     def add(self, values: Tensor) -> Tensor:
-        """Sum an integer CPU tensor over ranks, modulo 2^64; all ranks get the sum."""
+        """Sum an integer CPU tensor over ranks in place, modulo 2^64. All ranks get the sum."""
         if not self.alone:
             torch.distributed.all_reduce(values, group=self.control)
         return values
 
     def device(self, name: str) -> str:
-        """Return the device; for `cuda`, this rank's GPU. UserError if that is missing, or if `name` names one GPU."""
+        """Return the device: for `cuda`, this rank's GPU. UserError if it is missing, or if `name` is one GPU."""
         if self.alone or torch.device(name).type != "cuda":
             return name
         if torch.device(name).index is not None:
@@ -127,11 +126,11 @@ def launched_ranks() -> int:
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """Join the processes that torchrun started (RANK, WORLD_SIZE, …), or yield ALONE; `device`: from `device_of`.
+    """Join the processes that torchrun started (RANK, WORLD_SIZE, …); yield ALONE if there is only this process.
 
-    Gradients and weights go over gloo on a CPU, over nccl between GPUs. Ends with a barrier. After an error the process
-    group is not destroyed, because destroying waits for collectives that other ranks may never join: the command must
-    end the process by `os._exit`; then other ranks' next collective fails.
+    Gradients and weights go over gloo on a CPU, and over nccl between GPUs. The block ends with a barrier. After an
+    error, the process group is not destroyed, because that would wait for collectives that other ranks may never join.
+    The command must then end the process by `os._exit`, so that the next collective of other ranks fails.
     """
     if launched_ranks() == 1:
         yield ALONE
@@ -163,9 +162,9 @@ def joined(device: str) -> Iterator[Ranks]:
 
 
 def _meeting_point(rank: int, world: int) -> Any:
-    """Return rank 0's store, through which ranks find one another; None if torchrun serves a store.
+    """Return rank 0's store, where ranks find one another; None if torchrun serves a store.
 
-    The store has no password, so it listens on MASTER_ADDR only, if possible. If this is 127.0.0.1, gloo uses loopback.
+    The store has no password, so if possible it listens only on MASTER_ADDR. For 127.0.0.1, gloo uses loopback.
     """
     from torch.distributed.distributed_c10d import default_pg_timeout
 
@@ -182,10 +181,10 @@ def _meeting_point(rank: int, world: int) -> Any:
 
 
 def shard(model: Decoder, ranks: Ranks) -> None:
-    """Shard every parameter in place: each rank keeps its rows (a DTensor). All ranks must have loaded equal weights.
+    """Shard every parameter in place: each rank keeps some rows (a DTensor). All ranks must have loaded equal weights.
 
-    A layer is gathered for its forward and again for its backward pass; embedding, last norm and head stay gathered in
-    between. Gradients are summed in fp32, not averaged: the loss is divided by the token count of all ranks already.
+    A layer is gathered for its forward and again for its backward pass. Embedding, last norm and head stay gathered in
+    between. Gradients are summed in fp32, not averaged, because losses are already divided by all ranks' token count.
     """
     if ranks.alone:
         return
@@ -215,14 +214,14 @@ def shard(model: Decoder, ranks: Ranks) -> None:
 
 
 class _GatherInBf16:
-    """Gathers a layer's fp32 parameters: matrices of bf16 products are sent in bf16, other parameters in fp32.
+    """Gathers a layer's fp32 parameters. Matrices of bf16 products are sent in bf16, other parameters in fp32.
 
-    An `AllGather` for FSDP: FSDP's own has one dtype per layer, and would round biases and norms too.
+    An `AllGather` for FSDP. FSDP's default has one dtype per layer, so it would also round biases and norms.
     """
 
     def __init__(self, layer: nn.Module) -> None:
         self.parts: list[tuple[int, bool]] = []
-        """By parameter, in FSDP's order: count of scalars that a rank sends, and True if they are sent in bf16."""
+        """(number of scalars that a rank sends, True if they are sent in bf16) of each parameter, in FSDP's order."""
         for param in _fsdp_params(layer):
             owner, name = param._module_info.module, param._module_info.param_name
             half = isinstance(owner, Linear) and owner.bf16_product and name == "weight"
@@ -257,20 +256,19 @@ class _GatherInBf16:
 
 
 def _fsdp_params(module: nn.Module) -> Sequence[Any]:
-    """Return FSDP's records of the parameters that it gathers for `module`, in FSDP's order."""
     group = module._get_fsdp_state()._fsdp_param_group  # pyright: ignore[reportCallIssue]
     return group.fsdp_params if group else ()
 
 
 def reduce_gradients(model: nn.Module, last: bool) -> None:
-    """Let the next backward pass sum gradients over ranks if it is a step's `last`, or if gradients are large."""
+    """Let the next backward pass sum gradients over ranks if it is the `last` of a step, or if gradients are large."""
     if hasattr(model, "set_requires_gradient_sync"):
         few = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad) <= WHOLE_GRADIENT_BYTES
         model.set_requires_gradient_sync(last or not few)  # pyright: ignore[reportCallIssue]
 
 
 def drop_gradients(model: nn.Module) -> None:
-    """Drop gradients not yet summed over ranks: FSDP stores them, and no optimiser can drop them."""
+    """Drop gradients that are not yet summed over ranks. FSDP stores them, so an optimiser can't drop them."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
             for param in _fsdp_params(module):
@@ -280,13 +278,13 @@ def drop_gradients(model: nn.Module) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Free weights that a forward pass without a backward pass left gathered."""
+    """Free the gathered weights after a forward pass that no backward pass follows."""
     if hasattr(model, "reshard"):
         model.reshard()  # pyright: ignore[reportCallIssue]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return True if this process has only some rows of the tensor (a DTensor; a single rank doesn't import it)."""
+    """Return True if this process has only some rows of the tensor (a DTensor, which a single rank doesn't import)."""
     return hasattr(tensor, "to_local")
 
 
@@ -300,7 +298,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> tuple[int, int]:
-    """Return (start, stop) of this rank's rows, as `torch.chunk` splits them: the last rank may have no rows."""
+    """Return (start, stop) of this rank's rows, split as by `torch.chunk`. The last rank may have no rows."""
     rows = tensor.shape[0] if tensor.ndim else 1
     if not is_sharded(tensor):
         return 0, rows
@@ -313,7 +311,7 @@ def rows_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def sharded_like(rows: Tensor, model: Tensor) -> Tensor:
-    """Wrap this rank's `rows` as a tensor sharded like `model`; return `rows` if `model` is whole."""
+    """Wrap this rank's `rows` as a tensor that is sharded like `model`; return `rows` if `model` is whole."""
     if not is_sharded(model):
         return rows
     from torch.distributed.tensor import DTensor
@@ -325,7 +323,7 @@ def sharded_like(rows: Tensor, model: Tensor) -> Tensor:
 
 
 def share_of(value: Tensor, model: Tensor) -> Tensor:
-    """Return `value`, or if `model` is sharded, this rank's rows of `value`."""
+    """Return this rank's rows of `value` if `model` is sharded, else `value`."""
     if is_sharded(value) or not is_sharded(model):
         return value
     start, stop = rows_of(model)

@@ -1,7 +1,7 @@
 """The trainer's part of a checkpoint: model and optimiser.
 
-A single rank writes `model.safetensors` and `optimizer.safetensors`. Several ranks write their rows into `trainer/`
-(`torch.distributed.checkpoint`). Any number of ranks can read either form; each rank reads only its rows.
+A single rank writes `model.safetensors` and `optimizer.safetensors`. Several ranks write their rows into `trainer/`,
+with `torch.distributed.checkpoint`. Any number of ranks can read both forms, and each rank reads only its rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hone.trainer.step import Trainer
 
 
 def save_part(folder: Path, trainer: Trainer) -> None:
-    """Write model and optimiser into the existing `folder`. All ranks call this together."""
+    """Write model and optimiser into the existing `folder`. All ranks must call this together."""
     if trainer.ranks.alone:
         save_groups(folder, trainer.tensors())
     else:
@@ -28,7 +28,7 @@ def save_part(folder: Path, trainer: Trainer) -> None:
 
 
 def load_part(folder: Path, trainer: Trainer, version: int) -> None:
-    """Restore bit for bit what `save_part` wrote at `version`. All ranks call this together."""
+    """Restore what `save_part` wrote at `version`, bit for bit. All ranks must call this together."""
     parameters = dict(trainer.model.named_parameters())
     if trainer.ranks.alone:
         tensors = load_groups(folder)
@@ -46,7 +46,7 @@ def load_part(folder: Path, trainer: Trainer, version: int) -> None:
 
 
 def _parameter(key: str) -> str:
-    """Return the parameter's NAME from a key: `model/NAME` or `optimizer/KIND/NAME`."""
+    """Return the parameter's name, the last part of a key such as `optimizer/KIND/NAME`."""
     return key.split("/")[-1]
 
 

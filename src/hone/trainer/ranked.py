@@ -1,6 +1,6 @@
-"""A trainer on several ranks, driven by one loop: every rank repeats rank 0's calls.
+"""A trainer on several ranks that one loop drives: every rank repeats rank 0's calls.
 
-Only rank 0 has the loop, data, run directory and decisions; the other ranks `follow`, with their shards of the model.
+Only rank 0 has the loop, the data and the run directory, and decides. The other ranks, with their shards, `follow`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hone.types import PackedBatch
 
 
 class Dismissed(BaseException):
-    """Ends other ranks with rank 0's exit code. Rank 0 may send it instead of any value."""
+    """Ends other ranks with rank 0's exit code `code`. Rank 0 may send it instead of any value."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -37,7 +37,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def on_all_ranks(method: Method) -> Method:
-    """Decorate a method of `RankedTrainer`: a call on rank 0 runs on every rank; other ranks run it in `follow`."""
+    """Decorate a method of `RankedTrainer`: a call on rank 0 then runs on every rank (on others in `follow`)."""
 
     @wraps(method)
     def call(trainer: RankedTrainer, *arguments: Any) -> Any:
@@ -62,9 +62,9 @@ def on_all_ranks(method: Method) -> Method:
 class RankedTrainer:
     """Rank 0's trainer, which runs each call on every rank.
 
-    It cuts batches into micro-batches of at most `micro_batch_tokens` tokens (None: the device's default). `start`
-    calls `make` with the same arguments on all ranks. When rank 0 leaves the context, other ranks end with the exit
-    code `code`, or the code of rank 0's error.
+    Batches are cut into micro-batches of at most `micro_batch_tokens` tokens (None: the device's default). `start`
+    calls `make` with the same arguments on all ranks. When rank 0 leaves the context, the other ranks end with the exit
+    code `code`, or if rank 0 raised an error, with the code for this error.
     """
 
     def __init__(
@@ -113,7 +113,6 @@ class RankedTrainer:
 
     @on_all_ranks
     def score(self, token_ids: tuple[int, ...]) -> list[float]:
-        """Compute the log-probability of each token except the first, at the trainer's temperature."""
         return sequence_logprobs(self.trainer.model, token_ids, self.trainer.temperature)
 
     @on_all_ranks
@@ -141,11 +140,11 @@ class RankedTrainer:
         return self.trainer.deal(batch, self.micro_batch_tokens, self.share_prompts)
 
     def abandonable(self, stop: StopRequest) -> AbstractContextManager[None]:
-        """Enter `stop.abandonable` if there is one rank; several ranks can stop only between micro-batches."""
+        """Return `stop.abandonable()` for a single rank. Several ranks can stop only between micro-batches."""
         return stop.abandonable() if self.ranks.alone else nullcontext()
 
     def follow(self) -> int:
-        """Repeat rank 0's calls until rank 0 ends; return the exit code. Ignores signals: rank 0 handles them."""
+        """Repeat rank 0's calls until rank 0 ends; return the exit code. Signals are ignored: rank 0 handles them."""
         assert not self.ranks.first
         with _deaf():
             try:
@@ -181,7 +180,7 @@ class RankedTrainer:
 
 
 def is_lost(error: RuntimeError) -> bool:
-    """Return True if a collective failed because another process has ended."""
+    """Return True if a collective failed because another process ended."""
     text = str(error)
     return isinstance(error, RankLost) or any(
         sign in text for sign in ("Connection closed by peer", "Connection reset", "Broken pipe")

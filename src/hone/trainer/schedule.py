@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, without state."""
+"""The learning rate as a function of the step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def lr_at(step: int, peak: float, scheduler: SchedulerConfig, max_steps: int) -> float:
-    """Return the learning rate of update `step` (0-based) out of `max_steps`.
+    """Return the learning rate of step `step` (from 0) out of `max_steps`.
 
-    Warm-up: peak x (step + 1) / warmup_steps. Then constant, or a decay: right after the warm-up (linear, cosine), or
-    over the last decay_ratio x max_steps updates, linearly (wsd, arXiv:2404.06395). The decay reaches min_ratio x peak
-    at the last update. With min_ratio = 0 it reaches 0 one update later, as in transformers: an update at learning rate
-    0 would train nothing. A warm-up of max_steps - 1 or more leaves no decay.
+    In the warm-up, the rate is peak x (step + 1) / warmup_steps. After it, the rate is constant ("constant"), decays at
+    once ("linear", "cosine"), or decays linearly over the last decay_ratio x max_steps steps ("wsd", arXiv:2404.06395).
+    The decay reaches min_ratio x peak at the last step. With min_ratio = 0 the decay reaches 0 one step later, as in
+    transformers, because a step at learning rate 0 would train nothing.
     """
     if step < scheduler.warmup_steps:
         return peak * (step + 1) / scheduler.warmup_steps

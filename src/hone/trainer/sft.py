@@ -1,4 +1,4 @@
-"""The script of `hone sft` for torchrun; SFT itself is in `hone.loops.sft`.
+"""The script that torchrun starts for `hone sft`. SFT itself is in `hone.loops.sft`.
 
 torchrun --nproc-per-node 2 src/hone/trainer/sft.py @ examples/reverse_text/tiny_sft.toml
 """

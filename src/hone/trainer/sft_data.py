@@ -1,8 +1,8 @@
-"""SFT data: rows of a data set, or an environment's demonstrations, as token sequences with a loss mask.
+"""SFT data: turns rows of a data set, or an environment's demonstrations, into token sequences with a loss mask.
 
-A source with n examples is read by position 0, 1, 2, … Position p is example `p % n` in the order of epoch `p // n`;
-the order depends only on the seed. `next_batch` takes one step's examples from a position on, and returns the next
-step's position: a checkpoint stores only this.
+A source with n examples is read by position 0, 1, 2, … Position p is example `p % n` in the order of epoch `p // n`,
+and this order depends only on seed and epoch. `next_batch` reads one step's examples from a position on, and returns
+the position of the next step, which is all that a checkpoint stores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Limit:
-    """The longest allowed example, and what happens to longer ones (`data.too_long`: error, drop or truncate)."""
+    """The length limit of examples, and the choice `data.too_long` for longer examples: error, drop or truncate."""
 
     def __init__(self, data: SFTDataConfig, max_positions: int) -> None:
         self.tokens = min(data.seq_len, max_positions)
@@ -65,12 +65,12 @@ class Limit:
 def tokenize(
     renderer: ChatRenderer, messages: list[Message], start: int, where: str, tools: list[Tool] | None = None
 ) -> Sequence:
-    """Tokenize the conversation, with loss on every assistant message from index `start` on, unless its `weight` is 0.
+    """Tokenize a conversation, with loss on every assistant message from index `start` on, unless its `weight` is 0.
 
-    The sequence ends with the end-of-turn token of the last message with loss. The prompt lists `tools`; `where` names
-    the example in errors. A thought (under a key of `THOUGHTS`) is learned as the template writes it; the template may
-    drop thoughts before the first message with loss. If the template rewrites a turn once tool answers follow (Qwen3's
-    drops an empty thought), the turn's ids stay unchanged, as in a rollout.
+    The sequence ends with the end-of-turn token of the last message with loss. The prompt lists `tools`, and errors
+    name the example by `where`. A thought (under a key of `THOUGHTS`) is learned as the template writes it. If the
+    template rewrites a turn once tool answers follow, as Qwen3's drops an empty thought, the ids of the turn stay
+    unchanged, as in a rollout.
     """
     learned = [_carries_loss(message, i, where) and i >= start for i, message in enumerate(messages)]
     if not any(learned):
@@ -107,21 +107,20 @@ def tokenize(
 
 
 def _carries_loss(message: Message, index: int, where: str) -> bool:
-    """Return True for an assistant's message unless its `weight` is 0 (as in OpenAI's fine-tuning data)."""
     if (weight := message.get("weight", 1)) not in (0, 1):
         raise UserError(f"{where}: the weight of message {index} is {weight!r}; it must be 0 (no loss) or 1.")
     return message["role"] == "assistant" and weight == 1
 
 
 def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[Tool] | None) -> None:
-    """Raise UserError if the template can't write a thought of the prompt. It may drop the thought in later turns."""
+    """Raise UserError if the template never writes a thought of the prompt. It may drop thoughts of earlier turns."""
     for i, message in enumerate(prompt):
         if message["role"] == "assistant" and any(map(message.get, THOUGHTS)):
             renderer.completion_ids(prompt[:i], message, tools)
 
 
 def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:
-    """Return row `index` of a data set as tokens (sampled tokens if the row has them); None if it is dropped."""
+    """Return row `index` of a data set as tokens: sampled tokens if the row has some. None if the row is dropped."""
     row, where = rows[index], rows.where(index)
     if row.get("sampled_mask") is not None:
         ids, mask = np.array(row["token_ids"], dtype=np.int32), np.array(row["sampled_mask"], dtype=np.bool_)
@@ -131,19 +130,17 @@ def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -
 
 
 def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
-    """Return a row for each example of an RL or evaluation run: its first completion with the highest reward, if at
-    least `min_reward`. This is rejection sampling, as in RAFT (arXiv:2304.06767).
+    """Return a row for each example of an RL or evaluation run: the first completion with the example's highest reward,
+    if this is at least `min_reward`. This is rejection sampling, as in RAFT (arXiv:2304.06767).
 
-    A row has `prompt` and `completion` as messages, and the recorded `token_ids` and `sampled_mask` if the run's
-    tokenizer has the digest `tokenizer`. Raises UserError if there is no row, if an agent's rollout has several
-    segments, or if tools were used and rows have no ids: messages alone lack the list of tools.
+    A row has `prompt` and `completion` as messages, and if the digest of the run's tokenizer is `tokenizer`, the
+    recorded `token_ids` and `sampled_mask`. Raises UserError if there is no row, if an agent's rollout has several
+    segments, or if tools were used and rows have no ids, because messages lack the list of tools.
     """
     from hone.environments.data import Rows
 
     if run.info["kind"] == "sft":
-        raise UserError(
-            f"data.run = {run.path} is a run of SFT, which records no completions: name a run of rl or eval"
-        )
+        raise UserError(f"data.run = {run.path} is a run of SFT, which records no completions: name an RL or eval run")
     if evaluated := run.info["kind"] == "eval":
         lines = run.eval_rows()
         found = [(i, line["example_id"], line["reward"]) for i, line in enumerate(lines)]
@@ -159,7 +156,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
             rows += map(_sampled_row, run.rollouts(step, columns).take([i for _, i in places]).to_pylist())
         if any(json.loads(row.pop("branches", None) or "[]") for row in rows):
             raise UserError(
-                f"rollouts in {run.path} have several segments, but data.run can use only one of them: name another run"
+                f"rollouts in {run.path} have several segments, but data.run can use only one segment: name another run"
             )
     if not rows:
         most = max((reward for _, _, reward in found if reward is not None), default=None)
@@ -167,13 +164,13 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
         raise UserError(f"no recorded completion of {run.path} has a reward of {min_reward:g} or more: {remedy}")
     if evaluated or run.info.get("sources", {}).get("tokenizer") != tokenizer:
         if any(message["role"] == "tool" for row in rows for message in row["completion"]):
-            raise UserError(f"tools were used in {run.path}: name an RL run with this model's tokenizer (its ids)")
+            raise UserError(f"{run.path} used tools, which need recorded ids: name an RL run with this tokenizer")
         rows = [{name: row[name] for name in ("prompt", "completion")} for row in rows]
     return Rows(rows, lambda i: f"{run.path}, completion {i}")
 
 
 def _first_best(records: Iterable[tuple[T, str, float | None]], min_reward: float) -> list[T]:
-    """Return the place of each example's first record with the highest reward; records: (place, example, reward)."""
+    """Return the place of each example's first record with the highest reward. `records`: (place, example, reward)."""
     best: dict[str, tuple[float, T]] = {}
     for place, example, reward in records:
         if reward is not None and reward >= min_reward and (example not in best or reward > best[example][0]):
@@ -188,9 +185,9 @@ def _sampled_row(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int]:
-    """Return a data set's row as messages, and the index of the first one that may carry loss.
+    """Return a data set's row as messages, and the index of the first message that may carry loss.
 
-    Columns: `messages`, or `prompt` and `completion` (each a string or a list of messages). `tools`: see `row_tools`.
+    The columns are `messages`, or `prompt` and `completion` (each a string or a list of messages).
     """
     if row.get("messages") is not None:
         return _messages(row["messages"], "messages", "user", where), 0
@@ -208,7 +205,7 @@ def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int
 
 
 def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
-    """Return the prompt's tools: the column `tools`, a list in OpenAI's form, or such a list as JSON."""
+    """Return the tools in the column `tools`, which is a list in OpenAI's form, or such a list as JSON."""
     given = row.get("tools")
     try:
         given = json.loads(given) if isinstance(given, str) and given.strip() else given
@@ -224,7 +221,7 @@ def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Drop keys with value null: Parquet adds such keys if tools differ."""
+    """Drop keys with the value null, which Parquet adds if tools differ."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -248,7 +245,7 @@ def _messages(value: Any, column: str, role: str, where: str) -> list[Message]:
 
 
 class Source(Protocol):
-    """A source of examples. `len`: examples per epoch; `sequence`: the example at `position`, or None if dropped."""
+    """A source of examples. `len`: examples per epoch; `sequence`: the example at `position`, None if it is dropped."""
 
     def __len__(self) -> int: ...
 
@@ -256,7 +253,7 @@ class Source(Protocol):
 
 
 class DatasetSource:
-    """The rows of a data set, ordered by (seed, epoch). A row is tokenized once, when it is first needed."""
+    """The rows of a data set, in an order drawn from (seed, epoch). A row is tokenized when it is first needed."""
 
     def __init__(self, rows: Rows, renderer: ChatRenderer, limit: Limit, seed: int) -> None:
         self.rows, self.renderer, self.limit = rows, renderer, limit
@@ -274,7 +271,7 @@ class DatasetSource:
 
 
 class DemonstrationSource:
-    """An environment's training examples, with a new demonstration in each epoch, seeded by (step, draw)."""
+    """An environment's training examples. Each epoch has new demonstrations, seeded by (step, draw)."""
 
     def __init__(self, env: Environment, renderer: ChatRenderer, limit: Limit, seed: int) -> None:
         self.env, self.renderer, self.limit, self.seed = env, renderer, limit, seed
@@ -302,7 +299,7 @@ def demonstration(
 
 
 def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) -> tuple[list[Sequence], int]:
-    """Return one step's sequences, read from `position` on, and the position at which the next step starts."""
+    """Return one step's sequences, read from `position` on, and the position where the next step starts."""
     rows = RowPacker(data.batch_size, data.seq_len) if data.pack else None
     taken: list[Sequence] = []
     start = position
@@ -319,7 +316,7 @@ def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) ->
 
 
 def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance: Callable[[int], None]) -> None:
-    """Tokenize, before the run starts, each row that it will use. Calls `advance` with the number of rows done."""
+    """Tokenize each row that a run will use, before the run starts. Calls `advance` with the number of rows done."""
     position = 0
     for step in range(max_steps):
         _, position = next_batch(source, step, position, data)
@@ -329,10 +326,10 @@ def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance:
 
 
 def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Return (training rows, validation rows). Equal rows are in the same part.
+    """Return (training rows, validation rows). Equal rows get into the same part.
 
-    Distinct rows are ranked by a keyed hash of their content, and the lowest `fraction` is held out, in the order of
-    rank. So adding rows moves few other rows between the parts.
+    Distinct rows are ranked by a keyed hash of their content, and the lowest `fraction` is held out for validation, in
+    order of rank. So added rows move few other rows between the parts.
     """
     ranks = np.array([key(seed, "sft-val", content_hash(row)) for row in rows], dtype=np.uint64)
     distinct = np.unique(ranks)

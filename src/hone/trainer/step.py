@@ -1,7 +1,7 @@
-"""The train step: forward and backward pass over micro-batches, then an optimiser update.
+"""The train step: forward and backward passes over micro-batches, then an optimiser update.
 
 Token weights refer to the whole step, so micro-batches and ranks do not change the gradient. A batch may get several
-updates: one per minibatch in each of `updates_per_batch` passes. All have the same old policy.
+updates: one for each minibatch in each of `updates_per_batch` passes, all with the same old policy.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ ONE_UPDATE = BatchUse()
 
 
 class Trainer:
-    """Owns the optimiser of `model` and the step counter (= the policy version: steps so far, skipped ones included).
+    """Owns the optimiser of `model` and the policy's `version`, which counts all steps, also skipped steps.
 
-    `reference`, if given, is the model of the KL term; with LoRA it may be `model` with the adapter off. `temperature`
-    is the sampler's, so that the ratio compares the distributions that tokens are drawn from. `weigh` sets tokens'
-    weights in the loss; by default they are equal. Rank 0 calls `interrupt` in `evaluate`, and before each micro-batch
-    of a step's first update; all ranks raise its errors, with weights, optimiser and counter as before the step. With
-    `record_tokens`, `token_stats` describes the last step's tokens before its first update.
+    `reference`, if given, is the reference model of the KL; with LoRA it may be `model`, used with the adapter off.
+    `temperature` must be the sampler's, so that the ratio compares the distributions that tokens are drawn from.
+    `weigh` sets the tokens' weights in the loss, which are equal by default. Rank 0 calls `interrupt` before each
+    micro-batch of `evaluate` and of a step's first update. If `interrupt` raises, all ranks raise its error, and
+    weights, optimiser and version stay as before the step. `token_stats` needs `record_tokens`.
 
-    On several `ranks`, shard model and reference first (`parallel.shard`). All ranks call `step`, `evaluate`,
-    `fingerprint` and `load_tensors` together, with equally many micro-batches, and get the same results.
+    For several `ranks`, first shard model and reference (`parallel.shard`). All ranks must call `step`, `evaluate`,
+    `fingerprint` and `load_tensors` together, with equal numbers of micro-batches, and get the same results.
     """
 
     interrupt: Callable[[], None]
@@ -112,11 +112,11 @@ class Trainer:
 
     @torch.enable_grad()  # a reward function of this process may have switched gradients off
     def step(self, micro_batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """Take one step: an update for each minibatch, in each pass.
+        """Take one step: in each pass, one update for each minibatch.
 
         Returns loss, entropy (nats), grad_norm (before clipping), lr and the objective's statistics, as means over loss
-        tokens, and over updates. Without loss tokens, or with a gradient that is not finite, an update is skipped:
-        weights stay, but counter and schedule advance. `optimizer/skipped` is the share of such updates.
+        tokens and updates. An update is skipped if it has no loss tokens or if its gradient is not finite. Then weights
+        stay, but version and schedule advance. `optimizer/skipped` is the share of skipped updates.
         """
         self._tokens.clear()
         metrics, parts, norms = {"lr": self.lr}, list[dict[str, torch.Tensor]](), list[float]()
@@ -150,7 +150,9 @@ class Trainer:
         return metrics
 
     def _update(self, micro_batches: Sequence[PackedBatch], first: bool) -> tuple[list[dict[str, torch.Tensor]], float]:
-        """Return each micro-batch's statistics (with the gap to the sampler if `first`), and the gradient's norm."""
+        """Update the weights; return micro-batches' statistics (`logprob_gap/` only if `first`) and the gradient's
+        norm.
+        """
         parts = []
         for batch in self._uninterrupted(micro_batches) if first else micro_batches:
             reduce_gradients(self.model, last=batch is micro_batches[-1])
@@ -174,7 +176,7 @@ class Trainer:
             yield batch
 
     def _accumulate(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
-        """Add a micro-batch's gradient; return its statistics as sums, without waiting for a GPU."""
+        """Add the gradient of a micro-batch; return its statistics as sums. Does not wait for a GPU."""
         indices_M = batch.loss_indices
         if self.ranks.alone and not len(indices_M):
             return {}
@@ -190,7 +192,7 @@ class Trainer:
         return {"loss": loss.detach(), "entropy": entropies_M.sum(), **sums}
 
     def _prepared(self, micro_batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """Add the old and the reference logprobs, and the KL in the reward, to a step's micro-batches."""
+        """Return the micro-batches with old and reference logprobs, and with the KL in the reward, if needed."""
         prepared = list(micro_batches)
         if self.use.keeps_old and self.use.updates > 1:
             prepared = [replace(batch, old_logprobs=self._logprobs_by(self.model, batch)) for batch in prepared]
@@ -203,7 +205,7 @@ class Trainer:
 
     @torch.no_grad()
     def _logprobs_by(self, model: Decoder, batch: PackedBatch) -> torch.Tensor:
-        """Compute a batch's logprobs `[N]`, 0 for tokens without loss."""
+        """Return a batch's logprobs `[N]`, which are 0 for tokens without loss."""
         logprobs_N = torch.zeros_like(batch.sampling_logprobs)
         logprobs_N[batch.loss_indices] = token_logprobs(model, batch, batch.loss_indices, self.temperature)[0]
         release(model)
@@ -217,7 +219,7 @@ class Trainer:
         self.reference.refresh()
 
     def token_stats(self) -> TokenStats | None:
-        """Return the last step's statistics on rank 0, else None. All ranks call this. Needs `record_tokens`."""
+        """Return statistics of the last step's tokens, before its first update, on rank 0. All ranks call this."""
         if not self.record_tokens:
             return None
         parts = self.ranks.gather(TokenStats.joined([TokenStats.of_batch(*tokens) for tokens in self._tokens]))
@@ -225,7 +227,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[PackedBatch]) -> float:
-        """Compute the mean objective per loss token, without an update (validation loss)."""
+        """Return the validation loss: the mean objective per loss token, without an update."""
         losses = []
         for batch in self._uninterrupted(micro_batches):
             found = token_logprobs(self.model, batch, batch.loss_indices, self.temperature)
@@ -238,7 +240,7 @@ class Trainer:
         return fingerprint(self.model.trained, self.ranks)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return trained weights and optimiser state for an exact resume, sharded if the model is sharded."""
+        """Return the tensors for an exact resume: trained weights and optimiser state, sharded like the model."""
         tensors = {"model": _weights(self.model), "optimizer": self.optimizer.state()}
         if self.reference is not None and self.use.reference_interval:
             tensors["reference"] = _weights(self.reference)
@@ -263,14 +265,14 @@ def _weights(model: Decoder) -> dict[str, torch.Tensor]:
 
 
 def _read(parts: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:
-    """Return the statistics as numbers; this waits for the GPU."""
+    """Return the statistics as numbers. This waits for the GPU."""
     values = [value.double() for part in parts for value in part.values()]
     numbers = iter(torch.stack(values).tolist() if values else [])
     return [{name: next(numbers) for name in part} for part in parts]
 
 
 def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Sum each statistic over parts of a step; if its name ends in `/max`, take the largest."""
+    """Sum each statistic over the parts of a step. If its name ends in `/max`, take the largest value instead."""
     sums: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():

@@ -13,10 +13,10 @@ from hone.types import PackedBatch
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Statistics of K completions with M loss tokens, end to end in the order of the step.
+    """Statistics of K completions with M loss tokens in total, end to end in the order of the step.
 
-    `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, the completion's number in the draw,
-    and its count of loss tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are of the sampling
+    `draws`, `samples`, `lengths` `[K]` int64: draw of the completion's prompt, number of the completion in the draw,
+    and number of its loss tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, are of the sampling
     distribution, with the weights before the update.
     """
 
@@ -47,11 +47,10 @@ class TokenStats:
         return cls(*(np.concatenate(column) for column in columns))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays by name: `TokenStats(**arrays)` equals this."""
         return dict(vars(self))
 
     def by_completion(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
-        """Map (draw, sample) -> (entropies, logprobs) of the completion's loss tokens."""
+        """Return (draw, sample) -> (entropies, logprobs) of the completion's loss tokens."""
         stops = np.cumsum(self.lengths).tolist()
         owners = zip(self.draws.tolist(), self.samples.tolist(), stops, self.lengths.tolist(), strict=True)
         return {

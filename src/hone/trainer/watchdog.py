@@ -1,6 +1,6 @@
 """Notices that another rank's process has ended.
 
-On such a loss, gloo's collectives fail at once, but NCCL's only after ten minutes. torchrun ends only ranks on the
+When a process ends, gloo's collectives fail at once, but NCCL's only after ten minutes. torchrun ends only ranks on the
 same machine: by SIGTERM, which all ranks except rank 0 ignore, and 30 seconds later by SIGKILL.
 """
 
@@ -18,13 +18,13 @@ import torch
 from hone.errors import RankLost
 
 GRACE = 5.0
-"""Seconds that the main thread has to leave the block after a loss, before the process is ended."""
+"""Seconds that the main thread has to leave the block after a peer was lost. Then the process ends."""
 
 
 class PeerWatchdog:
-    """One thread per peer that waits to receive over gloo; the receive fails when the peer's process ends.
+    """Has one thread per peer, which waits to receive over gloo. The receive fails when the peer's process ends.
 
-    Peers are rank 0 and each other rank; they send only in `close`. If a peer is lost in a block of `armed`, the main
+    Rank 0 is a peer of each other rank. Peers send only in `close`. If a peer is lost in a block of `armed`, the main
     thread has `GRACE` seconds to leave the block; then the process ends with exit code 1.
     """
 
@@ -48,7 +48,7 @@ class PeerWatchdog:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Watch peers in the block. Raises RankLost if a peer was lost before it."""
+        """Watch peers in the block. Raises RankLost if a peer was lost before the block."""
         with self._changed:
             if self._lost:
                 raise RankLost
@@ -61,7 +61,7 @@ class PeerWatchdog:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Release the peers' threads and wait for this rank's. All ranks call this."""
+        """Release the peers' threads, and wait for the threads of this rank. All ranks must call this."""
         for peer in self._peers:
             with suppress(RuntimeError):  # it is gone
                 torch.distributed.send(torch.zeros(1), dst=peer, group=self._group)
