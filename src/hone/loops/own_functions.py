@@ -1,4 +1,4 @@
-"""The user's losses and advantages: `MODULE:FUNCTION` in a config, or a program's function.
+"""The user's losses and advantages: `MODULE:FUNCTION` in a config, or a function that a program gives.
 
 A program's function is written into the run with its dependencies, as `algorithm.py`, so that the run can be resumed
 and verified without the program. If this fails, only the program can resume the run.
@@ -23,7 +23,7 @@ KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.f
 
 @dataclass
 class UserFunctions:
-    """The user's functions of a run, their digests and file; `import_problem`: why the file can't be imported."""
+    """The user's functions of a run, their digests and file. `import_problem` says why the file can't be imported."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class UserFunctions:
 
     @classmethod
     def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> UserFunctions:
-        """Import the functions that the config names, except `without`. Raises UserError if a function is missing."""
+        """Import the functions that the config names, except those in `without`. Raises UserError if one is missing."""
         found = cls()
         for name, key in KEYS.items():
             place = value_of(config, key)

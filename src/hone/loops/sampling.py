@@ -49,7 +49,7 @@ def spool_of(
     adapter_alone: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Spool:
-    """Return the spool of weights in `dtype` for a server; in memory if `in_memory` is true and two versions fit."""
+    """Return the spool of weights in `dtype` for a server. With `in_memory` it is in memory if two versions fit."""
     assert config.sampled_by is not None
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     say = run.display.message
