@@ -152,9 +152,7 @@ class Curriculum:
         return order[self._used[order]]
 
     def _by_measure(self, order: np.ndarray, epoch: int) -> np.ndarray:
-        """Return the examples of `order` that are in the pool when the epoch starts, sorted by difficulty if
-        configured.
-        """
+        """Return the examples of `order` in the pool when the epoch starts, sorted by difficulty if configured."""
         retry = self._pool.retry_parked
         due = (epoch - self._last_epoch >= retry) & bool(retry)
         in_pool = ~self._retired & (~self._parked | due)
