@@ -59,7 +59,6 @@ def canary_metrics(gap: Gap, band: Band) -> dict[str, float]:
 
 
 def fixed_tokens(examples: Sequence[Example], renderer: ChatRenderer, seq_len: int) -> tuple[int, ...]:
-    """Join the examples' prompts; return the first FIXED_TOKENS tokens."""
     joined = [token for example in examples for token in renderer.prompt_ids(example.prompt)]
     return tuple(joined[: min(FIXED_TOKENS, seq_len - 1)])  # a server counts the next token, too
 

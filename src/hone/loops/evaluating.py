@@ -124,7 +124,6 @@ class Evaluation:
         return evaluate_url(endpoint, config.model, self.env, **settings, **counts)
 
     def _claim(self) -> None:
-        """Lock the folder of results until they are saved. Raises UserError if another process writes into it."""
         if self.folder is not None:
             made = make_folder(self.folder)
             self._lock, self._made = Lock(self.folder), made

@@ -115,7 +115,6 @@ def needed(phase: str, *work: Any) -> int:
 
 
 def with_precision(config: Config, device: str) -> Config:
-    """Return the config with `precision` chosen for the device, if it is unset."""
     chosen = "precision" not in config.model_fields_set and takes_products_in_fp32(device)
     return changed(config, {"precision": "fp32"}) if chosen else config
 
@@ -133,7 +132,6 @@ def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
 
 
 def server_bytes(config: RLConfig, model: DecoderConfig) -> int:
-    """Return the bytes that a server started by the run takes on a GPU."""
     weights = weight_bytes(model, config.precision) + cast_bytes(model, config.precision)
     if config.inference.backend != "hone":
         weights = weight_bytes(model, "fp32" if config.precision == "fp32" else "bf16")

@@ -140,7 +140,6 @@ def batch_use(trainer: TrainerConfig, orch: OrchestratorConfig) -> BatchUse:
 
 
 def weighed(loss: LossConfig, batch: Batch) -> list[Packed]:
-    """Return a batch's sequences with the token weights that `loss.aggregation` asks for."""
     tokens = [sequence.num_loss_tokens for sequence in batch.sequences]
     groups = [sequence.group for sequence in batch.sequences]
     filtered = batch.filtered if loss.count_filtered else None

@@ -112,7 +112,7 @@ def connect_to_server(
                 )
             if entry.max_model_len is not None and entry.max_model_len < tokens:
                 raise UserError(
-                    f"{endpoint.url} has room for {entry.max_model_len} tokens, but seq_len is {tokens}: lower it"
+                    f"{endpoint.url} has room for {entry.max_model_len} tokens, but seq_len is {tokens}: lower seq_len"
                 )
             if entry.parameters is not None and parameters is not None and entry.parameters != parameters:
                 raise UserError(

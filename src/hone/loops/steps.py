@@ -173,7 +173,6 @@ class Steps(Loop):
         self.recorder.record(version, metrics, [], Update({}, self.fingerprint()))
 
     def give_up(self) -> None:
-        """Record pending updates, without publishing or measuring anything."""
         self.trainer.give_up()
         while self._pending:
             with suppress(Halt):  # the first one ends the run

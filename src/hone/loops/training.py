@@ -209,7 +209,6 @@ class Training(ABC):
         return "".join(observer.report() for observer in self.observers)
 
     def _check(self, reads: list[Path], keep: Iterable[str]) -> None:
-        """Check the run directory, then let observers check. Writes nothing."""
         with writable(self.config.output_dir):
             Opening(self.config, self.kind, [], print).check(reads, keep)
         for observer in self.observers:

@@ -66,7 +66,6 @@ def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON, without API keys, as `write_file` does. ValueError for NaN."""
     write_file(path, to_json(value))
 
 

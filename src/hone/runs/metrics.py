@@ -199,7 +199,6 @@ def known(config: RunConfig, env_id: str | None = None) -> list[str]:
 
 
 def _evaluated(config: RLConfig, env_id: str | None) -> list[str | None]:
-    """Return the names of the tasks that a run is evaluated on; None for a single task with an unknown id."""
     return [name or env_id for name in config.eval_tasks()]
 
 

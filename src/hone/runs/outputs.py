@@ -41,7 +41,6 @@ def _run_around(path: Path) -> tuple[Path, str] | None:
 
 
 def refuse_inside_run(path: Path, flag: str) -> None:
-    """Raise UserError if `path`, given by `flag`, lies among the files of a run."""
     if around := _run_around(path):
         raise UserError(f"{path} lies in the run {around[0]}, where nothing may be written: choose another {flag}")
 
@@ -175,7 +174,6 @@ def delete_run(folder: Path) -> None:
 
 
 def _run_files(folder: Path) -> list[Path]:
-    """Return all paths where the run in `folder` may have files; run.json last."""
     given = [name for name in view.GIVEN if name in (view.run_info(folder) or {}).get("kept", [])]
     return [*view.steps_in(folder / view.EVALS, ".jsonl").values(), *(folder / name for name in (*given, *view.NAMES))]
 

@@ -124,7 +124,6 @@ class Saver:
         return step == self._promised or (self.ckpt is not None and self._is_due(step))
 
     def close(self) -> None:
-        """Wait for the files that are being written; ignore errors."""
         self._thread.shutdown()
 
     def _is_due(self, step: int, last: bool = False, asked: bool = False, checkpoint: bool = True) -> bool:
@@ -179,7 +178,7 @@ def pause(run: RunWriter, step: int, cause: str, ended: Callable[[], bool]) -> N
     run.event("paused", step, alarm=cause)
     folder = shlex.quote(str(run.folder))
     run.display.message(
-        f"Paused before step {step + 1} by the alarm {cause}; it is saved.\n"
+        f"Paused before step {step + 1} by the alarm {cause}; the run is saved.\n"
         f"      Let it go on: hone runs continue {folder}\n      End it: hone runs stop {folder}"
     )
     began = time.perf_counter()

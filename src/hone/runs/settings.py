@@ -120,7 +120,6 @@ def digest(table: Mapping[str, Any]) -> str:
 
 @cache
 def about(name: str) -> Meta:
-    """Return the `Meta` of a training run's setting, by its dotted name."""
     found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
     is_gone = retired("", tuple(name.split("."))) is not None  # of an older run, or of an extension
     return next((key.meta for key in found if key), Meta(decides="nothing") if is_gone else PLAIN)
@@ -146,7 +145,6 @@ def moved(settings: Mapping[str, Any], before: str | Path, now: str | Path) -> d
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested dict to dotted names."""
     result: dict[str, Any] = {}
     for key, value in table.items():
         result.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})

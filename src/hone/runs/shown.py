@@ -75,7 +75,6 @@ def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows, which have equal keys, as an HTML table with the keys as its head."""
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
     lines = ("".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) for row in rows)
     return f"<table><tr>{heads}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -70,7 +70,6 @@ class Summary:
 
     @property
     def kind(self) -> str:
-        """`sft`, `rl` or `eval`."""
         return self.info["kind"]
 
     @property

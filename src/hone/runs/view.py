@@ -195,7 +195,7 @@ class RunTail:
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """Return a file's time of change, in ns, and its size in bytes; None if there is no such file."""
+    """Return the time of a file's last change in ns, and its bytes; None if there is no such file."""
     try:
         status = path.stat()
     except OSError:
@@ -267,7 +267,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _record(optional: dict[str, Any], **needed: Any) -> Any:
-    """Return a pydantic model of a table whose keys have these types. Other keys are ignored."""
     fields: dict[str, Any] = {name: (kind, ...) for name, kind in needed.items()}
     fields |= {name: (kind, None) for name, kind in optional.items()}
     return create_model("Record", __config__=ConfigDict(strict=True, extra="ignore"), **fields)

@@ -218,7 +218,6 @@ class RunWriter:
         self._step_began += seconds
 
     def log_positions(self) -> dict[str, dict[str, Any]]:
-        """Return the size in bytes and the SHA-256 of metrics.jsonl and hashes.jsonl."""
         logs = (self._metrics, self._hashes)
         return {log.path.name: {"bytes": log.bytes, "sha256": log.sha256} for log in logs}
 
@@ -259,7 +258,7 @@ class RunWriter:
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
         """Flush the logs, save version `step` with the files of folder `part`, delete old ones. Any thread may call
-        this.
+        it.
         """
         for log in self._logs:
             log.sync()
@@ -304,7 +303,6 @@ class RunWriter:
             self._save_info()  # before the rest, which may take a while
 
     def _files(self) -> ExitStack:
-        """Return a stack that closes all files and then releases the lock, even if a call raises."""
         ends = ExitStack()
         ends.callback(self._lock.release)
         for log in self._logs:
@@ -361,7 +359,6 @@ class RunWriter:
 
 
 def find_display(observers: Sequence[Observer]) -> Display:
-    """Return the display among the observers, or a display that shows nothing."""
     return next((observer for observer in observers if isinstance(observer, Display)), Display())
 
 

@@ -32,7 +32,7 @@ from hone.types import Example, Message, Rollout, Segment
 
 
 class Chat(Environment):
-    """A task with questions from standard input; also the sampler of all models, which prints answers."""
+    """A task whose questions come from standard input. It also samples from all models, and prints their answers."""
 
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
@@ -88,7 +88,6 @@ class Chat(Environment):
         return [self.turns[name] for name in names]
 
     def answer(self, name: str, policy: EnginePolicy, request: Request, sampling: SamplingParams) -> Iterator[str]:
-        """Yield an answer piece by piece, then store it in `turns`."""
         engine, tokens, text = policy.engine, list[Token](), Detokenizer(policy.renderer.tokenizer)
         engine.clear()  # what was interrupted
         key = rng.key(self.config.seed, "chat", self.asked - 1)
@@ -107,7 +106,7 @@ class Chat(Environment):
 
 
 def run(config: ChatConfig) -> int:
-    """Answer each line of the standard input. On a terminal an error ends only that turn."""
+    """Answer each line of standard input. On a terminal an error ends only the turn in which it occurs."""
     chat = Chat(config)
     example = Example([*chat.system, {"role": "user", "content": "hello"}])
     policy = chat.models[-1][1]
@@ -127,7 +126,7 @@ def run(config: ChatConfig) -> int:
 
 
 def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
-    """Load the named model; for a run, `before` (the initial model, if it can be loaded) and `after` (the last
+    """Load the named model; of a run `before` (the initial model, if it can be loaded) and `after` (the last
     weights).
     """
     name, path = config.model, Path(config.model)

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 LOOK = 0.2
 """Seconds between checks of the servers."""
 RESTARTS = 3
-"""Most restarts of a killed server. A server that exits is not restarted."""
+"""Maximum number of restarts of a killed server. A server that exits by itself is not restarted."""
 
 
 class Replicas:
-    """Servers on a cluster; `commands`: role → command. Restarts a killed server. Entering waits for the first one."""
+    """Servers on a cluster, by role in `commands`. Entering waits for the first server. Restarts killed servers."""
 
     def __init__(
         self,
