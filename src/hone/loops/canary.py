@@ -36,7 +36,7 @@ from hone.types import Example
 FIXED_TOKENS = 64
 """Maximum length of the fixed sequence."""
 EXAMPLES = 8
-"""Maximum number of examples whose prompts are used."""
+"""Maximum number of examples to take prompts from."""
 PROMPTS, SAMPLES, NEW_TOKENS = 2, 2, 3
 """Prompts to sample from, completions per prompt, maximum tokens per completion."""
 LONG = 256

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class EnginePolicy(Policy):
-    """A `Policy` whose engine is in this process. `version` is the version of the trainer's weights."""
+    """A `Policy` with an engine in this process. `version` is the version of the trainer's weights."""
 
     def __init__(self, engine: Engine, renderer: ChatRenderer, version: Callable[[], int] = lambda: 0) -> None:
         self.engine, self.renderer = engine, renderer

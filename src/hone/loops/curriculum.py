@@ -57,10 +57,10 @@ class _Place:
 
 
 class Curriculum:
-    """The draws of a run, from the first `total` examples except those with an index in `left_out`.
+    """The draws of a run, from the first `total` examples except the indices in `left_out`.
 
     `size` is the number of examples to draw. `ids` maps indices of drawn examples to ids, if pass rates are measured.
-    `restarted` is called with the step that found the pool empty.
+    `restarted` gets the number of a step that found the pool empty.
     """
 
     def __init__(self, total: int, seed: int, config: CurriculumConfig, left_out: Collection[int] = ()) -> None:

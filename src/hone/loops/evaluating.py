@@ -64,7 +64,7 @@ class Evaluation:
                 raise UserError(f"--profile {config.profile} already exists: name another file, or move it away")
 
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
-        """Sample and grade. After Ctrl-C, return the result of the finished samples, or raise if none is finished."""
+        """Sample and grade. After Ctrl-C, return the result of the finished samples, or raise if there are none."""
         config = self.config
         counts: dict[str, Any] = {
             "num_examples": config.num_examples,

@@ -42,7 +42,7 @@ Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """Called with rewards `[P, G]` of P prompts with G completions each (float64, NaN where grading failed), and with a
 bool `[P, G]` that is False where grading failed. Returns advantages `[P, G]`.
 
-If an agent rewards its calls, the function is called again for them: `[P, C]` for C calls per group, padded with NaN.
+If an agent rewards its calls, the function runs again for the calls: `[P, C]` for C calls per group, padded with NaN.
 """
 
 
@@ -70,7 +70,7 @@ class GroupSampler:
     def groups(
         self, step: int, count: int, first_draw: int, phase: Callable[[str], AbstractContextManager[None]]
     ) -> list[Group]:
-        """Return a step's groups in draw order, graded. `count` are to be trained; with `refill` more may be drawn."""
+        """Return a step's groups in draw order, graded. `count` should be trained; with `refill` more may be drawn."""
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
@@ -173,7 +173,7 @@ def call_advantages(
 ) -> list[list[list[np.ndarray]] | None]:
     """Compute the advantages of model calls, by group, rollout and segment; None for a group without rewards of calls.
 
-    A call's reward is compared with those of all calls of its group, or of the step if the baseline is the batch's.
+    A call's reward is compared with all calls of its group, or of the step if the baseline is the batch's.
     """
     rewarded = [has_call_rewards(group) for group in groups]
     if not any(rewarded):
@@ -197,7 +197,9 @@ def has_call_rewards(group: Group) -> bool:
 
 
 def call_rewards(group: Group) -> np.ndarray:
-    """Return the rewards of a group's C calls, float64 `[C]`: its own or its sample's; NaN where grading failed."""
+    """Return the rewards of a group's C calls, float64 `[C]`: a call's own, else its sample's; NaN if grading
+    failed.
+    """
     return np.concatenate(
         [
             np.full(one.turns, score.reward)
@@ -293,7 +295,7 @@ def check_prompts(
     advance: Callable[[int], None] = lambda done: None,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Raise UserError if a prompt leaves no room for a completion. Of generated rows, checks at most 64."""
+    """Raise UserError if a prompt leaves no room for a completion. Checks at most 64 rows of generated data."""
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
         example = split[index]
@@ -334,8 +336,7 @@ def group_state(group: Group) -> State:
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
-    """Return a step's batch: the completions to train on, in the order of the groups, and the counts of filtered
-    groups.
+    """Return a step's batch: the completions to train on, in the order of the groups, and counts of filtered groups.
 
     Failed samples are left out and, with `truncated` = "mask", completions that were cut off. With `refill` filtered
     groups are not counted, because others replace them. Further segments of a rollout are numbered after the group's
@@ -452,8 +453,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
 
 
 def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:
-    """Compute the share of completions whose sampled tokens equal those of an earlier completion of the same prompt
-    (`completion/repeated`), or of any completion of another prompt of the step (`completion/identical`).
+    """Compute two shares of completions: with the same sampled tokens as an earlier completion of their prompt
+    (`completion/repeated`), and as a completion of another prompt of the step (`completion/identical`).
     """
     texts = [[r.first.token_ids[r.first.sampled_mask].tobytes() for r in group.rollouts] for group in groups]
     total = sum(map(len, texts))

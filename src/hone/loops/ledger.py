@@ -58,6 +58,6 @@ class Ledger:
         return [entry for entry in self.entries if (entry.env or "") == env]
 
     def state(self, before: int | None = None) -> Callable[[], dict[str, list[dict]]]:
-        """Return a function for any thread that returns the present entries, or those of steps before `before`."""
+        """Return a function that any thread may call; it returns the present entries, of steps before `before`."""
         entries = [entry for entry in self.entries if before is None or entry.step < before]
         return lambda: {"ledger": [entry.record() for entry in entries]}

@@ -153,7 +153,7 @@ def fitted(
     """Choose the unset settings so that they fit into `room` bytes of the device. Return the config and, on a GPU, a
     text that names the settings chosen to save memory, else "". `here` is true if the config is for this machine.
 
-    The settings are the first of `_choices` with which a train step fits, else the last. A sleeping server takes memory
+    The settings are the first of `_choices` that make a train step fit, else the last. A sleeping server takes memory
     beside the step and, with CUDA graphs, so does the KV cache (at most 4 GiB if unset). An unset KV cache gets 4 GiB
     on a CPU. On a GPU it starts at the largest useful size, and shrinks until sampling fits, with graphs also training.
     """
@@ -190,7 +190,7 @@ def fitted(
 def _choices(
     config: Config, model: DecoderConfig, device: str, longest: int, ranks: int, here: bool
 ) -> Iterator[Config]:
-    """Yield the config with its unset settings chosen: first the fastest choice, last the one that takes least memory.
+    """Yield the config with its unset settings chosen: first the fastest choice, last the choice of least memory.
 
     On a GPU the choices are smaller micro-batches, more checkpointing, no CUDA graphs, and then 8-bit moments or an
     optimiser on the host. The head's cache holds a micro-batch's softmax, or `HEAD_CACHE_BYTES` in the last choice.

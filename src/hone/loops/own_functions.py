@@ -32,7 +32,7 @@ class UserFunctions:
 
     @classmethod
     def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> UserFunctions:
-        """Import the functions that the config names, except those in `without`. Raises UserError if one is missing."""
+        """Import the functions that the config names, except `without`. Raises UserError if a function is missing."""
         found = cls()
         for name, key in KEYS.items():
             place = value_of(config, key)

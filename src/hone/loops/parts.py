@@ -96,8 +96,8 @@ def make_trainer(
     record_tokens: bool = True,
     user_loss: TokenLoss | None = None,
 ) -> Trainer:
-    """Make the trainer of an RL run. For a KL term it needs the initial policy, too: it loads `model.name` again or,
-    with LoRA, uses the model without its adapter.
+    """Make the trainer of an RL run. A KL term needs the initial policy, too: `model.name` is loaded again or, with
+    LoRA, the model is used without its adapter.
 
     If `record_tokens` is false, no token statistics are recorded. `user_loss` is a program's `loss.function`.
     """
@@ -237,7 +237,7 @@ def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
 
 
 def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, Environment]:
-    """Return the tasks on which the run is evaluated: those of `envs`, or others that the config names."""
+    """Return the tasks for evaluation: tasks of `envs`, or others that the config names."""
     evals = config.orchestrator.eval
     if evals is None or not evals.envs:
         return dict(envs) if evals else {}
@@ -266,7 +266,7 @@ def model_files(config: RLConfig | SFTConfig) -> list[str | None]:
 
 
 def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None = None) -> list[Path]:
-    """Return the paths that exist among `names` and the arguments of a task; of "FILE.py:FUNCTION" the file."""
+    """Return the paths that exist among `names` and a task's arguments; "FILE.py:FUNCTION" counts as its file."""
     values = [item for value in (task_args or {}).values() for item in (value if isinstance(value, list) else [value])]
     files = [v.rpartition(":")[0] if isinstance(v, str) and ".py:" in v else v for v in values]
     # A chat template given as text may be longer than any path, or hold what no path can.
@@ -275,7 +275,7 @@ def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None =
 
 
 def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
-    """Return a function that takes the number of finished items, and prints it every 2 s at most."""
+    """Return a function that takes the number of finished items; it prints the progress at most every 2 s."""
     last_shown = time.monotonic()
 
     def advance(done: int) -> None:

@@ -161,7 +161,7 @@ async def _check_tokenizer(client: ServerClient, server: Server, model: str, ren
 
 
 async def _check_root(client: ServerClient, spool: Path) -> None:
-    """Raise UserError if the server refuses weights from below `spool`. Asks for a folder that doesn't exist."""
+    """Raise UserError if the server refuses weights from below `spool`. The request names no existing folder."""
     try:
         await client.post("/update_weights", {"path": str(spool.resolve() / "none"), "version": 0})
     except RequestRejected as error:

@@ -143,8 +143,7 @@ class FailureWatch:
     def step(self, step: int, scores: Sequence[Score]) -> None:
         """Count a step's scores, and show the first failure of each kind.
 
-        Raises UserError if all scores of step 0 are failures; Halt if all of a later step or too many of the last ones
-        are.
+        Raises UserError if all scores of step 0 are failures; Halt if all of a later step are, or too many recent ones.
         """
         failures = [score for score in scores if score.outcome.is_failure]
         self._failed += len(failures)

@@ -54,7 +54,7 @@ class ServerPolicy(Policy):
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Segment]:
-        """Sample one turn per request. The prompt ids of a turn are those that the server reports."""
+        """Sample one turn per request. Turns have the prompt ids that the server reports."""
         turns = dict[int, Segment]()
         members = list(enumerate(requests))
         groups = [list(group) for _, group in groupby(members, lambda one: (one[1].prompt_ids, one[1].max_tokens))]

@@ -220,7 +220,7 @@ class RL(Training):
             return self.steps.update(groups)
 
     def evaluate(self, num_examples: int | None = None, task: str | None = None) -> EvalResult:
-        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded. `task` is a
+        """Evaluate the current version on held-out examples, by `orchestrator.eval`, and record nothing. `task` is a
         task's name, by default the first. Raises UserError if no task has this name.
         """
         self._check_left(takes_step=False)

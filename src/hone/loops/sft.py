@@ -1,4 +1,4 @@
-"""SFT: cross-entropy on the assistant's tokens of packed conversations, AdamW, one update a step.
+"""SFT: cross-entropy on the assistant's tokens of packed conversations, with AdamW and one update a step.
 
 Step N takes the next examples (shuffled by seed and epoch), joins them end to end, and minimises the mean negative
 log-likelihood over all assistant tokens of the step. There is no padding, no attention across examples, no label

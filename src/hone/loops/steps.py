@@ -34,7 +34,7 @@ from hone.types import Group
 
 @dataclass(eq=False)
 class Tasks:
-    """The tasks of a run by name: those for training, with `curricula` that draw their examples, and for evaluation.
+    """The tasks of a run by name: tasks to train on, with `curricula` that draw their examples, and tasks to evaluate.
 
     `renderer` writes the prompts. `advantages` is a program's function that replaces the algorithm's, or None.
     """
@@ -52,7 +52,7 @@ AddColumn = Callable[[Sequence[Group]], list[Group]]
 
 @dataclass
 class PendingStep:
-    """A step that was sent to the trainer, whose update is not received yet."""
+    """A step that was sent to the trainer. Its update is not received yet."""
 
     step: int
     groups: list[Group]
@@ -85,7 +85,8 @@ def build(
 
 @dataclass(eq=False)
 class Steps(Loop):
-    """The loop: draw, sample, grade, take advantages (`sample`); pack, train (`update`); publish, evaluate (`measure`).
+    """The loop: `sample` draws, samples, grades and takes advantages; `update` trains; `measure` publishes and
+    evaluates.
 
     With `max_async_level` k > 0 up to k batches wait for the trainer while the next batch is sampled, and the sampler
     may get new weights meanwhile. The order of draws doesn't depend on k.

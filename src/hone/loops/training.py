@@ -1,4 +1,4 @@
-"""What RL and SFT share: opening a run directory, saving versions, ending a run."""
+"""The common part of RL and SFT: opening a run directory, saving versions, ending a run."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Training(ABC):
     exit_code = 0
     command: list[str] | None = None
     _error: BaseException | None = None
-    """The last error of hone's code, not of the user's block. The state may then be that of half a step."""
+    """The last error of hone's code, not of the user's block. The state may then be half a step's."""
     _stack: ExitStack | None = None
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Training(ABC):
 
     @contextmanager
     def _inside(self, takes_step: bool = True) -> Iterator[None]:
-        """Wrap code that takes steps or saves, so that its errors can be told from those of the user's block."""
+        """Wrap code that takes steps or saves, to tell its errors from errors of the user's block."""
         self._check_left(takes_step)
         try:
             with called_from(python=True), torch.inference_mode(False):  # whatever the program around it has set
@@ -226,7 +226,7 @@ class Training(ABC):
 
     @contextmanager
     def _saving(self, export: Export, ckpt: CkptConfig | None, planned: bool = False) -> Iterator[None]:
-        """Save versions in the block, also if an error, a stop or a Halt ends it. Arguments are those of `Saver`."""
+        """Save versions in the block, also if an error, a stop or a Halt ends the block. Arguments: see `Saver`."""
         snapshot = lambda checkpoint: self.steps.snapshot(checkpoint)  # noqa: E731
         run, halted = self.run, None
         with StopRequest(run.display.notice, self.config.grace_seconds) as stop:

@@ -56,7 +56,7 @@ class Updates(ABC):
         """Load the current version into the sampler. Return the logprob gap, or None if it isn't measured."""
 
     def release(self, version: int) -> None:
-        """Let the sampler load versions after `version`, whose measurement is over."""
+        """Let the sampler load versions after `version`: the measurement of `version` is over."""
         return
 
     def give_up(self) -> None:

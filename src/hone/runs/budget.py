@@ -20,7 +20,7 @@ Both times grow with the machine's load (the quickstart's RL: 0.9 s after a star
 RECENT = 10
 """Number of last steps that predict the next step."""
 ENDING = ("checkpoint", "publish", "evaluate", "validate")
-"""Phases for which the end of a run needs time."""
+"""Phases that take time at the end of a run."""
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def shapes(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def misfit(saved: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return a difference (name, shape or dtype) between saved parameters and those of the model, or ""."""
+    """Return a difference (name, shape or dtype) between saved and current parameters of the model, or ""."""
     for name, parameter in parameters.items():
         if name not in saved:
             return f"{name} is missing"

@@ -24,7 +24,7 @@ def read_draws(run: Run) -> list[dict[str, Any]]:
     """Return one record per draw, in order: draw, step, example_id, state, tokens and `source`.
 
     If pass rates are measured, it also has the numbers of `graded` and `solved` rollouts. `source` is `checkpoint` up
-    to the newest intact checkpoint, and `rollouts` for later steps, whose skipped (`retired`) draws are missing.
+    to the newest intact checkpoint, and `rollouts` for later steps; their skipped (`retired`) draws are missing.
     """
     step, draws = 0, []
     for saved in reversed(run.checkpoints.steps()):
@@ -50,7 +50,7 @@ def measures(run: Run) -> bool:
 def drawn(run: Run, step: int) -> list[dict[str, Any]]:
     """Return a step's ledger entries in the order of draws, made from its rollouts, with `solved` and `graded`.
 
-    The state of a group is that of a graded sample, if there is one.
+    A group's state comes from a graded sample, if there is one.
     """
     from hone.types import Outcome  # loads numpy, which a list of runs does without
 

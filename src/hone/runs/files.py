@@ -2,7 +2,7 @@
 
 Readers check that files are regular, and that JSON is finite and not deeply nested.
 
-Temporary names start with `.tmp-hone-`, by which `sweep` finds and cleans up what a killed process left.
+Temporary names start with `.tmp-hone-`, so that `sweep` finds and cleans up what a killed process left.
 """
 
 from __future__ import annotations

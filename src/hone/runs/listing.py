@@ -13,7 +13,7 @@ from hone.runs.view import INFO, NAMES, PREVIOUS, run_info
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Yield `root` and the directories below it that have a run.json, also those in runs and in `.previous/`.
+    """Yield `root` and the directories below it that have a run.json, also inside runs and in `.previous/`.
 
     Folders that a run writes are not searched, and links are not followed. Raises UserError if `root` is no folder.
     """
@@ -32,7 +32,7 @@ def is_previous(path: Path) -> bool:
 
 
 def count_text(runs: int, evaluations: int, previous: int) -> str:
-    """Return a text such as `4 runs, 1 evaluation, 2 earlier runs`. Of zero counts, only `0 runs` is shown."""
+    """Return a text such as `4 runs, 1 evaluation, 2 earlier runs`. Zero counts are left out, except `0 runs`."""
     counts = ((runs, "run"), (evaluations, "evaluation"), (previous, "earlier run"))
     parts = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count or word == "run"]
     return ", ".join(parts)

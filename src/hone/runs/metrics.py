@@ -30,7 +30,7 @@ class Metric:
 
     name: str
     where: str
-    """What writes it: `rl` and `sft` at each step; `val` and `eval` at measurements (`eval` as `eval/ENV/<name>`);
+    """Its writer: `rl` and `sft` at each step; `val` and `eval` at measurements (`eval` as `eval/ENV/<name>`);
     `canary` after each publication of weights; `time` from a clock, in timings.jsonl."""
     unit: str = ""
     label: str = ""
@@ -188,7 +188,7 @@ def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection
 
 
 def known(config: RunConfig, env_id: str | None = None) -> list[str]:
-    """Return the metrics that a run of `config` may write, except those of the reward's components."""
+    """Return the metrics that a run of `config` may write, except metrics of reward components."""
     kinds = {"rl", "canary"} if isinstance(config, RLConfig) else {"sft", "val"}
     rows = [one for one in METRICS if "*" not in one.name]
     names = [one.name for one in rows if kinds & set(one.where.split())]

@@ -50,7 +50,7 @@ class Observer:
         """
 
     def at_end(self, status: str) -> None:
-        """Called once run.json has the final status; the last observer is called first."""
+        """Called once run.json has the final status, in reverse order of the observers."""
 
     def report(self) -> str:
         """Return lines that a command prints before its last lines, each with a line break."""
@@ -58,7 +58,7 @@ class Observer:
 
 
 def checked_observers(observers: Sequence[Observer], config: Any) -> list[Observer]:
-    """Return the observers, and those that extensions add to every run. UserError if one is no Observer."""
+    """Return the observers, plus the observers that extensions add to every run. UserError if any is no Observer."""
     if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in observers):
         raise UserError("observers must be a list of hone.runs.observer.Observer: subclass it, and define after_step")
     watches = [one for one in gathered("OBSERVERS", {}).values() if one.always]

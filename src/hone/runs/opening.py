@@ -288,7 +288,7 @@ class Opening:
         """Return the changes since the run was at `start_step`; none without a restored checkpoint.
 
         Raises UserError if a change breaks exactness, unless `allow_drift` is true. A run that was resumed with other
-        settings may keep them, or return to those that it had at `start_step`.
+        settings may keep them, or return to its settings at `start_step`.
         """
         if self.restored is None:
             return []
@@ -324,7 +324,7 @@ class Opening:
         ]
 
     def _edited_history(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the files that are missing, and the logs whose beginning is not as the checkpoint recorded."""
+        """Return missing files, and logs that don't begin as the checkpoint recorded."""
         edited = []
         for name, was in state.get("logs", {}).items():
             lines = b"".join(whole_lines(self.source / name))[: was["bytes"]]

@@ -25,7 +25,7 @@ from hone.runs.files import TMP_PREFIX, sweep
 Config = TypeVar("Config", bound=RunConfig)
 
 OUTPUTS = Path("outputs")
-"""The folder for runs whose config has no `output_dir`."""
+"""The folder for runs of configs without an `output_dir`."""
 _FINE = {view.PREVIOUS, view.LOCK, view.LAUNCHER, TRANSPORT}
 _FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
@@ -58,8 +58,8 @@ def check_target(path: Path, flag: str) -> None:
 def with_own_folder(config: Config, name: str) -> Config:
     """Return the config with its `output_dir` or, if unset, a new `outputs/NAME-N` with the first free number.
 
-    The folder is created to reserve it; `delete_unused` deletes it if it stays empty. With `resume`, the folder is that
-    of the last run of this name.
+    The folder is created to reserve it; `delete_unused` deletes it if it stays empty. With `resume`, the folder of the
+    last run of this name is used.
     """
     if "output_dir" in config.model_fields_set:
         return config

@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def current(self) -> int:
-        """Index of the current step, from 0; after the end, that of the last step."""
+        """Index of the current step, from 0; after the end, of the last step."""
         return min(self.done, self.max_steps - 1)
 
     @property

@@ -145,8 +145,8 @@ class Run(RunView):
         return drawn
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
-        """Return the train step's `entropies` and `trainer_logprobs`, or None if they were not recorded. The rows are
-        those of `rollouts(step)`; a value has one number per sampled token, or is null if the completion was not
+        """Return the train step's `entropies` and `trainer_logprobs`, or None if they were not recorded. The table has
+        the rows of `rollouts(step)`; a value has one number per sampled token, or is null if the completion was not
         trained on.
         """
         return read_tokens(self.path, step)

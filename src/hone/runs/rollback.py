@@ -79,7 +79,7 @@ def copy_history(source: Path, target: Path, step: int) -> None:
 
 
 def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
-    """Move lines for which `goes(record)` is true to the file `moved_to`. A crash loses no line; call this again."""
+    """Move the lines with a true `goes(record)` to the file `moved_to`. A crash loses no line; call this again."""
     staying, removed = [], []
     for number, line in enumerate(whole_lines(path), 1):
         (removed if goes(view.read_record(path, number, line)) else staying).append(line)

@@ -42,10 +42,9 @@ class Saver:
     """Saves versions of the policy: weights to use, and checkpoints to resume from. A checkpoint always comes with
     weights.
 
-    `export(folder, step, parameters)` writes weights. `snapshot` is called with True for a checkpoint. Unless
-    `ckpt.background` is off, the loop waits only while the tensors are copied. An alarm may request a checkpoint, and a
-    pause after it. If `planned` is true, a version becomes a checkpoint only if `wants_checkpoint` returned True for
-    it.
+    `export(folder, step, parameters)` writes weights. `snapshot` gets True for a checkpoint. Unless `ckpt.background`
+    is off, the loop waits only while the tensors are copied. An alarm may request a checkpoint, and a pause after it.
+    If `planned` is true, a version becomes a checkpoint only if `wants_checkpoint` returned True for it.
     """
 
     def __init__(

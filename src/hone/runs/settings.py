@@ -27,7 +27,7 @@ _SOURCES = {"environment": "task file", "model": "initial model"}
 
 @dataclass(frozen=True)
 class Change:
-    """A setting of a run that changed (None: unset), or a source whose digest changed.
+    """A setting of a run that changed (None: unset), or a source with a changed digest.
 
     `harmless` is true if the numbers don't depend on it.
     """

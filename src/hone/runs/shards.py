@@ -90,11 +90,10 @@ def load(
     process_group: Any = None,
     only: str = "",
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors by group and name, or those of one group (`only`). This process loads them whole, onto the
-    CPU.
+    """Return the tensors by group and name (with `only`, of one group). This process loads them whole, onto the CPU.
 
-    With `make` they are loaded into the tensors that `make("group/name", meta tensor)` returns. If those are sharded,
-    all ranks of `process_group` load together, each rank its rows.
+    With `make` they are loaded into the tensors that `make("group/name", meta tensor)` returns. If the returned tensors
+    are sharded, all ranks of `process_group` load together, each rank its rows.
     """
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader

@@ -32,7 +32,7 @@ from hone.runs.settings import about, config_class, flat, read_config
 from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, OVER, WEIGHTS, RunView
 
 KILLED = "killed"
-"""Status of a run whose process is gone, and did not record the end."""
+"""Status of a run that did not record its end: its process is gone."""
 _NEEDED = ("command", "hardware", "seed", "status", "threads", "versions")
 _NEEDED_OF_TRAINING = ("exact", "inexact", "resumes", "started")
 """Keys of run.json that a summary needs, and further keys of a training run."""

@@ -68,7 +68,7 @@ class RunWriter:
         self._stop, self._best = config.stop, config.ckpt and config.ckpt.best
         self.alarms = Alarms()
         self._started: list[Observer] = []
-        """Observers whose `before_start` was called, so that `at_end` must be called."""
+        """Observers that had their `before_start`, so that `at_end` must be called."""
         self._lock = lock
         (folder / PROCESS_LOGS).mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [

@@ -75,7 +75,7 @@ class ModelCalls:
         return too_large()
 
     def most(self, *bounds: int | None) -> int | None:
-        """Return the token limit of a call: the smallest of `bounds` and of what is left of `max_tokens`."""
+        """Return the token limit of a call: the smallest of `bounds` and the remaining `max_tokens`."""
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         return min((x for x in (left, *bounds) if x is not None), default=None)
 

@@ -34,7 +34,7 @@ class AgentLimits:
                 raise UserError(f"{name} of an agent is {value!r}; it must be a {what} above 0")
 
     def reached(self, calls: int, tokens: int) -> str | None:
-        """Return, in words, the limit that a rollout with so many `calls` and `tokens` has reached, or None."""
+        """Return, in words, the limit that a rollout with these numbers of calls and tokens has reached, or None."""
         if calls >= self.max_calls:
             return f"the rollout has made its {self.max_calls} calls (max_calls)"
         if self.max_tokens is not None and tokens >= self.max_tokens:
@@ -54,8 +54,8 @@ class AgentLimits:
 class Rewarded:
     """The scores of a rollout by name, and their weights (by default 1).
 
-    `right` says if the answer is right; if None, it is right if the first score is at least 1. Calls whose session id
-    is in `untrained` are not trained. `gave_up` is true if the program failed because the model had used up a limit.
+    `right` says if the answer is right; if None, it is right if the first score is at least 1. Calls with a session id
+    in `untrained` are not trained. `gave_up` is true if the program failed because the model had used up a limit.
     `calls` has a reward for each call, in order; if None, all calls share the rollout's reward.
     """
 

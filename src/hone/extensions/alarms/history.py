@@ -77,7 +77,7 @@ class Series:
 class History:
     """Metrics of a run's steps so far; NaN at a step without the metric. A window has `window` steps.
 
-    `info` is run.json. It has the weights of the reward's components, and names the one that decides correctness.
+    `info` is run.json. It has the weights of the reward's components, and names the component that decides correctness.
     """
 
     def __init__(self, window: int, info: Mapping[str, Any] = MappingProxyType({})) -> None:

@@ -32,7 +32,7 @@ KEY = "predictions"
 MADE = "predicted"
 """Kind of the event that has the hash of the predictions."""
 SCORED = ("done", "budget", "stopped")
-"""Final statuses with which a run scores its predictions."""
+"""A run that ends with one of these statuses scores its predictions."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FORM = re.compile(
     rf"\s*(?P<metric>\S.*?)\s*@\s*(?P<step>\d+|end)\s*(?P<op>>=|<=|>|<)\s*(?P<number>{_NUMBER})"

@@ -32,7 +32,7 @@ from hone.types import Example, Message, Rollout, Segment
 
 
 class Chat(Environment):
-    """A task whose questions come from standard input. It also samples from all models, and prints their answers."""
+    """A task with questions from standard input. It also samples from all models, and prints their answers."""
 
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
@@ -106,7 +106,7 @@ class Chat(Environment):
 
 
 def run(config: ChatConfig) -> int:
-    """Answer each line of standard input. On a terminal an error ends only the turn in which it occurs."""
+    """Answer each line of standard input. On a terminal an error ends only the current turn."""
     chat = Chat(config)
     example = Example([*chat.system, {"role": "user", "content": "hello"}])
     policy = chat.models[-1][1]

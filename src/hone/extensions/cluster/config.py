@@ -16,7 +16,7 @@ class ClusterConfig(BaseConfig):
     bare = "address"
 
     address: str | None = None
-    """The Ray cluster: HOST:PORT, or `auto` for the one that runs here. By default hone starts Ray here.
+    """The Ray cluster: HOST:PORT, or `auto` for a cluster that runs here. By default hone starts Ray here.
     Implies mode cluster."""
     cpus: int = Field(default=1, ge=1)
     """Cores for each trainer rank and each replica, even if it has a GPU."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOOK = 0.2
 """Seconds between checks of the servers."""
 RESTARTS = 3
-"""Maximum number of restarts of a killed server. A server that exits by itself is not restarted."""
+"""Maximum number of restarts of a killed server. A server that exits with a code is not restarted."""
 
 
 class Replicas:
