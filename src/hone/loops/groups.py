@@ -197,7 +197,7 @@ def has_call_rewards(group: Group) -> bool:
 
 
 def call_rewards(group: Group) -> np.ndarray:
-    """Return the rewards of a group's C calls, float64 `[C]`: a call's own, else its sample's; NaN if grading
+    """Return the rewards of a group's C calls, float64 `[C]`: a call's own, else its sample's. NaN if grading
     failed.
     """
     return np.concatenate(

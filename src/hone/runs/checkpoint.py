@@ -23,7 +23,7 @@ Tensors = dict[str, dict[str, "torch.Tensor"]]
 
 
 class Checkpoints:
-    """A run's checkpoints. It keeps the newest `keep_last`, and those at multiples of `keep_interval` steps."""
+    """A run's checkpoints. It keeps the newest `keep_last`, and steps at multiples of `keep_interval`."""
 
     def __init__(self, folder: Path, keep_last: int | None = None, keep_interval: int | None = None):
         self.folder = folder

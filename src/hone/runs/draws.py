@@ -1,7 +1,6 @@
 """Reads the outcome of every draw of an RL run from its checkpoints and rollouts.
 
-The ledger in the newest checkpoint has the draws up to it. Later draws come from the rollouts; a resume would repeat
-them.
+Draws up to the newest checkpoint come from its ledger. Later draws come from rollouts; a resume would repeat them.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ MEASURED = ("solved", "graded")
 def read_draws(run: Run) -> list[dict[str, Any]]:
     """Return one record per draw, in order: draw, step, example_id, state, tokens and `source`.
 
-    If pass rates are measured, it also has the numbers of `graded` and `solved` rollouts. `source` is `checkpoint` up
-    to the newest intact checkpoint, and `rollouts` for later steps; their skipped (`retired`) draws are missing.
+    If pass rates are measured, a record also has the numbers of `graded` and `solved` rollouts. `source` is
+    `checkpoint` up to the newest intact checkpoint, and `rollouts` for later steps; their skipped (`retired`) draws are
+    missing.
     """
     step, draws = 0, []
     for saved in reversed(run.checkpoints.steps()):

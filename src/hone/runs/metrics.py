@@ -108,7 +108,7 @@ METRICS = (
 
 
 def row(metric: str) -> Metric | None:
-    """Return the row of a metric, without `eval/ENV/` or `env/ENV/` in its name; None for a plugin's metric."""
+    """Return the row of a metric; `eval/ENV/` or `env/ENV/` before its name is ignored. None for a plugin's metric."""
     name = re.sub(rf"^{_OF_ENV}", "", metric)
     return next((one for one in METRICS if fnmatchcase(name, one.name)), None)
 

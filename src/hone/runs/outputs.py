@@ -199,7 +199,7 @@ _held: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
 
 
 class Lock:
-    """The lock of the process that writes a run, held until the process ends. The run's launcher has the file LAUNCHER.
+    """The lock of the process that writes a run, held until the process ends. For the run's launcher, it is LAUNCHER.
 
     A record lock (`lockf`) is not inherited, so a worker that outlives its parent doesn't hold it.
     """
@@ -230,8 +230,7 @@ ELSEWHERE = 0
 
 
 def holder(folder: Path) -> int | None:
-    """Return the id of the process that writes the run in `folder`; `ELSEWHERE` if it has no id here, None if no one
-    writes.
+    """Return the id of the process that writes the run in `folder`; `ELSEWHERE` if it has no id here; None if idle.
 
     If there is a launcher, its id is returned, because it handles signals. The process that has the lock must not call
     this: closing the file releases the lock.

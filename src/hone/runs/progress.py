@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end: steps left, times the mean time of a step without the slow first. None at
+        """Estimated seconds to the end: steps left times mean time of a step, without the slow first one. None at
         first.
         """
         if not self.seconds or self.step is None:

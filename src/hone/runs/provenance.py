@@ -134,7 +134,7 @@ def most_ranks(info: Mapping[str, Any]) -> int:
 
 
 def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
-    """Return a command to paste, such as `hone rl @ outputs/config.toml --resume`; torchrun if SFT has ranks."""
+    """Return a command such as `hone rl @ outputs/config.toml --resume`; for SFT on several ranks with torchrun."""
     ranks = ranks_of(info)
     program = ["hone", info["kind"]]
     if ranks > 1 and info["kind"] == "sft":

@@ -71,9 +71,7 @@ class Run(RunView):
         return to_table(self.timing_lines())
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """Return the completions of a step, one per row, with the columns of `hone.runs.rollouts.schema` (default:
-        all).
-        """
+        """Return the completions of a step, one per row; columns as in `hone.runs.rollouts.schema`, by default all."""
         path = self.path / rollouts_file(step)
         if not path.exists():
             steps = self.rollout_steps()
@@ -145,9 +143,8 @@ class Run(RunView):
         return drawn
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
-        """Return the train step's `entropies` and `trainer_logprobs`, or None if they were not recorded. The table has
-        the rows of `rollouts(step)`; a value has one number per sampled token, or is null if the completion was not
-        trained on.
+        """Return the train step's `entropies` and `trainer_logprobs`, or None if they were not recorded. The rows are
+        as in `rollouts(step)`, with one number per sampled token; null if the completion was not trained on.
         """
         return read_tokens(self.path, step)
 

@@ -19,9 +19,9 @@ from hone.runs.files import MARKER, dumps, new_dir, read_file, read_json, sweep,
 from hone.runs.outputs import sweep_run
 
 _RECORDED = frozenset(record.event for record in gathered("RECORDS", {}).values())
-"""Kinds of events that extensions' tables in run.json use."""
+"""Kinds of events about the tables that extensions add to run.json."""
 _HISTORY = _RECORDED | {"start", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
-"""Kinds of events about the process, or about the state before step N: at step N, they are not moved."""
+"""Kinds of events about the process, or about the state before step N. Such events at step N are not moved."""
 _PLAN = "rollback.json"
 
 

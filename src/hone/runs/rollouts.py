@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hone.types import Column, Columns, Group, Segment
 
 COLUMNS = {"candidates": ("kept_ids", "kept_counts")} | {name: (name,) for name in gathered("COLUMNS", {})}
-"""Column of a segment (`hone.types.Columns`) → names in the file: of values and of counts, or of values for an
-extension.
+"""Column of a segment (`hone.types.Columns`) → its names in the file, for values and for counts. An extension's column
+has only values.
 """
 OPTIONS: dict[str, Any] = {
     "compression": "zstd",
@@ -188,8 +188,7 @@ def columns_of(row: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
-    """Write rows as Parquet, 2 to 7 bytes a token. Keys of `schema` that a row lacks are null. Return the file's
-    SHA-256.
+    """Write rows as Parquet, 2 to 7 bytes a token; missing keys of `schema` are null. Return the file's SHA-256.
 
     Equal rows give equal bytes.
     """

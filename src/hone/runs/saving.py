@@ -39,8 +39,7 @@ class Snapshot:
 
 
 class Saver:
-    """Saves versions of the policy: weights to use, and checkpoints to resume from. A checkpoint always comes with
-    weights.
+    """Saves versions of the policy: weights to use, and checkpoints to resume from. Every checkpoint has weights, too.
 
     `export(folder, step, parameters)` writes weights. `snapshot` gets True for a checkpoint. Unless `ckpt.background`
     is off, the loop waits only while the tensors are copied. An alarm may request a checkpoint, and a pause after it.

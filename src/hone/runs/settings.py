@@ -97,7 +97,7 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool = False) -> list[str]:
-    """Return the settings that change the numbers and differ in two `flat` configs. `names_matter`: of models, too."""
+    """Return settings that change the numbers and differ in two `flat` configs; model names only if `names_matter`."""
     before, now = _with_own_paths(old), _with_own_paths(new)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     names = [name for name in names if before.get(name) != now.get(name)]

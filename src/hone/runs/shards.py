@@ -1,7 +1,6 @@
 """Tensors in `FOLDER/trainer/`. Each rank writes its own rows, with `torch.distributed.checkpoint`.
 
-The index file is a pickle, which could run code of the checkpoint's author. This module lets it make nothing but an
-index.
+The index file is a pickle, which could run code of the checkpoint's author. This module lets it make only an index.
 """
 
 from __future__ import annotations

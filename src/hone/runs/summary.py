@@ -128,7 +128,7 @@ def summarize(path: Path, ours: bool = False) -> Summary:
 
 
 def status_of(info: dict[str, Any], pid: int | None) -> str:
-    """Return the status in run.json, or `killed` if the run goes on by its status, but `pid` is None."""
+    """Return the status in run.json. If it says that the run goes on, but `pid` is None, return `killed`."""
     return KILLED if info["status"] in ("running", "paused", "copying") and pid is None else info["status"]
 
 

@@ -47,7 +47,7 @@ class RunWriter:
     """Writes one run directory. `RunWriter.start` makes it.
 
     `start_step` is the first step to take. `restored` is (tensors, state) of the checkpoint for this step, or None.
-    `nothing_left` is true if a finished run was resumed; the run is then unchanged.
+    `nothing_left` is true if a resumed run has nothing left to do; the run is then unchanged.
     """
 
     def __init__(self, config: RunConfig, opened: Opening, observers: Sequence[Observer], lock: Lock):
@@ -257,8 +257,8 @@ class RunWriter:
         return self.folder / WEIGHTS / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Flush the logs, save version `step` with the files of folder `part`, delete old ones. Any thread may call
-        it.
+        """Flush the logs, save version `step` with files of folder `part`, delete old ones. Any thread may call
+        this.
         """
         for log in self._logs:
             log.sync()

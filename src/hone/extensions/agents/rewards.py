@@ -18,7 +18,7 @@ MOST_REWARDS = 64
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Limits of a rollout: calls, tokens in all (None: no limit), seconds. `concurrency` rollouts run at a time."""
+    """Limits of a rollout: calls, tokens in all (None: no limit), seconds; `concurrency` limits rollouts at a time."""
 
     max_calls: int = 64
     max_tokens: int | None = None

@@ -57,7 +57,9 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
     bare = "action"
 
     action: Annotated[Action, Meta("watching")] = "warn"
-    """`off`; `warn`; `checkpoint`: warn and save; `pause`: save, wait for `hone runs continue`; `stop`: save, end."""
+    """`off`, `warn`, `checkpoint` (warn and save), `pause` (save, wait for `hone runs continue`) or `stop` (save,
+    end).
+    """
     window: int = Field(default=10, ge=2)
     """Number of steps to average. Alarms compare the last average with earlier ones."""
 
@@ -70,7 +72,7 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
         return self
 
     def of(self, name: str) -> AlarmConfig:
-        """Return an alarm's settings. If unset, they are the common action and the default threshold."""
+        """Return an alarm's settings; where unset, the common action and the default threshold."""
         alarm: AlarmConfig = getattr(self, name)
         return AlarmConfig(action=alarm.action or self.action, threshold=alarm.threshold or ALARMS[name][0])
 

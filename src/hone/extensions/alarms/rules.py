@@ -22,7 +22,7 @@ GROWN = 1.2
 """Completions have grown if they are this many times as long as at the best reward."""
 FLAT, PATIENCE = 0.1, 3
 """Correctness is flat if, in at least PATIENCE windows, it rose by at most FLAT x min(its start, a component's gain).
-It may be late, because partial credit and format rise earlier."""
+PATIENCE is needed because partial credit and format rise before correctness."""
 RISEN = 0.2
 """Minimum rise of the share of identical completions, because some tasks have few answers from the start."""
 LASTING = 3

@@ -126,7 +126,7 @@ def run(config: ChatConfig) -> int:
 
 
 def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
-    """Load the named model; of a run `before` (the initial model, if it can be loaded) and `after` (the last
+    """Load the named model; for a run, load `before` (its initial model, if it can be loaded) and `after` (its last
     weights).
     """
     name, path = config.model, Path(config.model)

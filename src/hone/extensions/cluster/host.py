@@ -68,8 +68,7 @@ class Host:
     ) -> int:
         """Start the process, and return its pid. A server gets a free port of 127.0.0.1.
 
-        `env` is added to the node's variables. `files` maps paths in `command` to the texts that the process reads
-        there.
+        `env` is added to the node's variables. `files` maps paths in `command` to the texts that are read there.
         """
         for name, text in files.items():
             (Path(self._folder.name) / Path(name).name).write_text(text, encoding="utf-8")
@@ -142,8 +141,7 @@ def versions() -> dict[str, Any]:
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
     """Write files into a new `folder`, atomically, unless it exists. A lock admits one process of the node at a time.
 
-    The newest other version stays, because a server may still read it. If there is no room: OSError, and no file is
-    left.
+    The newest other version stays, as a server may still read it. If there is no room: OSError, and no file is left.
     """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
