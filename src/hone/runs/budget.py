@@ -16,7 +16,8 @@ from hone.runs.view import RunView
 
 CLOSING, OF_START = 2.0, 0.4
 """Seconds from a process's last line until it and its workers have ended: the larger of CLOSING, and OF_START times the
-seconds of its start. The two grow with the machine's load (RL of the quickstart: 0.9 s and 5 s, or 2.2 s and 7 s)."""
+seconds of its start. Both times grow with the machine's load (the quickstart's RL: 0.9 s after a start of 5 s, 2.2 s
+after 7 s)."""
 RECENT = 10
 """Number of last steps that predict the next step."""
 ENDING = ("checkpoint", "publish", "evaluate", "validate")

@@ -151,7 +151,6 @@ def _tail(file: IO[bytes]) -> str:
 
 
 def _tells(error: BaseException | None, words: str) -> bool:
-    """Return True if `words` are in the traceback of an error or of its causes."""
     while error is not None:
         if words in "".join(traceback.format_exception(error)):
             return True

@@ -57,9 +57,7 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
     bare = "action"
 
     action: Annotated[Action, Meta("watching")] = "warn"
-    """`off`, `warn`, `checkpoint` (warn and save), `pause` (save, wait for `hone runs continue`) or `stop` (save,
-    end).
-    """
+    """`off`, `warn`, `checkpoint` (warn, save), `pause` (save, wait for `hone runs continue`) or `stop` (save, end)."""
     window: int = Field(default=10, ge=2)
     """Number of steps to average. Alarms compare the last average with earlier ones."""
 

@@ -229,7 +229,6 @@ def _grad_spike(history: History, threshold: float) -> Measured:
 
 
 def _pool(history: History) -> tuple[float, float, float]:
-    """Return the numbers of retired, of parked and of all prompts of a curriculum."""
     active, retired, parked = (history.latest(f"pool/{name}") for name in ("active", "retired", "parked"))
     return retired, parked, active + retired + parked
 
