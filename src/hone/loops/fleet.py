@@ -143,7 +143,7 @@ class Fleet:
             version, path = (None, None) if served is None else (served.policy_version, served.policy_path)
             raise Halt(
                 f"{name} samples from version {version} of the weights ({path}), not {began.version} ({began.path}): "
-                "another run uses it"
+                "another run uses this server"
             )
 
     async def _load(self) -> None:
@@ -281,8 +281,8 @@ class _Call:
             if version not in self.fleet.versions:
                 self.fleet.check(member, await served_by(member, client), began)
                 raise Halt(
-                    f"{server.name} sampled from version {version} of the weights, which this run did not give it: "
-                    "another run uses it"
+                    f"{server.name} sampled from version {version} of the weights, which this run did not send: "
+                    "another run uses this server"
                 )
         return answer
 

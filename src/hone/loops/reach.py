@@ -103,11 +103,11 @@ def connect_to_server(
             if entry.owner not in gathered("SAMPLERS", {HONE: None}):
                 raise UserError(
                     f"{endpoint.url} is a server of {entry.owner or 'an unknown kind'}: rollouts need token ids, their "
-                    f"logprobs and weights that can be updated, as `inference --model.name {model}` provides"
+                    f"logprobs and updates of the weights: start one with `inference --model.name {model}`"
                 )
             if entry.policy_version is None:
                 raise UserError(
-                    f"{endpoint.url} takes no weights: start {sampler_name(entry.owner)} by `inference --backend "
+                    f"{endpoint.url} takes no weights: start {sampler_name(entry.owner)} with `inference --backend "
                     f"{entry.owner} --model.name {model}`"
                 )
             if entry.max_model_len is not None and entry.max_model_len < tokens:

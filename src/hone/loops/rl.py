@@ -338,5 +338,5 @@ class RL(Training):
         self.run.event("pool_restarted", step, examples=size)
         self.run.display.message(
             f"Step {step} found no prompt left in the pool (all {size:,} are retired or parked): all "
-            "are back, and their measurements are forgotten."
+            "prompts are back, and their measurements are forgotten."
         )

@@ -45,7 +45,7 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if name not in _NAMES.get(module, ()):
-            raise UserError(f"the checkpoint's index names {module}.{name}, which is not allowed: do not use it")
+            raise UserError(f"the index names {module}.{name}, which is not allowed: do not use the checkpoint")
         return super().find_class(module, name)
 
 
@@ -67,7 +67,7 @@ def _read_index(folder: Path) -> Metadata:
         except UserError:
             raise
         except Exception as error:  # whatever a pickle may run into
-            raise UserError(f"the checkpoint's index {path} can't be read ({error}): do not use it") from error
+            raise UserError(f"the index {path} can't be read ({error}): do not use the checkpoint") from error
     return metadata
 
 

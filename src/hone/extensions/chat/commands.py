@@ -46,7 +46,7 @@ class Chat(Environment):
         while question := (await model.respond([], {}))[0]:
             anew, messages = self.system + question, self.conversations[model.index] + question
             if (tokens := len(renderer.prompt_ids(anew))) >= context:
-                raise UserError(f"the question has {tokens} tokens, {name} has room for {context}: shorten it")
+                raise UserError(f"the question has {tokens} tokens, but {name} has room for {context}: shorten it")
             try:
                 ids, _ = model.prompt(messages, None, model.parent_of(messages, None))
             except UserError:  # the template rewrites earlier turns

@@ -50,7 +50,7 @@ class Replicas:
     def __enter__(self) -> Replicas:
         if (problem := port_problem(self.port)) is not None:
             raise UserError(
-                f"port {self.port} can't be listened on ({problem.strerror}): set another by --cluster.port"
+                f"port {self.port} can't be listened on ({problem.strerror}): set another with --cluster.port"
             )
         self.cluster.__enter__()
         self._scratch = tempfile.TemporaryDirectory(prefix="hone-replicas-")
