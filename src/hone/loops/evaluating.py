@@ -211,7 +211,10 @@ def evaluate_weights(
     seq_len: int | None = None,
     **more: Any,
 ) -> EvalResult:
-    """Evaluate a policy with the model's context length, or `seq_len` if shorter. UserError if a prompt doesn't fit."""
+    """Evaluate a policy with the model's context length, or `seq_len` if shorter.
+
+    Raises UserError if a prompt doesn't fit.
+    """
     context = policy.engine.model.config.max_position_embeddings
     limit, remedy = f"the model's context of {context} tokens", "shorten the row, or evaluate a model with more context"
     if seq_len is not None and seq_len < context:

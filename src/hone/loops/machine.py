@@ -36,7 +36,7 @@ SMALL_MODEL = 10_000_000
 
 
 def device_of(name: str) -> str:
-    """Return a device's name: `auto` is CUDA if there is one, else the CPU. UserError if this machine lacks it."""
+    """Return a device's name: `auto` is CUDA if there is one, else the CPU. Raises UserError if it is missing here."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

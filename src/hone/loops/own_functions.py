@@ -47,7 +47,10 @@ class UserFunctions:
     def given(
         cls, config: RLConfig, **functions: Callable[..., Any] | str | None
     ) -> tuple[UserFunctions, dict[str, str]]:
-        """Return the given functions (else the config's), and config keys that name them. UserError for a bad one."""
+        """Return the given functions, else the config's, and the config keys that name them.
+
+        Raises UserError if a function can't be used.
+        """
         if not any(functions.values()):
             return cls.of(config), {}
         from hone.environments.functions import checked_function, place_of

@@ -310,10 +310,10 @@ def check_lengths(
 
 
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
-    """Return the examples that training and evaluation share, None without evaluation. UserError if `refuse` finds any.
+    """Return the examples that training and evaluation share; None without evaluation.
 
     It checks the training examples that the run will draw, at most one epoch. With `drop` it checks all `max_examples`:
-    a resume may change the number of steps, but must drop the same examples.
+    a resume may change the number of steps, but must drop the same examples. Raises UserError if `refuse` finds any.
     """
     settings = config.orchestrator.eval
     if settings is None:

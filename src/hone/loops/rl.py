@@ -63,7 +63,7 @@ class Processes(Protocol):
     """Kind of the server that samples, known once connected; None for the engine in this process."""
 
     def load(self, rl: RL) -> DecoderConfig:
-        """Return the model's config, and load the model if this process needs it. UserError for invalid settings."""
+        """Return the model's config; load the model if this process needs it. Raises UserError for invalid settings."""
         ...
 
     def connect(self, rl: RL) -> dict[str, Any]:

@@ -23,7 +23,10 @@ from hone.trainer.step import Trainer
 
 
 def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> tuple[str, MakePolicy]:
-    """Return the kind of server to sample from, and a function that makes its policy. UserError if it can't be used."""
+    """Return the kind of server to sample from, and a function that makes its policy.
+
+    Raises UserError if the server can't be used.
+    """
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
         return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split

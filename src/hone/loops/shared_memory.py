@@ -124,7 +124,7 @@ def _size(count: int) -> str:
 
 
 def _locked(folder: Path, kind: int = fcntl.LOCK_EX) -> int:
-    """Open and lock a folder. OSError if other users can open it, or if another process has locked it."""
+    """Open and lock a folder. Raises OSError if other users can open it, or if another process has locked it."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = os.fstat(opened)

@@ -70,7 +70,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any) -> str:
-    """Return indented JSON with a final line end, without API keys. ValueError for NaN."""
+    """Return indented JSON with a final line end, without API keys. Raises ValueError for NaN."""
     return json.dumps(map_texts(redact, value), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
 
@@ -206,7 +206,10 @@ def sha256(path: Path) -> str:
 
 
 def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
-    """Open a run's file. FileNotFoundError if it is missing; UserError with `remedy` if unreadable or not regular."""
+    """Open a run's file.
+
+    Raises FileNotFoundError if it is missing, and UserError with `remedy` if it is unreadable or not regular.
+    """
     if os.path.lexists(path) and not path.is_file():
         raise UserError(f"{path} cannot be read (it is no regular file): {remedy}")
     try:
@@ -218,7 +221,7 @@ def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
 
 
 def read_file(path: Path, remedy: str = RESTORE) -> bytes:
-    """Return the bytes of a run's file. UserError if they are more than 2 GiB; other errors as in `open_file`."""
+    """Return the bytes of a run's file. Raises UserError if it has more than 2 GiB, else as `open_file` does."""
     with open_file(path, remedy) as file:
         if (size := os.fstat(file.fileno()).st_size) > 2**31:
             raise UserError(f"{path} cannot be read (it has {size:,} bytes): {remedy}")
@@ -226,7 +229,7 @@ def read_file(path: Path, remedy: str = RESTORE) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON value. ValueError if it is invalid or fails `check_plain`."""
+    """Parse a JSON value. Raises ValueError if it is invalid or fails `check_plain`."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -260,7 +263,10 @@ def parse_time(stamp: Any) -> datetime | None:
 
 
 def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """Return the object in a JSON file. UserError with the remedy if it is damaged, FileNotFoundError if missing."""
+    """Return the object in a JSON file.
+
+    Raises UserError with `remedy` if the file is damaged, and FileNotFoundError if it is missing.
+    """
     data = read_file(path, remedy)
     try:
         value = parse_json(data)

@@ -58,7 +58,7 @@ class Observer:
 
 
 def checked_observers(observers: Sequence[Observer], config: Any) -> list[Observer]:
-    """Return the observers, plus the observers that extensions add to every run. UserError if any is no Observer."""
+    """Return the observers, plus the extensions' observers of every run. Raises UserError if any is no Observer."""
     if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in observers):
         raise UserError("observers must be a list of hone.runs.observer.Observer: subclass it, and define after_step")
     watches = [one for one in gathered("OBSERVERS", {}).values() if one.always]

@@ -155,7 +155,7 @@ def size_of_run(folder: Path) -> int:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete the files of the run in `folder`, run.json last; follow no links. UserError if the run is active."""
+    """Delete the files of the run in `folder`, run.json last; follow no links. Raises UserError if it is active."""
     with writable(folder):
         lock = Lock(folder)
         try:

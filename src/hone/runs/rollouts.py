@@ -217,7 +217,10 @@ def _write_table(path: Path, table: pyarrow.Table, options: dict[str, Any]) -> s
 
 
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """Return a step's rollouts, or only some columns. Older runs have null as `completion`. UserError if damaged."""
+    """Return a step's rollouts, or only some columns. Older runs have null as `completion`.
+
+    Raises UserError if the file is damaged.
+    """
     import pyarrow as pa
 
     columns = (

@@ -126,7 +126,6 @@ def about(name: str) -> Meta:
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat settings with "RUN" for the run's directory in paths of the run's own files."""
     return moved(settings, settings.get("output_dir", ""), "RUN")
 
 

@@ -228,7 +228,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Return the record in a line of a log. UserError unless the line is a JSON object with an integer step. In
+    """Return the record in a line of a log. Raises UserError unless the line is a JSON object with an integer step. In
     metrics.jsonl and timings.jsonl all values must be numbers or null; in other logs, the step may be missing.
     """
     numbers = path.name in (METRICS, TIMINGS)
@@ -319,7 +319,10 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 
 
 def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
-    """Return the run.json of a run; None if `folder` is no run of hone. UserError with `remedy` if it is damaged."""
+    """Return the run.json of a run; None if `folder` is no run of hone.
+
+    Raises UserError with `remedy` if run.json is damaged.
+    """
     path = folder / INFO
     if not os.path.lexists(path):
         return None

@@ -141,7 +141,7 @@ def checked(config: Any, env_id: str | None = None) -> list[str]:
 
 
 def read(config: Any, env_id: str | None = None) -> list[Prediction]:
-    """Return the predictions of a run of `config`. UserError for an impossible one, with an alternative."""
+    """Return the predictions of a run of `config`. Raises UserError for an impossible one, with an alternative."""
     if not config.predict:
         return []
     from hone.runs.metrics import written
@@ -183,7 +183,6 @@ def _quoted(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Return the shortest text that reads back as the number, such as `0.6`, `40` or `1e-06`."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
@@ -251,7 +250,10 @@ def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
 
 
 def of_branch(config: Any, parent: Mapping[str, Any], step: int | None) -> list[str]:
-    """Return the predictions that a branch at `step` (None: the newest checkpoint) adds. UserError for early steps."""
+    """Return the predictions that a branch at `step` (None: at the newest checkpoint) adds.
+
+    Raises UserError if one of them is about a step before the branch.
+    """
     inherited = {one.key for one in entries(parent)}
     added = [text for text in config.predict if parse(text).key not in inherited]
     if added and step is None:

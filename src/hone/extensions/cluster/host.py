@@ -141,7 +141,8 @@ def versions() -> dict[str, Any]:
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
     """Write files into a new `folder`, atomically, unless it exists. A lock admits one process of the node at a time.
 
-    The newest other version stays, as a server may still read it. If there is no room: OSError, and no file is left.
+    The newest other version stays, as a server may still read it. If there is no room, raises OSError and leaves no
+    file.
     """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)

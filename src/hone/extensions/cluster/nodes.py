@@ -310,7 +310,6 @@ class RemoteChild(Child):
             raise UserError(f"a node of the cluster can't load hone ({reason}): install it there, too") from None
 
     def _order(self) -> tuple[list[str], dict[str, str], dict[str, str], str]:
-        """Return the arguments of `Host.start` after `secret`: command, variables, files, folder."""
         read = [path for at, path in zip(self._command, self._command[1:], strict=False) if at == "@"]
         files = {path: Path(path).read_text(encoding="utf-8") for path in read}
         variables = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(TRAVEL)}

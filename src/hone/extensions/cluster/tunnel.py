@@ -40,7 +40,7 @@ class Tunnels:
         Thread(target=self._loop.run_forever, name="tunnels", daemon=True).start()
 
     def listen(self, port: int) -> None:
-        """Listen on a port of this machine. OSError if another process uses the port."""
+        """Listen on a port of this machine. Raises OSError if another process uses the port."""
         if port not in self._gates:
             self._gates[port] = {}
             serving = asyncio.start_server(lambda r, w: self._serve(port, (r, w)), "127.0.0.1", port)
