@@ -206,10 +206,7 @@ def sha256(path: Path) -> str:
 
 
 def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
-    """Open a run's file.
-
-    Raises FileNotFoundError if it is missing, and UserError with `remedy` if it is unreadable or not regular.
-    """
+    """Open a run's file. Raises FileNotFoundError if it is missing, UserError with `remedy` if it can't be read."""
     if os.path.lexists(path) and not path.is_file():
         raise UserError(f"{path} cannot be read (it is no regular file): {remedy}")
     try:

@@ -188,10 +188,7 @@ class Opening:
         self._note_resume(changes)
 
     def _resumable_info(self) -> dict[str, Any]:
-        """Return run.json of the run to continue.
-
-        Raises UserError if this command can't resume the run or read its logs.
-        """
+        """Return run.json of the run to continue. Raises UserError if this command can't resume it or read its logs."""
         source, info = self.source, view.run_info(self.source)
         if info is None:
             raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
