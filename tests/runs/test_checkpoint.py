@@ -127,6 +127,6 @@ def test_an_index_reads_tensors_of_its_own_files_only(tmp_path: Path, monkeypatc
         (shape,) = shards.shapes(tmp_path)["model"].values()
         assert shape.shape == (2,) and shape.dtype == torch.float32
         return
-    with pytest.raises(UserError, match=f"{message}.*do not use it"):
+    with pytest.raises(UserError, match=f"{message}.*do not use the checkpoint"):
         shards.shapes(tmp_path)
     assert not (tmp_path / "made").exists()

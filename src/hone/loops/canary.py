@@ -1,7 +1,8 @@
 """The canary: after every publication of weights, sampler and trainer must agree on the logprobs of a few tokens.
 
-They score a fixed sequence, joined from the run's first prompts, without a cache. They also score a few completions,
-sampled as in training, with caches. These texts are short because every step pays for them; a resumed run has the same.
+Sampler and trainer score a fixed sequence, joined from the run's first prompts; the sampler uses no cache for it. The
+trainer also scores a few completions that the sampler made as in training, with caches. The texts are short because
+every step pays for them. A resumed run uses the same texts.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from hone.types import Example
 FIXED_TOKENS = 64
 """Maximum length of the fixed sequence."""
 EXAMPLES = 8
-"""Use the prompts of at most this many examples."""
+"""Maximum number of examples to take prompts from."""
 PROMPTS, SAMPLES, NEW_TOKENS = 2, 2, 3
 """Prompts to sample from, completions per prompt, maximum tokens per completion."""
 LONG = 256
-"""Prompts of more tokens cost as much as a rollout: used only if there are too few shorter ones."""
+"""A prompt of more tokens costs as much as a rollout. Such prompts are used only if there are too few shorter ones."""
 CAUSES = "the sampler has other weights, cached prompts, temperature, prompt, dtype or kernels than the trainer"
 ADVICE = "see docs/training.md; --gap.mean, --gap.max and --gap.stop set the bounds"
 
@@ -58,13 +59,12 @@ def canary_metrics(gap: Gap, band: Band) -> dict[str, float]:
 
 
 def fixed_tokens(examples: Sequence[Example], renderer: ChatRenderer, seq_len: int) -> tuple[int, ...]:
-    """Join the examples' prompts; return the first FIXED_TOKENS tokens."""
     joined = [token for example in examples for token in renderer.prompt_ids(example.prompt)]
     return tuple(joined[: min(FIXED_TOKENS, seq_len - 1)])  # a server counts the next token, too
 
 
 def first_examples(config: RLConfig, env: Environment, curriculum: Curriculum) -> list[Example]:
-    """Return a task's first examples, in draw order; at most one step's."""
+    """Return a task's first examples, in draw order; at most EXAMPLES, and at most one step's."""
     rows, prompts = env.split("train"), config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
     return [rows[index] for index in curriculum.first(min(prompts, EXAMPLES))]
 
@@ -87,7 +87,7 @@ class Canary:
         most = min(NEW_TOKENS, max_tokens or NEW_TOKENS)
 
         def order(prompt: tuple[tuple[int, ...], Any]) -> tuple[bool, int]:
-            """Sort key: prompts up to LONG, longest first (more is cached); then longer ones, shortest first."""
+            """Sort key: first prompts up to LONG, longest first (more is cached); then longer ones, shortest first."""
             tokens = len(prompt[0])
             return tokens > LONG, tokens if tokens > LONG else -tokens
 
@@ -102,13 +102,12 @@ class Canary:
     def from_config(
         cls, config: RLConfig, examples: Sequence[Example], renderer: ChatRenderer, policy: Policy, trainer: Trainer
     ) -> Canary:
-        """Make a run's canary; completions are at most as long as rollouts."""
         sampling = sampling_params(next(iter(config.tasks().values())).orchestrator.sampling, return_kept_ids=True)
         max_tokens = config.orchestrator.sampling.max_tokens
         return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampling)
 
     def measure(self) -> Gap:
-        """Return the larger of two gaps at the current weights: of the fixed sequence, of the completions."""
+        """Return the gap at the current weights: the larger of the fixed sequence's gap and the completions' gap."""
         temperature = self.trainer.temperature
         (scores,) = self.policy.score([self.fixed], temperature)
         turns = self.policy.sample(self.requests, self.sampling)
@@ -125,14 +124,13 @@ class Canary:
 
     @torch.no_grad()
     def _score(self, packed: list[Packed]) -> np.ndarray:
-        """Compute the trainer's logprobs `[M]` of the sequences' loss tokens."""
         batch = pack(packed, device=self.trainer.model.device, share_prompts=True)
         logprobs_M, _ = token_logprobs(self.trainer.model, batch, batch.loss_indices, self.trainer.temperature)
         return logprobs_M.double().cpu().numpy()
 
 
 class GapWatch:
-    """Judges the canary's gap at each publication of weights, and the gap of each step's samples; prints new verdicts.
+    """Judges the canary's gap at each publication of weights and the gap of each step's samples; prints new verdicts.
 
     The verdict `stop` raises Halt, unless `action` is "warn".
     """
@@ -150,7 +148,7 @@ class GapWatch:
         return metrics
 
     def trained(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Judge the gap of a step's tokens, if the version being trained sampled all of them."""
+        """Judge the gap of a step's tokens, unless an older version sampled some of them."""
         if (mean := metrics.get("logprob_gap/mean")) is not None and not metrics.get("staleness/mean"):
             self._judge("samples", step, Gap(float(mean), float(metrics["logprob_gap/max"])), {})
 

@@ -1,4 +1,4 @@
-"""A process started by the launcher. Standard library only, except `hone.processes` and `hone.redaction`."""
+"""A process that the launcher starts. Uses only the standard library, `hone.processes` and `hone.redaction`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 """The roles, named like their commands. Several servers have the roles `inference-0`, `inference-1`, …"""
 
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun or a scheduler may have set; a run's processes don't get them."""
+"""Variables that torchrun or a scheduler may have set. They are not passed on to a run's processes."""
 
 
 def serves(role: str) -> bool:
@@ -30,11 +30,11 @@ def serves(role: str) -> bool:
 _LONGEST_LINE = 2**16
 """Maximum bytes of a line. A longer line, such as a progress bar, is passed on in parts."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
-"""Start of a line that names the error: hone's message, or a traceback's last line; torch puts the rank first."""
+"""Start of a line that names an error: hone's message, or a traceback's last line. torch writes the rank before it."""
 
 
 class Log:
-    """The log file of a role: first in a folder of the launcher, after `move` in the run directory."""
+    """The log file of a role. It is in a folder of the launcher first, and after `move` in the run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,9 +59,9 @@ class Writes(Protocol):
 
 
 class Child(Process):
-    """A role's process. When the launcher dies, Linux kills the process; on other systems it ends itself.
+    """The process of a role. If the launcher dies, Linux kills this process; on other systems it ends itself.
 
-    `rank` is None if the role has one process. `echo`: also copy its output to this process's streams.
+    `rank` is None if the role has only one process. If `echo` is true, the output also goes to the launcher's streams.
     """
 
     def __init__(
@@ -105,21 +105,21 @@ class Child(Process):
 
     @property
     def name(self) -> str:
-        """Name for messages: `the trainer's rank 1 (pid 123)`"""
+        """Name for messages, such as `the trainer's rank 1 (pid 123)`."""
         role = self.role.replace(INFERENCE, "inference server").replace("-", " ")
         rank = "" if self.rank is None else f"'s rank {self.rank}"
         return f"the {role}{rank} (pid {self.pid})"
 
     @property
     def cause(self) -> str:
-        """Cause of the end: `was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`"""
+        """Cause of the end, such as `was ended by SIGKILL` or `exited with code 1 (RuntimeError: no)`."""
         if self.code is not None and self.code < 0:
             return f"was ended by {signal_name(-self.code)}"
         return f"exited with code {self.code}" + (f" ({self.error})" if self.error else "")
 
     @property
     def error(self) -> str:
-        """Return the last line that names an error, else the last line that is not empty; at most 400 characters."""
+        """Return the last line that names an error, else the last line that is not empty; cut to 400 characters."""
         lines = [line for line in reversed(self.lines) if line.strip()]
         line = next((line for line in lines if _ERROR.match(line)), lines[0] if lines else "")
         if (match := _ERROR.match(line)) and match[1]:
@@ -128,7 +128,7 @@ class Child(Process):
         return line if len(line) <= 400 else f"{line[:400]} ..."
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs. After its exit, kill its process group and read its last lines."""
+        """Return the exit code, or None while it runs. After the exit, kill its group and read its last lines."""
         if self.code is None and super().poll() is not None:
             for reader in self._readers:
                 reader.join(1.0)  # a process that left the group may hold the other end

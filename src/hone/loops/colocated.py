@@ -1,4 +1,4 @@
-"""Sampler and trainer in one process share the parameters without copies; sampling and training alternate."""
+"""Sampler and trainer in one process: they share the parameters without copies, and take turns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class EnginePolicy(Policy):
-    """A `Policy` in this process. `version` returns the current version of the weights, which are the trainer's."""
+    """A `Policy` with an engine in this process. `version` is the version of the trainer's weights."""
 
     def __init__(self, engine: Engine, renderer: ChatRenderer, version: Callable[[], int] = lambda: 0) -> None:
         self.engine, self.renderer = engine, renderer
@@ -46,7 +46,7 @@ class EnginePolicy(Policy):
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Segment]:
-        """Sample one turn per request; stop at the chat template's end-of-turn tokens as well as at eos."""
+        """Sample one turn per request. A turn ends at the chat template's end-of-turn tokens or at eos."""
         ends = () if sampling.ignore_eos else self.renderer.stop_ids
         params = replace(sampling, stop=tuple({*sampling.stop, *ends}))
         version, turns = self.version, dict[int, Segment]()
@@ -62,7 +62,7 @@ class EnginePolicy(Policy):
         return [turns[index] for index in range(len(requests))]
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Drop caches of older weights; the engine has the new weights already."""
+        """Drop the caches of older weights. The engine has the new weights already."""
         assert path is None, "the engine in this process samples with the trainer's own parameters"
         self.engine.weights_changed(version)
 
@@ -85,7 +85,7 @@ def new_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, 
 
 
 def prefix_bytes(env: Environment, kv_bytes: int) -> int:
-    """Return the prefix cache's bytes; 0 for single turns: only later turns repeat the conversation so far."""
+    """Return the prefix cache's bytes: 0 for single turns, as only later turns repeat the conversation so far."""
     return int(PREFIX_SHARE * kv_bytes) if env.max_turns > 1 else 0
 
 
@@ -96,10 +96,10 @@ def segment_of(
     renderer: ChatRenderer,
     stops: Sequence[str] = (),
 ) -> Segment:
-    """Make a request's segment; `versions` has the policy version of each sampled token.
+    """Make the segment of a request's completion. `versions` has the policy version of each sampled token.
 
-    The text starts with a thinking tag that the chat template opened, so that graders see the thoughts. It ends before
-    a stop string; the segment keeps this string's tokens, to train on them.
+    If the chat template opened a thinking tag, the text starts with this tag, so that graders see the thoughts. The
+    text ends before a stop string, but the segment keeps the tokens of the stop string, to train on them.
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
     text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), stops)
@@ -116,7 +116,7 @@ def segment_of(
 
 
 class LocalTrainer(Updates):
-    """`put` trains on the batch at once, in micro-batches of `micro_batch_tokens` (None: the device's default)."""
+    """A trainer in this process. `put` trains, in micro-batches of `micro_batch_tokens` (None: device's default)."""
 
     ready = True
 

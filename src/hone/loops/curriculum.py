@@ -1,17 +1,18 @@
-"""The order of the examples: a function of (seed, epoch, outcomes of earlier draws).
+"""The order of the examples, which depends only on the seed, the epoch and the outcomes of earlier draws.
 
 An epoch draws each example of the pool once. Its order is fixed at its first draw, from the groups of all earlier
-steps. A step that begins in one epoch and ends in the next doesn't affect the second epoch's order. But examples that
-this step retires are skipped, and their draws are `retired` in the ledger.
+steps. If a step begins in one epoch and ends in the next, its groups don't affect the order of the second epoch. But
+examples that this step retires are skipped, and the ledger has their draws as `retired`.
 
-- The pass rate of an example is solved / graded completions of its last `window` draws.
-- Order `difficulty` sorts by |pass rate - 1/2|, least first: at 1/2 the variance p(1 - p) of a 0/1 reward is largest,
-  and so is the gradient (as in DOTS, arXiv:2506.05316). Unmeasured examples count as 1/2; ties stay shuffled.
-- An example is retired when its pass rate is `retire_at` or more (ScaleRL, arXiv:2510.13786: 0.9), and parked if none
-  of its last `park_after` draws was solved; a parked example is drawn again `retry_parked` epochs after its last draw.
-- When the pool has no example left, all examples return, and all measurements are forgotten.
+- The pass rate of an example is its solved completions divided by its graded ones, over its last `window` draws.
+- The order `difficulty` sorts by |pass rate - 1/2|, smallest first: at a pass rate p of 1/2 the variance p(1 - p) of a
+  0/1 reward is largest, and so is the gradient (as in DOTS, arXiv:2506.05316). An unmeasured example counts as 1/2;
+  ties stay shuffled.
+- An example is retired when its pass rate reaches `retire_at` (0.9 in ScaleRL, arXiv:2510.13786).
+- An example is parked if none of its last `park_after` draws was solved. It is drawn again `retry_parked` epochs later.
+- When no example is left in the pool, all examples return, and all measurements are forgotten.
 
-A checkpoint has the ledger, from which all of this follows: `restore` replays the draws.
+A checkpoint has the ledger. `restore` replays its draws, and so gets the same state.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NO_POOL = PoolConfig(retire_at=0, park_after=0)
 
 @dataclass(frozen=True)
 class Draw:
-    """The run's draw `number`: example `index` in `epoch`, skipped if `retired` is true."""
+    """Draw `number` of the run: it takes example `index` in `epoch`, or skips this example if `retired` is true."""
 
     number: int
     index: int
@@ -44,8 +45,8 @@ class Draw:
 
 @dataclass
 class _Place:
-    """The position of the next draw. `order`: example indices of `epoch`; the first `position` of them are drawn.
-    `restarted`: all examples returned to the pool since the last `advance`.
+    """The position of the next draw. `order` has the example indices of `epoch`; the first `position` of them are
+    drawn. `restarted` is true if all examples have returned to the pool since the last `advance`.
     """
 
     number: int = 0
@@ -56,10 +57,10 @@ class _Place:
 
 
 class Curriculum:
-    """The draws of a run from the first `total` examples, without the indices in `left_out`.
+    """The draws of a run, from the first `total` examples except the indices in `left_out`.
 
-    `size` counts the examples to draw; `ids` maps indices of drawn examples to ids, if pass rates are measured.
-    `restarted` gets the step that found the pool empty.
+    `size` is the number of examples to draw. `ids` maps indices of drawn examples to ids, if pass rates are measured.
+    `restarted` gets the number of a step that found the pool empty.
     """
 
     def __init__(self, total: int, seed: int, config: CurriculumConfig, left_out: Collection[int] = ()) -> None:
@@ -91,15 +92,15 @@ class Curriculum:
         return cls(total, config.seed, orch.curriculum, left_out)
 
     def first(self, count: int) -> list[int]:
-        """Return the indices of the run's first `count` draws, at most one epoch."""
+        """Return the example indices of the run's first `count` draws, at most one epoch."""
         return self._shuffled(0)[:count].tolist()
 
     def draw(self, count: int) -> list[Draw]:
-        """Return the next draws: `count` to sample, and retired ones between. Only `advance` moves past them."""
+        """Return the next draws: `count` to sample, and the retired ones between them. Only `advance` moves on."""
         return self._walk(count)[0]
 
     def advance(self, entries: Sequence[Entry]) -> None:
-        """Move past one step's draws and measure them. Raises UserError if `entries` differ from these draws."""
+        """Move past one step's draws and measure them. Raises UserError if `entries` are of other draws."""
         draws, place = self._walk(sum(entry.state != "retired" for entry in entries))
         if place.restarted:
             self._forget()
@@ -113,7 +114,7 @@ class Curriculum:
                 self._measure(draw, entry)
 
     def restore(self, entries: Sequence[Entry]) -> None:
-        """Replay a run's first draws. Raises UserError if `entries` differ from these draws."""
+        """Replay a run's first draws. Raises UserError if `entries` are of other draws."""
         self._reset()
         if self.config.measures:
             for _, step in groupby(entries, lambda entry: entry.step):
@@ -145,13 +146,13 @@ class Curriculum:
         return draws, place
 
     def _shuffled(self, epoch: int) -> np.ndarray:
-        """Return all indices of an epoch, `[n]` int64: shuffled, or in the order of the data."""
+        """Return the example indices of an epoch, int64 `[size]`: shuffled, or in the order of the data."""
         in_order = self.config.order == "sequential"
         order = np.arange(self.total) if in_order else epoch_order(self.total, self.seed, epoch)
         return order[self._used[order]]
 
     def _by_measure(self, order: np.ndarray, epoch: int) -> np.ndarray:
-        """Select from `order` the examples in the pool at this epoch's start; sort by difficulty if configured."""
+        """Return the examples of `order` in the pool when the epoch starts, sorted by difficulty if configured."""
         retry = self._pool.retry_parked
         due = (epoch - self._last_epoch >= retry) & bool(retry)
         in_pool = ~self._retired & (~self._parked | due)

@@ -1,4 +1,4 @@
-"""Evaluates a model as a config says, in this process or behind a URL, on held-out examples."""
+"""Evaluates a model on held-out examples, in this process or on a server, as a config says."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from hone.client import Endpoint
 
 Progress = Callable[[int, int], None]
-"""Called with two numbers: finished completions, all completions."""
+"""Called with the numbers of finished and of all completions."""
 
 
 class Evaluation:
-    """An evaluation; `env` replaces the config's task.
+    """An evaluation of a model. `env` replaces the task of the config.
 
-    Its `config` has the model's name if a server is used. Results are saved in `folder` unless it is None; `shortage`
-    says if there are too few examples; `special_texts` are prompts and tool answers with special tokens. Raises
-    UserError if the config, the task or the server is bad.
+    If a server is used, the attribute `config` has the model that it serves. Results are saved in `folder` unless it is
+    None. `shortage` is a warning if there are too few examples, else "". `special_texts` has the prompts and tool
+    answers with special tokens. Raises UserError if the config, the task or the server is bad.
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
@@ -64,7 +64,7 @@ class Evaluation:
                 raise UserError(f"--profile {config.profile} already exists: name another file, or move it away")
 
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
-        """Sample and grade. After Ctrl-C, return the result of finished samples, or raise if there are none."""
+        """Sample and grade. After Ctrl-C, return the result of the finished samples, or raise if there are none."""
         config = self.config
         counts: dict[str, Any] = {
             "num_examples": config.num_examples,
@@ -88,7 +88,7 @@ class Evaluation:
             self.env.close_workers()
 
     def save(self, result: EvalResult, command: Sequence[str]) -> None:
-        """Write samples, metrics and provenance into `folder`, if there is one, and the requested profile."""
+        """Write samples, metrics and provenance into `folder` (unless None), and the profile if one is asked for."""
         if result.stopped and self.folder is not None and (self.folder / INFO).exists():
             self._release()
             self.folder = Path(tempfile.mkdtemp(prefix="hone-results-"))
@@ -124,7 +124,6 @@ class Evaluation:
         return evaluate_url(endpoint, config.model, self.env, **settings, **counts)
 
     def _claim(self) -> None:
-        """Lock the folder of results until they are saved. Raises UserError if another process writes there."""
         if self.folder is not None:
             made = make_folder(self.folder)
             self._lock, self._made = Lock(self.folder), made
@@ -136,7 +135,7 @@ class Evaluation:
 
 
 def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
-    """Return the config, naming the model that a server serves; and True if it is hone's server."""
+    """Return the config, with the name of the model that a server serves, and True if the server is hone's."""
     if config.base_url is None:
         return config, False
     from hone.evaluation.remote import find_model
@@ -187,7 +186,7 @@ def load_weights(
     special_tokens: bool = False,
     **more: Any,
 ) -> EnginePolicy:
-    """Load a policy from a model folder or hub id, on a GPU if there is one. Sets this process's threads."""
+    """Load a policy from a model folder or hub id, on a GPU if there is one. Also sets this process's threads."""
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, **more)
     if more.get("lora") is not None:
         from hone.model.lora import start_adapter
@@ -212,7 +211,10 @@ def evaluate_weights(
     seq_len: int | None = None,
     **more: Any,
 ) -> EvalResult:
-    """Call `evaluate` with the model's context length, or `seq_len` if shorter. UserError if a prompt doesn't fit."""
+    """Evaluate a policy with the model's context length, or `seq_len` if shorter.
+
+    Raises UserError if a prompt doesn't fit.
+    """
     context = policy.engine.model.config.max_position_embeddings
     limit, remedy = f"the model's context of {context} tokens", "shorten the row, or evaluate a model with more context"
     if seq_len is not None and seq_len < context:

@@ -1,12 +1,12 @@
-"""The servers of a run: chooses one for each request, tracks the servers' weights, and handles lost servers.
+"""The servers of a run: chooses a server for each request, tracks the servers' weights, and handles lost servers.
 
     fleet = Fleet([server, other])
     fleet.load(1, folder)
     answers = fleet.ask(bodies)
 
 A request goes to the server with the fewest tokens left to sample. If one of several servers is lost, the others get
-its requests, with the same ids and keys. Every call checks if lost servers are back, and sends these the weights first.
-The loss of the only server ends the run, or this process, which the launcher restarts.
+its requests, with the same ids and keys. Every call first checks if lost servers are back, and sends these the weights.
+If the only server is lost, the run ends, or this process ends and the launcher restarts it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from hone.loops.reach import Server
 CONNECTIONS = 256
 """Maximum concurrent requests to a server. A request samples one group and needs an open file."""
 LOOK = 0.5
-"""Seconds between checks for a server while all are lost."""
+"""Seconds between checks if a server is back, while all servers are lost."""
 PROBE_SECONDS = 3.0
-"""Seconds that a lost server has to answer."""
+"""Seconds that a lost server has to answer such a check."""
 Carry = Callable[[int, Path], None]
-"""(server number, weights folder): copies the folder to the server's machine, or raises ServerUnavailable."""
+"""Called with a server's number and a weights folder: copies the folder to its machine, or raises ServerUnavailable."""
 OnAnswer = Callable[[int, Any, Server, int], None]
-"""Called for each answer with: request number, answer, server, the oldest version that may have sampled it."""
+"""Called for each answer with the request's number, the answer, its server, and the oldest version it may come from."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The weights that a server loaded last, from folder `path`; `instance` identifies the server's process."""
+    """The weights that a server loaded last, from the folder `path`. `instance` identifies the server's process."""
 
     version: int = 0
     path: str | None = None
@@ -48,7 +48,7 @@ class Loaded:
 
 @dataclass(eq=False)
 class Member:
-    """A server. `tokens`: number requested but not sampled yet; `lost`: the error that excludes this server."""
+    """A server. `tokens` are requested, but not sampled yet. `lost` is the error that excludes the server, or None."""
 
     server: Server
     loaded: Loaded = Loaded()
@@ -57,11 +57,11 @@ class Member:
 
 
 class Fleet:
-    """All servers, of one backend. Another thread may call `load` and `ask_each` while `ask` runs.
+    """The servers of a run, all of one backend. Another thread may call `load` and `ask_each` while `ask` runs.
 
-    `changes`: losses and returns of servers, not recorded yet. Raises Halt if all servers are lost for a request's
-    timeout, or if one samples from weights that this run did not send. `carry` copies weights to other machines.
-    Servers with numbers in `absent` are not up yet.
+    `changes` has the losses and returns of servers that are not recorded yet. `carry` copies weights to other machines.
+    `absent` has the numbers of servers that are not up yet. Raises Halt if all servers are lost for longer than a
+    request's timeout, or if a server samples from weights that this run did not send.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Fleet:
         self.latest = Loaded()
         self.changes: list[dict[str, Any]] = []
         self.versions: Mapping[int, str | None] = {0: None}
-        """The folder of each version that servers were given; None for the initial weights."""
+        """Version → the folder that was sent to servers; None for the initial weights."""
         self.update_lock = threading.Lock()
-        """Held by the thread that sends weights."""
+        """Held by a thread while it sends weights."""
         self._changing = threading.Lock()
 
     @property
@@ -105,7 +105,7 @@ class Fleet:
     def ask(
         self, bodies: Sequence[dict[str, Any]], on_answer: OnAnswer = lambda number, answer, server, version: None
     ) -> list[Any]:
-        """Return the answers, in order. Checks before and after that servers have this run's weights."""
+        """Return the answers in the order of `bodies`. Raises Halt unless the servers have this run's weights."""
         return asyncio.run(_Call(self, len(bodies)).answers(bodies, on_answer))
 
     def ask_each(self, body: dict[str, Any]) -> list[Any]:
@@ -135,7 +135,7 @@ class Fleet:
             self.say(f"{member.server.name} is back, and has version {self.latest.version} of the weights")
 
     def check(self, member: Member, served: ServedModel | None, began: Loaded) -> None:
-        """Raise Halt unless a server has weights of this run, and is the same process as when the call began."""
+        """Raise Halt unless the server has weights of this run and was not restarted since the call began."""
         name = member.server.name
         if began.path is not None and _is_new(served, began):
             raise Halt(f"{name} was restarted and lacks this run's weights")
@@ -143,7 +143,7 @@ class Fleet:
             version, path = (None, None) if served is None else (served.policy_version, served.policy_path)
             raise Halt(
                 f"{name} samples from version {version} of the weights ({path}), not {began.version} ({began.path}): "
-                "another run uses it"
+                "another run uses this server"
             )
 
     async def _load(self) -> None:
@@ -204,7 +204,7 @@ class _Call:
             await asyncio.gather(*map(self._probe, self.fleet.members))
 
     async def _probe(self, member: Member) -> None:
-        """Check that a server is up; send it the weights if it was lost or restarted."""
+        """Check that a server answers. If it was lost or restarted, send it the weights."""
         try:
             if member.lost is None:
                 served = await served_by(member, self.clients[member])
@@ -224,7 +224,6 @@ class _Call:
             self.fleet.mark_lost(member, error)
 
     async def _check(self, member: Member) -> None:
-        """Raise Halt if a server may have answered with weights of another run."""
         several, began = not self.fleet.single, self.began[member]
         try:
             served = await served_by(member, self.clients[member])
@@ -257,7 +256,7 @@ class _Call:
             return answer
 
     async def _least_loaded(self, but: set[Member]) -> Member:
-        """Return the server with the fewest tokens left, except `but`; if all are lost, wait for one to return."""
+        """Return the server with the fewest tokens left, but none of `but`. If all are lost, wait until one returns."""
         members, started = [member for member in self.fleet.members if member not in but], time.monotonic()
         while not (present := [member for member in members if member.lost is None]):
             lost = members[0].lost
@@ -270,7 +269,7 @@ class _Call:
         return min(present, key=lambda member: member.tokens)
 
     async def _post(self, member: Member, body: dict[str, Any]) -> Any:
-        """Return the answer. Raises ServerUnavailable if one of several servers restarted: its weights may differ."""
+        """Return the answer. Raises ServerUnavailable if one of several servers restarted: it may lack the weights."""
         client, server, loaded = self.clients[member], member.server, member.loaded
         began = self.began.setdefault(member, loaded)
         answer = await client.post("/v1/completions", body | {"model": server.model})
@@ -282,8 +281,8 @@ class _Call:
             if version not in self.fleet.versions:
                 self.fleet.check(member, await served_by(member, client), began)
                 raise Halt(
-                    f"{server.name} sampled from version {version} of the weights, which this run did not give it: "
-                    "another run uses it"
+                    f"{server.name} sampled from version {version} of the weights, which this run did not send: "
+                    "another run uses this server"
                 )
         return answer
 
@@ -298,7 +297,7 @@ def _is_new(served: ServedModel | None, loaded: Loaded) -> bool:
 
 @contextmanager
 def readable(server: Server, what: str) -> Iterator[None]:
-    """Raise Halt if the block can't read `what` in an answer."""
+    """Raise Halt if the block fails to read `what` from a server's answer."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:

@@ -1,7 +1,7 @@
 """Makes scored groups from examples (draw, sample, grade, advantages), and a step's batch and metrics from groups.
 
-With `refill` (dynamic sampling, DAPO, arXiv:2503.14476) a step has rounds: each draws further prompts for the missing
-groups. Which groups a step retains depends on draws and rewards, never on time.
+With `refill` (dynamic sampling, DAPO, arXiv:2503.14476) a step has rounds: each round draws more prompts for the groups
+that are missing. Which groups a step retains depends on draws and rewards, never on time.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from hone.trainer.packing import Sequence as Packed
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment, dense, ragged
 
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
-"""(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
+"""Called with rewards `[P, G]` of P prompts with G completions each (float64, NaN where grading failed), and with a
+bool `[P, G]` that is False where grading failed. Returns advantages `[P, G]`.
 
-If an agent rewards its calls, the function runs again for the calls: `[P, C]`, padded with NaN.
+If an agent rewards its calls, the function runs again for the calls: `[P, C]` for C calls per group, padded with NaN.
 """
 
 
 class GroupSampler:
-    """Makes a step's groups. A group depends only on (config, draw, step, weights of `policy`)."""
+    """Makes a step's groups. A group depends only on the config, its draw, the step and the weights of `policy`."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class GroupSampler:
     def groups(
         self, step: int, count: int, first_draw: int, phase: Callable[[str], AbstractContextManager[None]]
     ) -> list[Group]:
-        """Draw, sample and grade `count` groups of a step; return them in draw order. Draws count from `first_draw`."""
+        """Return a step's groups in draw order, graded. `count` should be trained; with `refill` more may be drawn."""
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
@@ -86,7 +87,7 @@ class GroupSampler:
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
     def draw(self, first_draw: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
-        """Return the numbers and examples of a step's next `count` draws, after `drawn` ones; skip retired draws."""
+        """Return the numbers and examples of a step's next `count` draws, after `drawn` ones. Skips retired draws."""
         walked = enumerate(self.curriculum.draw(drawn + count), first_draw)
         draws = [(number, draw) for number, draw in walked if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
@@ -94,7 +95,7 @@ class GroupSampler:
     def sample(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None
     ) -> list[Rollout]:
-        """Sample a group of rollouts for each example, in order; `early` grades each rollout once it ends."""
+        """Sample a group of rollouts for each example, in order. `early` grades each rollout when it ends."""
         finished: Callable[[int, Rollout], None] | None = early and (
             lambda i, rollout: early.add(i, examples[i // self.settings.rollouts], rollout)
         )
@@ -109,7 +110,7 @@ def grade_groups(
     config: RLConfig,
     early: EarlyGrading | None = None,
 ) -> list[Group]:
-    """Return the groups of `rollouts` (ordered by group), graded here or by `early`; advantages are 0."""
+    """Return the groups of `rollouts` (ordered by group), graded here or by `early`. Advantages are still 0."""
     size = len(rollouts) // len(examples)
     if early is None:
         pairs = ((examples[i // size], rollout) for i, rollout in enumerate(rollouts))
@@ -126,7 +127,7 @@ def grade_groups(
 
 
 def fill(groups: Sequence[Group], room: int, config: RLConfig, custom: Advantages | None = None) -> list[Group]:
-    """Return the groups of a refilled step with advantages; trained groups beyond `room` are left out as `surplus`."""
+    """Return a refilled step's groups with advantages. Trained groups beyond `room` are left out as `surplus`."""
     filled = list[Group]()
     for group in groups:
         trained = group_state(group) == "trained"
@@ -136,8 +137,8 @@ def fill(groups: Sequence[Group], room: int, config: RLConfig, custom: Advantage
 
 
 def with_advantages(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
-    """Return the groups with advantages. Left-out groups and, with `refill`, groups of equal rewards don't count: their
-    advantages are 0, and no mean of the step includes them.
+    """Return the groups with advantages. Left-out groups don't count and, with `refill`, neither do groups of equal
+    rewards: their advantages are 0, and no mean of the step includes them.
     """
 
     def among(counting: list[int]) -> dict[int, Group]:
@@ -153,7 +154,7 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, custom: Advantage
 
 
 def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
-    """Return the groups with advantages (also of calls), computed as if these groups were the whole step."""
+    """Return the groups with advantages, also of calls, computed as if these groups were the whole step."""
     if not groups:
         return []
     found = step_advantages([g.scores for g in groups], [g.rollouts for g in groups], config, custom)
@@ -170,7 +171,7 @@ def with_advantages_among(groups: Sequence[Group], config: RLConfig, custom: Adv
 def call_advantages(
     groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None
 ) -> list[list[list[np.ndarray]] | None]:
-    """Compute the advantages of each group's model calls; None for a group without rewards of calls.
+    """Compute the advantages of model calls, by group, rollout and segment; None for a group without rewards of calls.
 
     A call's reward is compared with all calls of its group, or of the step if the baseline is the batch's.
     """
@@ -196,7 +197,9 @@ def has_call_rewards(group: Group) -> bool:
 
 
 def call_rewards(group: Group) -> np.ndarray:
-    """Return each call's reward, `[C]` float64: its own, or else its sample's; NaN where grading failed."""
+    """Return the rewards of a group's C calls, float64 `[C]`: a call's own, else its sample's. NaN if grading
+    failed.
+    """
     return np.concatenate(
         [
             np.full(one.turns, score.reward)
@@ -214,10 +217,10 @@ def step_advantages(
     config: RLConfig,
     custom: Advantages | None = None,
 ) -> list[np.ndarray]:
-    """Compute the advantages of a step's groups, `[G]` float32 each, by `orchestrator.advantage`.
+    """Compute the advantages of a step's groups by `orchestrator.advantage`: float32 `[G]` per group of G completions.
 
-    `truncated` = "penalize" lowers the rewards of completions near their length limit here, not in `scores`. Raises
-    UserError if the user's function returns another shape or values that are not finite.
+    With `truncated` = "penalize" completions near their length limit get lower rewards here, but not in `scores`.
+    Raises UserError if the user's function returns another shape, or values that are not finite.
     """
     settings = config.orchestrator.advantage
     valid_PG = np.stack([valid(group) for group in scores])
@@ -234,7 +237,7 @@ def step_advantages(
 
 
 def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
-    """Return the rewards that a group's advantages use, `[G]` float64: minus the penalty for a long last turn."""
+    """Return the rewards that a group's advantages use, float64 `[G]`: less the penalty for a long last turn."""
     orch = config.orchestrator
     if orch.truncated != "penalize":
         return rewards(scores)
@@ -247,8 +250,6 @@ def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config:
 
 
 def _call_tokens(rollout: Rollout, config: RLConfig) -> np.ndarray:
-    """Count the loss tokens of each turn, over all segments of a rollout."""
-
     def of(one: Segment) -> np.ndarray:
         if is_masked(one, config):
             return np.zeros(one.turns, dtype=np.int64)
@@ -265,7 +266,7 @@ def is_masked(segment: Segment, config: RLConfig) -> bool:
 def advantages_by_settings(
     rewards_PG: np.ndarray, valid_PG: np.ndarray, tokens_PG: np.ndarray, config: RLConfig, custom: Advantages | None
 ) -> np.ndarray:
-    """Compute advantages as the config says. Invalid rewards are NaN; `tokens_PG` counts loss tokens."""
+    """Compute advantages as the config says. Invalid rewards are NaN; `tokens_PG` has the numbers of loss tokens."""
     settings = config.orchestrator.advantage
     if settings.function is not None:
         custom = custom or find_function(settings.function)[0]
@@ -294,7 +295,7 @@ def check_prompts(
     advance: Callable[[int], None] = lambda done: None,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Raise UserError if a prompt leaves no room for a completion. Checks at most 64 generated rows."""
+    """Raise UserError if a prompt leaves no room for a completion. Checks at most 64 rows of generated data."""
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
         example = split[index]
@@ -308,7 +309,7 @@ def check_prompts(
 
 
 def rewards(scores: Sequence[Score]) -> np.ndarray:
-    """Return the rewards `[G]` float64, NaN where grading failed."""
+    """Return the rewards of a group, float64 `[G]`; NaN where grading failed."""
     return np.array([score.reward for score in scores], dtype=np.float64)
 
 
@@ -318,10 +319,10 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 
 def group_state(group: Group) -> State:
-    """Return the outcome of the group's draw, as in `hone.loops.ledger.Entry`.
+    """Return the state of the group's draw, as in `hone.loops.ledger.Entry`.
 
-    Equal rewards give no advantages, unless compared with the whole batch. A group without advantages is trained if the
-    loss has a KL or entropy term (`trains_all`), or if an extension's column gives advantages per token.
+    Equal rewards give no advantages, unless they are compared with the whole batch. A group without advantages is
+    trained if the loss has a KL or entropy term (`trains_all`), or if an extension's column gives advantages per token.
     """
     if group.left_out is not None:
         return group.left_out
@@ -335,11 +336,11 @@ def group_state(group: Group) -> State:
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
-    """Return the completions to train on, in the order of the groups, and the counts of filtered groups.
+    """Return a step's batch: the completions to train on, in the order of the groups, and counts of filtered groups.
 
-    Failed samples are left out, and with `truncated` = "mask" also cut-off completions. With `refill` filtered groups
-    are not counted: others replace them. Further segments of a rollout are numbered after the group's samples. Every
-    sampled token carries loss, also the stop token.
+    Failed samples are left out and, with `truncated` = "mask", completions that were cut off. With `refill` filtered
+    groups are not counted, because others replace them. Further segments of a rollout are numbered after the group's
+    samples. Every sampled token carries loss, also the stop token.
     """
     orch, tasks = config.orchestrator, config.tasks()
     sequences, filtered = list[Packed](), Counts()
@@ -387,7 +388,7 @@ def _packed(group: Group, index: int, segment: Segment, config: RLConfig) -> Pac
 
 
 def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, first_draw: int) -> list[Entry]:
-    """Return the ledger entries of a step's draws, also of skipped ones, from number `first_draw` on."""
+    """Return the ledger entries of a step's draws, including retired ones; the first has the number `first_draw`."""
     waiting, entries, env = iter(groups), [], groups[0].env or None
     for number, draw in enumerate(curriculum.draw(len(groups)), first_draw):
         if draw.retired:
@@ -405,9 +406,9 @@ def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, f
 
 
 def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: bool = False) -> dict[str, float]:
-    """Compute metrics over all sampled completions of a step. Failed gradings are counted, but enter no mean.
+    """Compute a step's metrics over all sampled completions. Failed gradings are counted, but no mean includes them.
 
-    `lag`: versions that the sampler may be behind; `refilled`: groups may have been left out.
+    `lag` is the number of versions that the sampler may be behind. `refilled` is true if groups may have been left out.
     """
     scores = [score for group in groups for score in group.scores]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -452,8 +453,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
 
 
 def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:
-    """Compute the shares of completions with the same sampled tokens as an earlier completion of their prompt
-    (`completion/repeated`), or as any of the step's other prompts (`completion/identical`).
+    """Compute two shares of completions: with the same sampled tokens as an earlier completion of their prompt
+    (`completion/repeated`), and as a completion of another prompt of the step (`completion/identical`).
     """
     texts = [[r.first.token_ids[r.first.sampled_mask].tobytes() for r in group.rollouts] for group in groups]
     total = sum(map(len, texts))

@@ -1,4 +1,4 @@
-"""The outcome of every draw. A draw is one example taken in one step, numbered over the whole run.
+"""The outcome of every draw. A draw takes one example in one step; draws are numbered over the whole run.
 
 Each draw ends in exactly one state. The ledger is part of the checkpoint, so a resume forgets the draws after the
 checkpoint and repeats them.
@@ -15,12 +15,17 @@ State = Literal["trained", "filtered", "failed", "retired", "surplus", "cut"]
 
 @dataclass(frozen=True)
 class Entry:
-    """The outcome of one draw: `trained`, `filtered` (nothing to learn from: equal rewards, or all completions masked),
-    `failed` (grader), `retired` (not sampled); with `refill` also `surplus` (the batch was full) and, in older runs,
-    `cut` (cut off for its length).
+    """The outcome of one draw. Its `state` is one of:
 
-    `tokens` counts prompt and completion tokens of all its rollouts. `graded` counts rollouts with a grade, `solved`
-    the correct ones; None unless pass rates are measured. `env` names the task, if there are several.
+    - `trained`;
+    - `filtered`: there was nothing to learn, because the rewards were equal or all completions were masked;
+    - `failed`: too few completions could be graded;
+    - `retired`: the example was not sampled;
+    - `surplus`, only with `refill`: the batch was full;
+    - `cut`, only in older runs: it was cut off for its length.
+
+    `tokens` counts the prompt and completion tokens of all rollouts. `graded` counts the rollouts with a grade and
+    `solved` the correct ones; both are None unless pass rates are measured. `env` names the task if there are several.
     """
 
     draw: int
@@ -37,7 +42,7 @@ class Entry:
 
 
 class Ledger:
-    """The entries of a run, one per draw, in the order of the draws; `tokens` is their total."""
+    """The entries of a run, one per draw, in the order of the draws. `tokens` is the sum over the entries."""
 
     def __init__(self, entries: list[dict] | None = None) -> None:
         self.entries = [Entry(**entry) for entry in entries or []]
@@ -53,6 +58,6 @@ class Ledger:
         return [entry for entry in self.entries if (entry.env or "") == env]
 
     def state(self, before: int | None = None) -> Callable[[], dict[str, list[dict]]]:
-        """Return a function that returns the current entries (of steps before `before`); any thread may call it."""
+        """Return a function that any thread may call; it returns the present entries, of steps before `before`."""
         entries = [entry for entry in self.entries if before is None or entry.step < before]
         return lambda: {"ledger": [entry.record() for entry in entries]}

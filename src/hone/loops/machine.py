@@ -1,4 +1,4 @@
-"""The settings that a run takes from the machine (threads, device, kernels, memory), decided once and recorded."""
+"""The settings that a run takes from the machine: threads, device, kernels, memory. Decided once, then recorded."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from hone.trainer.memory import host_bytes, longest, trainer_of
 from hone.trainer.parallel import ALONE, Ranks
 
 SMALL_MODEL = 10_000_000
-"""Number of parameters below which a second thread slows training (much, on a busy machine)."""
+"""With fewer parameters than this, a second thread slows training, on a busy machine by much."""
 
 
 def device_of(name: str) -> str:
-    """Resolve `auto`: CUDA if there is one, else the CPU. Raises UserError if this machine lacks the device."""
+    """Return a device's name: `auto` is CUDA if there is one, else the CPU. Raises UserError if it is missing here."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -59,10 +59,10 @@ Config = TypeVar("Config", bound=RLConfig | SFTConfig)
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts that decide unset settings: the model, its training device and the ranks.
+    """The facts that decide unset settings: the model, the device that trains it, and the ranks.
 
-    `turns`: maximum turns of a conversation. `trainer`: settings and threads that a trainer in another process chose by
-    its device's memory.
+    `turns` is the maximum number of turns of a conversation. `trainer` is None or, if the trainer is in another
+    process, the settings and threads that it chose by its device's memory.
     """
 
     model: DecoderConfig
@@ -73,9 +73,9 @@ class Machine:
 
 
 def resolve(config: Config, machine: Machine) -> Config:
-    """Return the config with values for all settings left to the machine; the run then keeps them.
+    """Return the config with a value for each setting that is left to the machine. The run keeps these values.
 
-    A resumed run keeps its settings, even if an older hone left some unset. Warns if a train step lacks memory.
+    A resumed run keeps its settings, even if an older hone left some unset. Warns if memory is too small for a step.
     """
     model, device, ranks = machine.model, machine.device, machine.ranks
     if machine.trainer is not None:
@@ -118,7 +118,7 @@ def resolve(config: Config, machine: Machine) -> Config:
 
 
 def config_of_begun(config: RLConfig | SFTConfig) -> Path | None:
-    """Return the config.toml of the run to resume; None if there is none."""
+    """Return the config.toml of the run to resume, or None if there is none."""
     source = config.resume and (config.resume.dir or config.output_dir)
     if source is None or run_info(source) is None or not (source / CONFIG).exists():
         return None
@@ -159,14 +159,13 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
 
 
 def _filled(config: Config, values: Mapping[str, Any]) -> Config:
-    """Fill unset keys that the machine decides from `values`, by dotted name; return the new config."""
     decided = [dotted(key.path) for key in walk(type(config)) if key.meta.from_machine]
     names = [name for name in decided if name in values and value_of(config, name) is None]
     return changed(config, {name: values[name] for name in names})
 
 
 def free_memory(device: str) -> int:
-    """Return the bytes that this process may take: free memory, and its reserved but unused memory."""
+    """Return the bytes that this process may still take: free memory, and memory that it reserved, but doesn't use."""
     if torch.device(device).type == "cpu":
         return ram()[1]
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -174,7 +173,7 @@ def free_memory(device: str) -> int:
 
 
 def serving_kv_gib(device: str) -> float:
-    """Return the KV cache's GiB if nothing trains; on a GPU half of its free memory, because copies need room."""
+    """Return GiB for the KV cache if nothing trains; on a GPU half the free memory, because copies need room."""
     if torch.device(device).type == "cpu":
         return KV_GIB
     return max(1, free_memory(device) // 2 // 2**20) * 2**20 / GIB
@@ -212,14 +211,14 @@ def configure_run(
 
 
 def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
-    """Return 1 for a small model, else a rank's equal share of the machine's usable cores."""
+    """Return the threads of a process: 1 for a small model, else a rank's equal share of the usable cores."""
     cores = int(os.environ.get(CORES) or share_of_cores(1))  # a share of them, where a run's roles share the machine
     return 1 if parameters < SMALL_MODEL else max(1, cores // ranks.local_world)
 
 
 @contextmanager
 def restored_settings() -> Iterator[None]:
-    """Undo at the block's end what `configure` set in it: threads and kernels."""
+    """At the block's end, restore the threads and kernels that `configure` has changed."""
     threads, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     compiled = fusion.is_compiled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,4 +1,4 @@
-"""Computes a process's memory, by part, for sampling and training; chooses settings that fit. Needs no torch."""
+"""Computes the memory of a process, by part, for sampling and training; chooses settings that fit. Needs no torch."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ Config = TypeVar("Config", bound=RLConfig | SFTConfig)
 
 MIB = 2**20
 PROCESS = {"rl": 550 * MIB, "sft": 370 * MIB}
-"""Measured bytes of the process itself on a CPU: Python, torch, tokenizers; for RL also grading, recording, and the
-kernels that oneDNN compiles for sampling."""
+"""Measured bytes of the process itself on a CPU: Python, torch and tokenizers. For RL they include grading, recording,
+and the kernels that oneDNN compiles for sampling."""
 CUDA_CONTEXT = 600 * MIB
 """Bytes of the CUDA context and its libraries' workspaces."""
 PHASES = {
     "sampling": ("kv cache", "prefix cache", "sampling logits", "prefill", "server"),
     "training": ("gradients", "activations", "logits or a layer", "server asleep"),
 }
-"""Phase → parts of memory that only this phase has."""
+"""Phase → the parts of memory that only this phase needs."""
 SERVER_GIB = 2.0
-"""GiB of a server on a GPU besides weights and KV cache, CUDA graphs included. A guess."""
+"""GiB that a server takes on a GPU besides weights and KV cache; includes CUDA graphs. A guess."""
 LEAST_TOKENS = 2048
-"""Minimum tokens of micro-batches that were shrunk to save memory; the longest sequence must fit, too."""
+"""Micro-batches are shrunk to save memory, but not below this number of tokens or the longest sequence."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def memory(
     turns: int = 1,
     ranks: int = 1,
 ) -> Memory:
-    """Return the process's memory on a `device` ("cpu" or "cuda") for sequences of these lengths and `turns`."""
+    """Return the memory of the process on `device` ("cpu" or "cuda") for sequences of these lengths and `turns`."""
     kind = "rl" if isinstance(config, RLConfig) else "sft"
     parts = {"process": CUDA_CONTEXT if device == "cuda" else PROCESS[kind]}
     parts |= training_bytes(config, model, device, prompt, completion, ranks)
@@ -106,7 +106,7 @@ def memory(
 def ways_to_fill(
     config: Any, model: DecoderConfig, device: str, prompt: int, completion: int, *how: int
 ) -> list[Memory]:
-    """Return `memory` for these lengths, and for the same sum with a prompt of 1 token: more tokens have loss."""
+    """Return `memory` for these lengths, and for the same sum with a prompt of 1 token: then more tokens have loss."""
     return [memory(config, model, device, one, prompt + completion - one, *how) for one in {min(1, prompt), prompt}]
 
 
@@ -115,25 +115,23 @@ def needed(phase: str, *work: Any) -> int:
 
 
 def with_precision(config: Config, device: str) -> Config:
-    """Return the config with `precision` chosen for the device, if it is unset."""
     chosen = "precision" not in config.model_fields_set and takes_products_in_fp32(device)
     return changed(config, {"precision": "fp32"}) if chosen else config
 
 
 def versions_in_memory(config: RLConfig) -> int:
-    """Count the versions of the weights in memory: the server's, the next, `lag` more; with checkpoints one more."""
+    """Count the versions of weights in memory: the server's, the next, `lag` more, and one more for checkpoints."""
     return 2 + config.orchestrator.lag + (config.ckpt is not None)
 
 
 def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
-    """Return the bytes of weights in shared memory; 0 without mode split, or if the run does not start the server."""
+    """Return the bytes of weights in shared memory: 0 unless mode is split and the run starts the server."""
     if config.mode != "split" or config.orchestrator.client.base_url is not None:
         return 0
     return versions_in_memory(config) * weight_bytes(model, config.precision)
 
 
 def server_bytes(config: RLConfig, model: DecoderConfig) -> int:
-    """Return the bytes that a server started by the run takes on a GPU."""
     weights = weight_bytes(model, config.precision) + cast_bytes(model, config.precision)
     if config.inference.backend != "hone":
         weights = weight_bytes(model, "fp32" if config.precision == "fp32" else "bf16")
@@ -152,12 +150,12 @@ def fitted(
     ranks: int = 1,
     here: bool = False,
 ) -> tuple[Config, str]:
-    """Choose unset settings for `room` bytes on the device. Return the config and, on a GPU, words on the settings that
-    save memory, else "". `here`: the config is for this machine. The other arguments are as in `memory`.
+    """Choose the unset settings so that they fit into `room` bytes of the device. Return the config and, on a GPU, a
+    text that names the settings chosen to save memory, else "". `here` is true if the config is for this machine.
 
-    A train step gets the first settings of `_choices` that fit, else the last. Beside it, a sleeping server of the run
-    and, with CUDA graphs, the KV cache (if unset, at most 4 GiB) take memory. An unset KV cache gets 4 GiB on a CPU. On
-    a GPU it starts at the largest useful size and shrinks until sampling (with graphs also the train step) fits.
+    The settings are the first of `_choices` that make a train step fit, else the last. A sleeping server takes memory
+    beside the step and, with CUDA graphs, so does the KV cache (at most 4 GiB if unset). An unset KV cache gets 4 GiB
+    on a CPU. On a GPU it starts at the largest useful size, and shrinks until sampling fits, with graphs also training.
     """
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.samples_here else None
@@ -192,10 +190,10 @@ def fitted(
 def _choices(
     config: Config, model: DecoderConfig, device: str, longest: int, ranks: int, here: bool
 ) -> Iterator[Config]:
-    """Yield the config with its unset settings chosen, from the fastest choice to the leanest.
+    """Yield the config with its unset settings chosen: first the fastest choice, last the choice of least memory.
 
-    On a GPU: smaller micro-batches, more checkpointing, no CUDA graphs; then 8-bit moments, or an optimiser on the
-    host. The head's cache holds a micro-batch's softmax; the last choice is `HEAD_CACHE_BYTES`.
+    On a GPU the choices are smaller micro-batches, more checkpointing, no CUDA graphs, and then 8-bit moments or an
+    optimiser on the host. The head's cache holds a micro-batch's softmax, or `HEAD_CACHE_BYTES` in the last choice.
     """
     rl, settings = isinstance(config, RLConfig), trainer_of(config)
     section, tokens_key = ("trainer.", "trainer.micro_batch_tokens") if rl else ("", "data.micro_batch_tokens")
@@ -222,7 +220,7 @@ def _choices(
 def _optimisers(
     config: RLConfig | SFTConfig, model: DecoderConfig, section: str, device: str, ranks: int, here: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield changes of the optimiser's settings: first no change, then leaner values of unset keys."""
+    """Yield changes of the optimiser's settings: first none, then values for unset keys that take less memory."""
     yield {}
     optim = trainer_of(config).optim
     if device == "cpu" or ranks > 1 or optim.type != "adamw" or config.model.lora is not None:
@@ -235,7 +233,7 @@ def _optimisers(
 
 
 def _saving(usual: RLConfig | SFTConfig, chosen: RLConfig | SFTConfig, needed: int, room: int) -> str:
-    """Return `micro_batch_tokens 4,096 and checkpointing selective: 16,384 tokens would take 31.9 of 23.5 GiB`."""
+    """Return a text such as `micro_batch_tokens 4,096: 16,384 tokens would take 31.9 of 23.5 GiB`, or ""."""
     names = ["data.micro_batch_tokens", "checkpointing", "optim.state", "optim.offload"]
     if isinstance(usual, RLConfig):
         names = [f"trainer.{name.removeprefix('data.')}" for name in names] + ["inference.cuda_graphs"]

@@ -1,7 +1,7 @@
-"""Several tasks in one run: each task's share of a step's groups, its draws and its metrics.
+"""Several tasks in one run: the share of each task in a step's groups, its draws and its metrics.
 
-Tasks are identified by name. A run with one task names it "" and leaves the name out of metrics and ledger. A step's
-groups are ordered by task; each task has its own curriculum, advantages and `refill` rounds.
+Each task has a name. If a run has only one task, its name is "" and is left out of metrics and ledger. A step's groups
+are ordered by task. Each task has its own curriculum, advantages and `refill` rounds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def shares(config: RLConfig, step: int) -> dict[str, int]:
-    """Return the number of groups per task in a step's batch: proportional to the weight, up to rounding.
+    """Return the number of groups of each task in a step's batch, proportional to its weight up to rounding.
 
-    Systematic sampling: the groups are evenly spaced points in [0, 1), and each task has a part of the range. The
-    points move by the golden ratio each step, so that rounding evens out.
+    This is systematic sampling: each task owns a part of [0, 1), and the groups are evenly spaced points in this range.
+    The points move by the golden ratio each step, so that rounding evens out.
     """
     orch, names = config.orchestrator, list(config.tasks())
     groups = orch.batch_size // orch.rollouts_per_example
@@ -46,7 +46,7 @@ def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Seq
 
 
 def mix_metrics(groups: Sequence[Group], config: RLConfig, step: int) -> dict[str, float]:
-    """Compute the metrics of a step's groups; with several tasks also by task, as `env/NAME/…`."""
+    """Compute the metrics of a step's groups and, with several tasks, each task's metrics as `env/NAME/…`."""
     more = config.orchestrator.lag, config.orchestrator.refill is not None
     metrics = step_metrics(groups, step, *more)
     for name in dict.fromkeys(group.env for group in groups if group.env):

@@ -1,4 +1,4 @@
-"""The user's losses and advantages: `MODULE:FUNCTION` in a config, or a program's function.
+"""The user's losses and advantages: `MODULE:FUNCTION` in a config, or a function that a program gives.
 
 A program's function is written into the run with its dependencies, as `algorithm.py`, so that the run can be resumed
 and verified without the program. If this fails, only the program can resume the run.
@@ -23,7 +23,7 @@ KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.f
 
 @dataclass
 class UserFunctions:
-    """The user's functions of a run, their digests and file; `import_problem`: why the file can't be imported."""
+    """The user's functions of a run, their digests and file. `import_problem` says why the file can't be imported."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,10 @@ class UserFunctions:
     def given(
         cls, config: RLConfig, **functions: Callable[..., Any] | str | None
     ) -> tuple[UserFunctions, dict[str, str]]:
-        """Return the given functions (else the config's), and config keys that name them. UserError for a bad one."""
+        """Return the given functions, else the config's, and the config keys that name them.
+
+        Raises UserError if a function can't be used.
+        """
         if not any(functions.values()):
             return cls.of(config), {}
         from hone.environments.functions import checked_function, place_of

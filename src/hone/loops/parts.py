@@ -52,14 +52,14 @@ if TYPE_CHECKING:
     from hone.environments.functions import ProgramTask
 
 GENERATED = 2000
-"""Compare at most this many training examples of a generated task (the first draws) with held-out ones."""
+"""Maximum number of training examples of a generated task that are compared with held-out ones: the first draws."""
 HELD_OUT = 20_000
-"""Compare at most this many held-out examples of a data set."""
+"""Maximum number of held-out examples of a data set that are compared."""
 
 
 def model_source(config: RunConfig) -> str:
-    """Return the model's source: its name, or the run's saved weights if a resume finds no folder of that name. The
-    source gives architecture and tokenizer; a checkpoint gives the parameters (with LoRA only the adapter's).
+    """Return where to load architecture and tokenizer from: the model's name or, if a resume finds no folder of that
+    name, the weights that the run saved. A checkpoint gives the parameters (with LoRA only the adapter's).
     """
     name = config.model.name
     if config.resume is None or config.model.lora or name == TINY or Path(name).exists():
@@ -96,10 +96,10 @@ def make_trainer(
     record_tokens: bool = True,
     user_loss: TokenLoss | None = None,
 ) -> Trainer:
-    """Make RL's trainer. A KL term also needs the initial policy: `model.name`, loaded again, or with LoRA the model
-    without its adapter.
+    """Make the trainer of an RL run. A KL term needs the initial policy, too: `model.name` is loaded again or, with
+    LoRA, the model is used without its adapter.
 
-    `record_tokens`: record token statistics if configured. `user_loss`: a program's function for `loss.function`.
+    If `record_tokens` is false, no token statistics are recorded. `user_loss` is a program's `loss.function`.
     """
     reference, loss = None, config.trainer.loss
     if loss.kl_coef > 0 and model.lora is not None:
@@ -140,7 +140,6 @@ def batch_use(trainer: TrainerConfig, orch: OrchestratorConfig) -> BatchUse:
 
 
 def weighed(loss: LossConfig, batch: Batch) -> list[Packed]:
-    """Return a batch's sequences with token weights, which `loss.aggregation` sets."""
     tokens = [sequence.num_loss_tokens for sequence in batch.sequences]
     groups = [sequence.group for sequence in batch.sequences]
     filtered = batch.filtered if loss.count_filtered else None
@@ -173,9 +172,9 @@ def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
 def task_given(
     config: RLConfig, dataset: Any, eval_dataset: Any, reward_funcs: Any, *more: Any
 ) -> tuple[ProgramTask | None, dict[str, Any]]:
-    """Return a program's task (None if there is none), and config keys to set.
+    """Return the task that a program gives (None if it gives none), and the config keys to set.
 
-    `more` goes to `given_task`. An `eval_dataset` turns evaluation on, unless the config turns it off.
+    `more` are further arguments of `given_task`. An `eval_dataset` turns evaluation on, unless the config turns it off.
     """
     if all(x is None for x in (dataset, eval_dataset, *more)) and not reward_funcs:
         return None, {}
@@ -194,7 +193,7 @@ def task_given(
 
 
 def task_of(config: RLConfig, given: ProgramTask | None = None) -> Environment:
-    """Make the config's or the program's task. Reads no data."""
+    """Make the task of the config, or the task that a program gives. Reads no data."""
     task = config.orchestrator.env
     if given is None:
         env = configured(task.id, task.args, task.template, "orchestrator.env.template")
@@ -232,13 +231,13 @@ def warn_not_importable(file: str, import_problem: str, run: RunWriter) -> None:
 
 
 def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
-    """Digest the contents of a model, the initial adapter and the tokenizer, not their names."""
+    """Return digests of the contents of a model, its initial adapter and its tokenizer. Names don't count."""
     adapter = {} if model.lora is None else {"adapter": fingerprint(model.trained)}
     return {"model": fingerprint(model.base), **adapter, "tokenizer": renderer.digest()}
 
 
 def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, Environment]:
-    """Return the tasks that the run is evaluated on: tasks of `envs`, or others that the config names."""
+    """Return the tasks for evaluation: tasks of `envs`, or others that the config names."""
     evals = config.orchestrator.eval
     if evals is None or not evals.envs:
         return dict(envs) if evals else {}
@@ -250,7 +249,7 @@ def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, En
 def task_digests(
     config: RLConfig, envs: Mapping[str, Environment], eval_envs: Mapping[str, Environment]
 ) -> dict[str, str]:
-    """Digest the tasks for training and evaluation; with several tasks, each key has a task's name."""
+    """Return digests of the tasks for training and evaluation. With several tasks, each key has a task's name."""
     digests: dict[str, str] = {}
     for name, one in config.tasks().items():
         found = envs[name].digests(("train", "eval") if one.orchestrator.eval else ("train",))
@@ -267,7 +266,7 @@ def model_files(config: RLConfig | SFTConfig) -> list[str | None]:
 
 
 def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None = None) -> list[Path]:
-    """Return the local paths among names and arguments of a task; "FILE.py:FUNCTION" counts as the file."""
+    """Return the paths that exist among `names` and a task's arguments; "FILE.py:FUNCTION" counts as its file."""
     values = [item for value in (task_args or {}).values() for item in (value if isinstance(value, list) else [value])]
     files = [v.rpartition(":")[0] if isinstance(v, str) and ".py:" in v else v for v in values]
     # A chat template given as text may be longer than any path, or hold what no path can.
@@ -276,7 +275,7 @@ def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None =
 
 
 def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
-    """Return a function to call with the number of items done; it prints a line every 2 s."""
+    """Return a function that takes the number of finished items; it prints the progress at most every 2 s."""
     last_shown = time.monotonic()
 
     def advance(done: int) -> None:
@@ -291,7 +290,7 @@ def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
 def check_lengths(
     config: RLConfig, env: Environment, renderer: ChatRenderer, model: DecoderConfig, curriculum: Curriculum | None
 ) -> None:
-    """Raise UserError if `seq_len` or a prompt is too long. Without `curriculum`, check only evaluation prompts."""
+    """Raise UserError if `seq_len` or a prompt is too long. Without a curriculum, check only evaluation prompts."""
     limit = model.max_position_embeddings
     if config.seq_len > limit:
         raise UserError(f"seq_len = {config.seq_len} exceeds the model's {model.context}; set --seq-len {limit}")
@@ -311,10 +310,10 @@ def check_lengths(
 
 
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
-    """Return the examples that training and evaluation share; None without evaluation. UserError if `refuse` finds any.
+    """Return the examples that training and evaluation share; None without evaluation.
 
-    It compares the training examples that the run will draw, at most an epoch; with `drop` all `max_examples`, because
-    a resume may change the number of steps, but not the dropped examples.
+    It checks the training examples that the run will draw, at most one epoch. With `drop` it checks all `max_examples`:
+    a resume may change the number of steps, but must drop the same examples. Raises UserError if `refuse` finds any.
     """
     settings = config.orchestrator.eval
     if settings is None:
@@ -389,7 +388,7 @@ def card(config: RLConfig, step: int) -> str:
 
 
 def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapping[str, object]) -> str:
-    """Return the model card of `weights/step_N`. It names no local folder: equal runs write equal cards."""
+    """Return the model card of `weights/step_N`. It names no local folder, so that equal runs write equal cards."""
     name = config.model.name
     from_hub = is_hub_id(name)
     adapter = config.model.lora

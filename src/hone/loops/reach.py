@@ -24,7 +24,7 @@ PROBE = "One probe: naïve café, 12+34=46, {x}\n"
 
 @dataclass(frozen=True)
 class Server:
-    """A server to sample from: its kind, and the model that it serves."""
+    """A server to sample from: its endpoint, its kind (`backend`) and the model that it serves."""
 
     endpoint: Endpoint
     backend: str
@@ -43,7 +43,7 @@ class Server:
         return f"{'hone inference' if self.is_hone else sampler_name(self.backend)} at {self.endpoint.url}"
 
     def scoring(self, prompts: Sequence[Sequence[int] | str], temperature: float = 1.0) -> dict[str, Any]:
-        """Return the body of a request for the logprobs of prompts. Servers other than hone's also sample a token."""
+        """Return the body of a request for logprobs of prompts. Servers other than hone's must also sample a token."""
         body = {"model": self.model, "prompt": [p if isinstance(p, str) else list(p) for p in prompts]}
         body |= {"max_tokens": 0 if self.is_hone else 1, "temperature": temperature}
         return body | {"prompt_logprobs": 0}
@@ -54,9 +54,9 @@ class NoServer(UserError):
 
 
 def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return the logprobs of each prompt's tokens except the first, from an answer to `Server.scoring`.
+    """Return the logprobs of each prompt's tokens except the first, from the answer to `Server.scoring`.
 
-    Raises KeyError, IndexError, TypeError or ValueError if they are missing.
+    Raises KeyError, IndexError, TypeError or ValueError if logprobs are missing.
     """
     entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
     return [
@@ -88,9 +88,9 @@ def connect_to_server(
 ) -> Server:
     """Return the server at `endpoint`. Raises UserError unless it serves the trained model.
 
-    It must serve `model` with this number of `parameters`, have the tokenizer of `renderer` (None: unchecked) and room
-    for `tokens`, and accept weights from folders below `spool`. Waits `patience` seconds for an answer, and prints a
-    line every 30 s. `named`: the user set --orchestrator.client.base-url; else the run started the server.
+    The server must serve `model` with this number of `parameters`, have the tokenizer of `renderer` (None: unchecked)
+    and room for `tokens` tokens, and accept weights from folders below `spool`. hone waits `patience` seconds for an
+    answer, and prints a line every 30 s. `named` is true if the user set --orchestrator.client.base-url.
     """
 
     async def ask() -> Server:
@@ -103,16 +103,16 @@ def connect_to_server(
             if entry.owner not in gathered("SAMPLERS", {HONE: None}):
                 raise UserError(
                     f"{endpoint.url} is a server of {entry.owner or 'an unknown kind'}: rollouts need token ids, their "
-                    f"logprobs and weights that can be updated, as `inference --model.name {model}` provides"
+                    f"logprobs and updates of the weights: start one with `inference --model.name {model}`"
                 )
             if entry.policy_version is None:
                 raise UserError(
-                    f"{endpoint.url} takes no weights: start {sampler_name(entry.owner)} by `inference --backend "
+                    f"{endpoint.url} takes no weights: start {sampler_name(entry.owner)} with `inference --backend "
                     f"{entry.owner} --model.name {model}`"
                 )
             if entry.max_model_len is not None and entry.max_model_len < tokens:
                 raise UserError(
-                    f"{endpoint.url} has room for {entry.max_model_len} tokens, but seq_len is {tokens}: lower it"
+                    f"{endpoint.url} has room for {entry.max_model_len} tokens, but seq_len is {tokens}: lower seq_len"
                 )
             if entry.parameters is not None and parameters is not None and entry.parameters != parameters:
                 raise UserError(
@@ -161,7 +161,7 @@ async def _check_tokenizer(client: ServerClient, server: Server, model: str, ren
 
 
 async def _check_root(client: ServerClient, spool: Path) -> None:
-    """Raise UserError if the server refuses weights from below `spool`; tries a folder that doesn't exist."""
+    """Raise UserError if the server refuses weights from below `spool`. The request names no existing folder."""
     try:
         await client.post("/update_weights", {"path": str(spool.resolve() / "none"), "version": 0})
     except RequestRejected as error:

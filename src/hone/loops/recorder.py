@@ -25,13 +25,13 @@ from hone.trainer.token_stats import TokenStats
 from hone.types import Group, Outcome, Rollout, Score
 
 WINDOW = 1000
-"""Completions over which the share of failures is computed: enough that 5 % rarely look like 10 %."""
+"""The share of failures is computed over this many completions, so that 5 % rarely look like 10 %."""
 LEAST = 256
-"""Minimum of `WINDOW` in a shorter run."""
+"""In a shorter run the share is computed over all planned completions, but over at least this many."""
 
 
 class RunRecorder:
-    """Records and checks a run of RL; `band` limits the gap of sampler and trainer."""
+    """Records and checks the steps of an RL run. `band` bounds the logprob gap of sampler and trainer."""
 
     def __init__(self, config: RLConfig, run: RunWriter, saver: Saver, band: Band, special_texts: SpecialTexts) -> None:
         orch = config.orchestrator
@@ -40,7 +40,7 @@ class RunRecorder:
         self.published = self.watch.published
         self.failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, run)
         self.needs_positive = orch.advantage.divides_by_mean
-        """Warn of rewards below 0, because advantages are divided by a mean of rewards."""
+        """True: warn if a reward is below 0, because advantages are divided by a mean of rewards."""
         self._all_masked_shown = False
 
     @contextmanager
@@ -50,10 +50,10 @@ class RunRecorder:
             yield
 
     def record(self, step: int, metrics: dict[str, float], groups: list[Group], update: Update) -> None:
-        """Write a step with all its metrics and its update.
+        """Write a step with its metrics and its update.
 
-        Rollouts are written first: a step with metrics on disk has its samples on disk. Raises Halt if too many
-        completions could not be graded (UserError if all of step 0), or the logprob gap is too large.
+        Rollouts are written first, so a step with metrics on disk has its samples on disk. Raises Halt if too many
+        completions could not be graded (UserError if none of step 0 could), or if the logprob gap is too large.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if groups:
@@ -127,15 +127,15 @@ def _token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[s
 class FailureWatch:
     """Raises Halt if more than the share `max_failed` of the last completions could not be graded.
 
-    It counts the last `WINDOW` completions, or `planned` in a shorter run (at least `LEAST`), so that a few early
-    failures don't end a run. A resume starts the count at 0. A step without a graded completion always ends the run.
+    It counts the last `WINDOW` completions, or `planned` (at least `LEAST`) in a shorter run, so that a few early
+    failures don't end a run. A resume starts the count at 0. A step without any graded completion always ends the run.
     """
 
     def __init__(self, max_failed: float, planned: int, run: RunWriter) -> None:
         self._max_failed, self._run = max_failed, run
         self._window = max(LEAST, min(WINDOW, planned))
         self._steps: deque[tuple[int, int]] = deque()
-        """(completions that failed, all completions) of the last steps."""
+        """For each of the last steps: (failed completions, all completions)."""
         self._reported: set[Outcome] = set()
         self._evaluation_reported = False
         self._failed = self._total = 0
@@ -143,7 +143,7 @@ class FailureWatch:
     def step(self, step: int, scores: Sequence[Score]) -> None:
         """Count a step's scores, and show the first failure of each kind.
 
-        Raises UserError if all scores of step 0 are failures; Halt if all of a later step or too many recent ones are.
+        Raises UserError if all scores of step 0 are failures; Halt if all of a later step are, or too many recent ones.
         """
         failures = [score for score in scores if score.outcome.is_failure]
         self._failed += len(failures)
@@ -178,7 +178,7 @@ class FailureWatch:
             )
 
     def evaluated(self, step: int, scores: Sequence[Score]) -> None:
-        """Show the first failure in an evaluation. Failures there enter no average and end no run."""
+        """Show the first failure of an evaluation. Failures of evaluations enter no average and end no run."""
         failures = [score for score in scores if score.outcome.is_failure]
         self._mark_inexact(step, failures)
         if failures and not self._evaluation_reported:
@@ -196,7 +196,6 @@ class FailureWatch:
             )
 
     def _mark_inexact(self, step: int, failures: Sequence[Score]) -> None:
-        """Mark the run as inexact from `step` on if a failure may not repeat itself."""
         if any(score.outcome is Outcome.GRADER_TIMEOUT for score in failures):
             self._run.mark_inexact(step, "a grader was ended at its deadline")
         if any(score.killed for score in failures):

@@ -1,11 +1,11 @@
-"""A policy on servers of one kind. It samples over HTTP; the servers load the trainer's weights from a folder.
+"""A policy on servers of one kind. It samples over HTTP, and the servers load the trainer's weights from a folder.
 
     policy = ServerPolicy([connect_to_server(endpoint, ...)], renderer, eos_ids, spool)
     policy.load(0)
 
 A server gets one request per group. hone's server gets the key of each completion, so it samples the same tokens as an
-engine in this process, up to rounding. Another server gets a seed for the first completion (the key's upper 31 bits),
-and adds 1 for each further one.
+engine in this process, up to rounding. Another server gets one seed, the upper 31 bits of the first completion's key,
+and adds 1 for each further completion.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from hone.types import Ragged, Segment
 class ServerPolicy(Policy):
     """Samples from servers. `load` makes the servers load a folder, by default one with the weights of `spool`'s model.
 
-    Another thread may call `load` during `sample`: a token may then be of any loaded version; the caller decides which
-    versions are too old. If a server reports no versions, all tokens of a call get the version at its start, the oldest
-    possible. `eos_ids` and the stop ids of `renderer` end a completion. Raises Halt if no server is left, or if one
-    samples from weights that this run did not send.
+    Another thread may call `load` during `sample`. A token may then come from any loaded version, and the caller
+    decides which versions are too old. If a server reports no versions, all its tokens of a call get the version at the
+    start of the call, the oldest possible. A completion ends at `eos_ids` and the stop ids of `renderer`. Raises Halt
+    if no server is left, or if a server samples from weights that this run did not send.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ServerPolicy(Policy):
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Segment]:
-        """Sample one turn per request; prompt ids are those reported by the server."""
+        """Sample one turn per request. Turns have the prompt ids that the server reports."""
         turns = dict[int, Segment]()
         members = list(enumerate(requests))
         groups = [list(group) for _, group in groupby(members, lambda one: (one[1].prompt_ids, one[1].max_tokens))]
@@ -84,7 +84,7 @@ class ServerPolicy(Policy):
         self.fleet.load(version, path)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Return a server's logprobs; NaN if it can't score: at temperatures other than 1 only hone's server can."""
+        """Return a server's logprobs. They are NaN at temperatures other than 1, unless the server is hone's."""
         if self._scores_nothing(temperature):
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
         (answer,) = self.fleet.ask([self._server.scoring(sequences, temperature)])
@@ -129,7 +129,7 @@ class ServerPolicy(Policy):
 
 
 def _read(choice: dict[str, Any], with_candidates: bool) -> tuple[tuple[int, ...], Completion, list[int] | None]:
-    """Read a choice: the prompt's ids, the completion, and its tokens' versions, if the server reports them."""
+    """Return a choice's prompt ids, its completion, and the versions of its tokens if the server reports them."""
     candidates = Ragged.of(choice["kept_ids"]) if with_candidates else None
     logprobs = choice["logprobs"]["token_logprobs"]
     completion = Completion(choice["token_ids"], logprobs, choice["finish_reason"], candidates)

@@ -60,23 +60,23 @@ class Processes(Protocol):
     """The processes that sample and train: this process (`OneProcess`), or others."""
 
     backend: str | None
-    """The kind of server that samples, once connected; None for the engine in this process."""
+    """Kind of the server that samples, known once connected; None for the engine in this process."""
 
     def load(self, rl: RL) -> DecoderConfig:
-        """Return the shape of the model; load it if this process needs it. Raises UserError for invalid settings."""
+        """Return the model's config; load the model if this process needs it. Raises UserError for invalid settings."""
         ...
 
     def connect(self, rl: RL) -> dict[str, Any]:
-        """Connect to servers and trainer; return digests and further arguments of `RunWriter.start`."""
+        """Connect to servers and trainer. Return digests and further arguments of `RunWriter.start`."""
         ...
 
     def start(self, rl: RL, stack: ExitStack) -> tuple[Policy, Updates]:
-        """Make policy and trainer of the open run, from its checkpoint if there is one; `stack` closes them."""
+        """Make policy and trainer of the open run, from its checkpoint if it has one. `stack` closes them."""
         ...
 
 
 class OneProcess:
-    """Trains in this process, and samples here or from one server."""
+    """Trains in this process, and samples in this process or from one server."""
 
     backend: str | None = None
     make_policy: MakePolicy | None = None
@@ -123,14 +123,14 @@ class OneProcess:
 
 
 class RL(Training):
-    """A run of RL: the task, renderer and steps of a config. Other `processes` may sample and train.
+    """A run of RL, from a config. `processes` sample and train; by default this process does both.
 
-    `config` is an `RLConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The task comes from
+    `config` is an `RLConfig`, a TOML file or None. `settings` set its keys, by name or dotted name. The task comes from
     the config, from `reward_funcs` with the examples of `dataset` (see `given_task` in `hone.environments.functions`),
     or from `agent`, a program that calls the model. `loss` and `advantages` replace the algorithm's functions, see
-    `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is bad. As a context manager,
-    it opens the run directory, and sets threads and deterministic kernels; its exit saves the final version and
-    restores those settings.
+    `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is bad. As a context manager it
+    opens the run directory, and sets threads and deterministic kernels. Its exit saves the final version and restores
+    threads and kernels.
     """
 
     kind = "rl"
@@ -211,7 +211,7 @@ class RL(Training):
         return groups
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Update the weights on all groups from `sample`, in their order; returns the step's metrics."""
+        """Update the weights on all groups from `sample`, in their order. Return the step's metrics."""
         self._check_left(takes_step=True)
         if not self._drawn or [group.draw for group in groups] != self._drawn:
             raise UserError("update takes all groups that the last sample() returned, in their order, only once")
@@ -220,8 +220,8 @@ class RL(Training):
             return self.steps.update(groups)
 
     def evaluate(self, num_examples: int | None = None, task: str | None = None) -> EvalResult:
-        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Records nothing. `task`: a task's
-        name, by default the first task's; UserError for an unknown name.
+        """Evaluate the current version on held-out examples, by `orchestrator.eval`, and record nothing. `task` is a
+        task's name, by default the first. Raises UserError if no task has this name.
         """
         self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:
@@ -297,7 +297,6 @@ class RL(Training):
         trainer.start(self.saver)
 
     def _open_run(self, stack: ExitStack, reads: list[Path], digests: dict[str, str], **more: Any) -> Any:
-        """Open the run directory and, if steps are left, start grading processes."""
         config, given = self.config, self.given
         digests = (
             digests
@@ -339,5 +338,5 @@ class RL(Training):
         self.run.event("pool_restarted", step, examples=size)
         self.run.display.message(
             f"Step {step} found no prompt left in the pool (all {size:,} are retired or parked): all "
-            "are back, and their measurements are forgotten."
+            "prompts are back, and their measurements are forgotten."
         )

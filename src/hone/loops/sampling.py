@@ -23,7 +23,10 @@ from hone.trainer.step import Trainer
 
 
 def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> tuple[str, MakePolicy]:
-    """Return the kind of server to sample from, and a function that makes its policy. UserError if it can't be used."""
+    """Return the kind of server to sample from, and a function that makes its policy.
+
+    Raises UserError if the server can't be used.
+    """
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
         return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split
@@ -49,7 +52,7 @@ def spool_of(
     adapter_alone: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Spool:
-    """Return the spool of weights in `dtype` for a server; in memory if `in_memory` is true and two versions fit."""
+    """Return the spool of weights in `dtype` for a server. With `in_memory` it is in memory if two versions fit."""
     assert config.sampled_by is not None
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     say = run.display.message

@@ -1,8 +1,8 @@
-"""SFT: cross-entropy on the assistant's tokens of packed conversations, AdamW, one update a step.
+"""SFT: cross-entropy on the assistant's tokens of packed conversations, with AdamW and one update a step.
 
 Step N takes the next examples (shuffled by seed and epoch), joins them end to end, and minimises the mean negative
-log-likelihood over all assistant tokens of the step. No padding, no attention across examples, no label smoothing, no
-sample weights. A checkpoint holds the trainer, the position in the data and two counters.
+log-likelihood over all assistant tokens of the step. There is no padding, no attention across examples, no label
+smoothing and no sample weight. A checkpoint holds the trainer, the position in the data and two counters.
 
     hone sft @ examples/reverse_text/tiny_sft.toml
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """Position in the stream of epochs, and the examples and tokens trained on so far."""
+    """Position in the stream of epochs, and the numbers of examples and tokens trained on so far."""
 
     position: int = 0
     examples: int = 0
@@ -89,7 +89,7 @@ class Data:
 
 @dataclass(eq=False)
 class SFTSteps(Loop):
-    """The loop: read the next examples and train (`update`); measure the validation loss (`measure`)."""
+    """The loop: `update` reads the next examples and trains; `measure` computes the validation loss."""
 
     config: SFTConfig
     source: Source
@@ -146,13 +146,13 @@ class SFTSteps(Loop):
 
 
 class SFT(Training):
-    """A run of SFT: data, renderer, model and trainer of a config.
+    """A run of SFT, from a config: its data, renderer, model and trainer.
 
-    `config` is an `SFTConfig`, a TOML file or None; `settings` set its keys, by name or dotted name. The examples come
-    from the config or are `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises UserError if a
-    setting, the data or the model is bad. As a context manager, it opens the run directory, and sets threads and
-    deterministic kernels; its exit saves the final version and restores those settings. With several `ranks`, every
-    rank makes an SFT; rank 0 uses it as a context manager; other ranks call `follow`.
+    `config` is an `SFTConfig`, a TOML file or None. `settings` set its keys, by name or dotted name. The examples come
+    from the config, or from `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. Raises UserError if a
+    setting, the data or the model is bad. As a context manager it opens the run directory, and sets threads and
+    deterministic kernels. Its exit saves the final version and restores threads and kernels. With several `ranks` every
+    rank makes an SFT: rank 0 uses it as a context manager, the other ranks call `follow`.
     """
 
     kind = "sft"
@@ -239,7 +239,7 @@ class SFT(Training):
 
 
 def follow(sft: SFT) -> int:
-    """Repeat what rank 0 does, on another rank; returns rank 0's exit code."""
+    """Repeat on this rank what rank 0 does; return rank 0's exit code."""
     configure_run(sft.config, sft.model, sft.ranks)
     return sft.trainer.follow()
 
@@ -247,7 +247,7 @@ def follow(sft: SFT) -> int:
 def with_dataset(
     config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any], ranks: Ranks = ALONE
 ) -> tuple[SFTConfig, Rows | None]:
-    """Return the config with the program's data set and a run directory; and any rows that the program gives."""
+    """Return the config with a run directory and the program's data set, and the rows if the program gives rows."""
     rows, chosen = given_rows(dataset, "dataset"), dict[str, Any]()
     if rows is not None:
         place = DATA if isinstance(rows, Rows) else rows
@@ -265,9 +265,9 @@ def with_dataset(
 
 
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:
-    """Load and check the data, or the given rows, before the run directory is touched.
+    """Load and check the data, or the rows that a program gives, before the run directory is touched.
 
-    It tokenizes every row that the run will use; of a task's demonstrations, only rows of the first step.
+    It tokenizes every row that the run will use, but of a task's demonstrations only the rows of the first step.
     """
     limit = Limit(config.data, model.config.max_position_embeddings)
     name = config.data.path or config.data.name or config.data.run

@@ -1,6 +1,6 @@
 """Folders in memory for weights that a server of this machine loads, and scratch folders of the launcher.
 
-Only this user can open them; they are removed after the run. Needs only the standard library, like the launcher.
+Only this user can open the folders; they are removed after the run. Needs only the standard library, like the launcher.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from hone.hardware import ram
 
 ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"
-"""Environment variable with the folder for a run's processes (the orchestrator tells the trainer)."""
+"""Environment variable that tells a run's processes the folder for weights."""
 PRESERVED = ".kept"
-"""A scratch folder with a file of this name stays, because a message names a log in it."""
+"""A scratch folder with a file of this name is not removed, because a message names a log in this folder."""
 NO_ROOM = "there is no room left in memory"
 
 
 @contextmanager
 def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Path | None]:
-    """Yield a new folder in memory that only this user can open, and remove it afterwards; None if none can be made.
+    """Yield a new folder in memory that only this user can open (None if none can be made), and remove it afterwards.
 
     This process locks the folder as long as it lives. Folders of killed processes are removed first.
     """
@@ -48,7 +48,7 @@ def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Pat
 
 @contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
-    """Yield a fresh private folder among the temporary files, and remove it afterwards, unless it holds `PRESERVED`."""
+    """Yield a new private folder among the temporary files. Remove it afterwards, unless it holds `PRESERVED`."""
     root, prefix = Path(tempfile.gettempdir()), f"hone-{kind}-{os.geteuid()}-"
     _sweep(root, prefix)
     folder, lock = _make_locked(root, prefix)
@@ -61,7 +61,6 @@ def scratch_folder(kind: str) -> Iterator[Path]:
 
 
 def _sweep(root: Path, prefix: str) -> None:
-    """Remove the folders of this prefix that killed processes left."""
     for left in root.glob(f"{prefix}*"):
         with suppress(OSError):  # its process lives, or it is not ours
             lock = _locked(left)
@@ -71,7 +70,7 @@ def _sweep(root: Path, prefix: str) -> None:
 
 
 def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
-    """Return a new locked folder and its lock. The folder is hidden until locked, so that no other run removes it."""
+    """Return a new folder and its lock. Its name is hidden until it is locked, so that no other run removes it."""
     hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))  # mode 0700, at a name that nobody has taken
     folder = hidden.with_name(hidden.name.removeprefix("."))
     with ExitStack() as failed:
@@ -84,7 +83,7 @@ def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
 
 
 def join_folder(folder: Path) -> int | None:
-    """Make a run's folder on this node; return its lock, or None on the launcher's node, where the launcher has it."""
+    """Make a run's folder on this node and return its lock; None on the launcher's node: the launcher has it."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     try:
@@ -94,7 +93,7 @@ def join_folder(folder: Path) -> int | None:
 
 
 def leave_folder(folder: Path, lock: int) -> None:
-    """Release the lock of `join_folder`; the last process to do so removes the folder."""
+    """Release the lock of `join_folder`. The last process to do this removes the folder."""
     with suppress(OSError):  # another process has it, too
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +109,7 @@ def disk_message(reason: str) -> str:
 
 
 def shortage(folder: Path, size: int, versions: int) -> str | None:
-    """Return why this number of `versions`, of `size` bytes each, doesn't fit in `folder`; None if it fits."""
+    """Return a message if `versions` versions, of `size` bytes each, don't fit into `folder`; else None."""
     stats = os.statvfs(folder)
     free, needed = min(stats.f_bavail * stats.f_frsize, ram()[1]), versions * size
     if free >= needed:
@@ -125,7 +124,7 @@ def _size(count: int) -> str:
 
 
 def _locked(folder: Path, kind: int = fcntl.LOCK_EX) -> int:
-    """Open and lock a folder; OSError if other users can open it, or if it is locked."""
+    """Open and lock a folder. Raises OSError if other users can open it, or if another process has locked it."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = os.fstat(opened)

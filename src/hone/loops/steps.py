@@ -1,9 +1,9 @@
-"""The steps of RL, in one process, in several, or replayed by `hone verify`; `build` makes them from a config.
+"""The steps of RL: in one process, in several, or replayed by `hone verify`. `build` makes them from a config.
 
-Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
-minus its group's mean as the advantage, and makes one update with the token-level clipped loss: version N + 1. Groups
-of equal rewards carry no gradient and are dropped; if all are dropped, the weights stay the same, but the version and
-the schedule advance. No value network, no KL by default, one update per batch, no replay.
+Step N draws prompts, samples a group of completions per prompt from policy version N and grades them. The advantage is
+the reward minus the mean of its group. One update with the token-level clipped loss makes version N + 1. Groups of
+equal rewards carry no gradient and are dropped; if all are dropped, the weights stay the same, but the version and the
+schedule advance. There is no value network and no replay; by default there is no KL, and one update per batch.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from hone.types import Group
 
 @dataclass(eq=False)
 class Tasks:
-    """The tasks of a run by name: for training, with `curricula` that draw the examples, and for evaluation.
+    """The tasks of a run by name: tasks to train on, with `curricula` that draw their examples, and tasks to evaluate.
 
-    `renderer` writes the prompts. `advantages` is a program's function instead of the algorithm's, or None.
+    `renderer` writes the prompts. `advantages` is a program's function that replaces the algorithm's, or None.
     """
 
     train: Mapping[str, Environment]
@@ -47,12 +47,12 @@ class Tasks:
 
 
 AddColumn = Callable[[Sequence[Group]], list[Group]]
-"""Returns the groups with a column of an extension (`hone.extension.Column`)."""
+"""Returns the groups with an extension's column (`hone.extension.Column`) added."""
 
 
 @dataclass
 class PendingStep:
-    """A step sent to the trainer; its update is not received yet."""
+    """A step that was sent to the trainer. Its update is not received yet."""
 
     step: int
     groups: list[Group]
@@ -69,9 +69,9 @@ def build(
     state: Mapping[str, Any] | None = None,
     columns: Sequence[tuple[str, AddColumn]] = (),
 ) -> Steps:
-    """Make the steps of a run, starting from a checkpoint's `state` (None: from step 0).
+    """Make the steps of a run, from a checkpoint's `state` or, if None, from step 0.
 
-    Without a policy, `sample` can't be used; `update` then takes recorded groups.
+    Without a policy, `sample` can't be used, and `update` trains on recorded groups.
     """
     ledger, samplers = Ledger(state["ledger"] if state else None), dict[str, GroupSampler]()
     for name, one in config.tasks().items():
@@ -85,10 +85,11 @@ def build(
 
 @dataclass(eq=False)
 class Steps(Loop):
-    """The loop: draw, sample, grade, take advantages (`sample`); pack, train (`update`); publish, evaluate (`measure`).
+    """The loop: `sample` draws, samples, grades and takes advantages; `update` trains; `measure` publishes and
+    evaluates.
 
-    With `max_async_level` k > 0 up to k batches wait for the trainer while the next one is sampled, and new weights
-    reach the sampler meanwhile. The order of draws doesn't depend on k.
+    With `max_async_level` k > 0 up to k batches wait for the trainer while the next batch is sampled, and the sampler
+    may get new weights meanwhile. The order of draws doesn't depend on k.
     """
 
     config: RLConfig
@@ -99,7 +100,7 @@ class Steps(Loop):
     ledger: Ledger
     recorder: RunRecorder
     columns: Sequence[tuple[str, AddColumn]]
-    """(phase, function): the function's time is logged as this phase."""
+    """(phase, function) for each column; the function's time is logged as this phase."""
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     """Metrics of the last recorded step."""
     _pending: deque[PendingStep] = field(default_factory=deque, init=False)
@@ -109,7 +110,7 @@ class Steps(Loop):
 
     @property
     def next_step(self) -> int:
-        """Number of the next step: updates received and pending."""
+        """Number of the next step: the number of updates that were received or are pending."""
         return self.version + len(self._pending)
 
     def step(self) -> dict[str, float]:
@@ -129,7 +130,7 @@ class Steps(Loop):
         return groups
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Update the weights on the groups of a step; returns the metrics of the last finished step."""
+        """Update the weights on the groups of a step. Return the metrics of the last finished step."""
         step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
         metrics, batch = mix_metrics(groups, self.config, step), trainable(groups, self.config)
         self.trainer.put(step, batch)
@@ -146,7 +147,7 @@ class Steps(Loop):
         return goes_on
 
     def measure(self, version: int, last: bool) -> dict[str, float]:
-        """Publish the version to the sampler; evaluate it every `eval.interval` versions and at the end."""
+        """Publish the version to the sampler. Evaluate every `eval.interval` versions, and the last one."""
         with self.recorder.phase("publish"):
             gap = self.trainer.publish(version)
         self._measured = self.recorder.published(version, gap)  # of a step that is given up before the rest
@@ -173,7 +174,6 @@ class Steps(Loop):
         self.recorder.record(version, metrics, [], Update({}, self.fingerprint()))
 
     def give_up(self) -> None:
-        """Record pending updates, without publishing or measuring anything."""
         self.trainer.give_up()
         while self._pending:
             with suppress(Halt):  # the first one ends the run
@@ -184,7 +184,7 @@ class Steps(Loop):
         return Snapshot(tensors, self.ledger.state(before=self.version), part)
 
     def _receive_update(self, begin: bool = True) -> None:
-        """Record the next update. Begin its version if a step is pending, or to test `config.stop`."""
+        """Record the next update. Begin its version if another step is pending, or if `config.stop` must be tested."""
         update, pending = self.trainer.take(), self._pending.popleft()
         measured, self._measured = dict(self._measured), {}
         self.metrics = measured | pending.metrics | update.metrics | pending.totals

@@ -24,7 +24,7 @@ from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
 
 Export = Callable[[Path, int, "dict[str, torch.Tensor]"], None]
-"""(folder, version, parameters): writes the weights of a version."""
+"""Called with a folder, a version and the parameters; writes the version's weights into the folder."""
 
 
 class Loop(ABC):
@@ -39,18 +39,18 @@ class Loop(ABC):
 
     @abstractmethod
     def step(self) -> dict[str, float]:
-        """Begin the current version, then make the next version; returns the step's metrics."""
+        """Begin the current version, then train the next one. Return the step's metrics."""
 
     @abstractmethod
     def measure(self, version: int, last: bool) -> dict[str, float]:
-        """Measure the current version if that is due, or if it is the `last` one; return the metrics."""
+        """Measure the current version if it is due, or if it is the `last` one. Return the metrics."""
 
     @abstractmethod
     def record_end(self, version: int, metrics: dict[str, float]) -> None: ...
 
     @abstractmethod
     def snapshot(self, checkpoint: bool) -> Snapshot:
-        """Return the state to save; `checkpoint`: save it as a checkpoint, too."""
+        """Return the state to save. `checkpoint` is true if it becomes a checkpoint, too."""
 
     @property
     def version(self) -> int:
@@ -66,7 +66,7 @@ class Loop(ABC):
         return self.next_step >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
 
     def begin(self, last: bool = False) -> bool:
-        """Save and measure the current version, once; return False if a stop was requested. `last`: measure all."""
+        """Save and measure the current version, once. Return False if a stop was requested. `last`: measure all."""
         version, saver = self.version, self.saver
         if self._begun == version:
             return True
@@ -78,7 +78,7 @@ class Loop(ABC):
         return goes_on
 
     def finish(self, complete: bool = True) -> Ending:
-        """Save, measure and record the last version; return how the run ended. `complete`: no steps are left."""
+        """Save, measure and record the last version. Return how the run ended. `complete`: no steps are left."""
         version, saver = self.version, self.saver
         ending = saver.ending(version, self.config.max_steps) if complete else "stopped"
         saver.save(version, last=True)
@@ -99,16 +99,16 @@ class Loop(ABC):
 class Training(ABC):
     """A training run as a context manager: its block takes steps; its exit saves the final version and closes the run.
 
-    SIGINT and SIGTERM end the run after the current step; `done` is then true. The last complete version is saved as a
-    checkpoint if a step is abandoned, at a Halt, or if the block raises between two steps. `ending` says how the run
-    ended; `exit_code` is a command's exit code: 0, or 130/143 for a signal. `command` is the command line recorded in
-    run.json; by default this process's.
+    SIGINT and SIGTERM end the run after the current step; `done` is then true. If a step is abandoned, a Halt is raised
+    or the block raises between two steps, the last complete version is saved as a checkpoint. `ending` says how the run
+    ended. `exit_code` is a command's exit code: 0, or 130 or 143 after a signal. `command` is the command line for
+    run.json, by default this process's.
     """
 
     kind: ClassVar[str]
     config: Any
     steps: Any
-    """The `Loop`, once the run is open."""
+    """The `Loop`; set once the run is open."""
     observers: list[Observer]
     run: RunWriter
     saver: Saver
@@ -116,7 +116,7 @@ class Training(ABC):
     exit_code = 0
     command: list[str] | None = None
     _error: BaseException | None = None
-    """The last error of hone's code (not of the user's block); the state may be half a step's."""
+    """The last error of hone's code, not of the user's block. The state may then be half a step's."""
     _stack: ExitStack | None = None
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Training(ABC):
         return run.start_step if run.nothing_left else self.steps.version
 
     def step(self) -> dict[str, float]:
-        """Take one step; returns its metrics."""
+        """Take one step, and return its metrics."""
         with self._inside():
             return self.steps.step()
 
@@ -147,7 +147,7 @@ class Training(ABC):
                     self.steps.step()
 
     def save(self) -> Path:
-        """Save the current version now, as weights and as a checkpoint; returns the checkpoint's folder."""
+        """Save the current version now, as weights and as a checkpoint. Return the checkpoint's folder."""
         with self._inside(takes_step=False):
             self.saver.save_now(self.version)
             return self.run.checkpoints.path(self.version)
@@ -166,7 +166,7 @@ class Training(ABC):
 
     @contextmanager
     def _inside(self, takes_step: bool = True) -> Iterator[None]:
-        """Wrap code that takes steps or saves, to tell hone's errors from errors of the user's block."""
+        """Wrap code that takes steps or saves, to tell its errors from errors of the user's block."""
         self._check_left(takes_step)
         try:
             with called_from(python=True), torch.inference_mode(False):  # whatever the program around it has set
@@ -206,11 +206,9 @@ class Training(ABC):
         return True
 
     def observed(self) -> str:
-        """Return what the observers report at the end."""
         return "".join(observer.report() for observer in self.observers)
 
     def _check(self, reads: list[Path], keep: Iterable[str]) -> None:
-        """Check the run directory, then let observers check. Writes nothing."""
         with writable(self.config.output_dir):
             Opening(self.config, self.kind, [], print).check(reads, keep)
         for observer in self.observers:

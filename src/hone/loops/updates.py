@@ -1,4 +1,4 @@
-"""Interface of the trainer to the loop, in this process or in others."""
+"""The interface between the loop and the trainer, which is in this process or in others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Update:
-    """A train step: metrics, fingerprint of the weights before the step, timings in seconds, token statistics."""
+    """The result of a step: metrics, fingerprint of the weights before it, timings in seconds, token statistics."""
 
     metrics: dict[str, float]
     weights: str
@@ -33,7 +33,7 @@ class Updates(ABC):
     """The trainer, in this process or in others.
 
     `version` and `fingerprint()` describe the last update taken. If `ready` is true, `take` returns at once. If `plans`
-    is true, the trainer must know before an update if the new version becomes a checkpoint (see `Saver.planned`).
+    is true, the trainer must know before an update if it makes a checkpoint (see `Saver.planned`).
     """
 
     plans = False
@@ -42,21 +42,21 @@ class Updates(ABC):
 
     @abstractmethod
     def start(self, saver: Saver) -> None:
-        """Start; from now on `saver` saves versions, and may request a stop."""
+        """Start the trainer. From now on `saver` saves versions, and may request a stop."""
 
     @abstractmethod
     def put(self, step: int, batch: Batch) -> None: ...
 
     @abstractmethod
     def take(self) -> Update:
-        """Return the update on the oldest batch; `version` then includes this update."""
+        """Return the update on the oldest batch; from now on `version` includes it."""
 
     @abstractmethod
     def publish(self, version: int) -> Gap | None:
-        """Load the current version into the sampler; return the logprob gap, None if it isn't measured."""
+        """Load the current version into the sampler. Return the logprob gap, or None if it isn't measured."""
 
     def release(self, version: int) -> None:
-        """Let the sampler load versions after `version`, which is now measured."""
+        """Let the sampler load versions after `version`: the measurement of `version` is over."""
         return
 
     def give_up(self) -> None:
@@ -65,11 +65,11 @@ class Updates(ABC):
 
     @abstractmethod
     def snapshot(self, checkpoint: bool) -> tuple[Tensors, Path | None]:
-        """Return the live tensors to save, and the folder that other processes wrote for a `checkpoint`."""
+        """Return the live tensors to save and, for a `checkpoint`, the folder that other processes wrote, if any."""
 
     @abstractmethod
     def export(self, folder: Path, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Write the weights of a saved version into a folder, from the `parameters` of its snapshot."""
+        """Write a saved version's weights into a folder, from the `parameters` of its snapshot."""
 
     @abstractmethod
     def fingerprint(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Run directories: written by the training loops, and read back. Imports no other package of hone but `config`."""
+"""Run directories: the training loops write them, and they are read back. Imports only hone's package `config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alarms of a run: an alarm reports a problem once until it is over, and may request an action of the run."""
+"""Alarms of a run. An alarm reports a problem once until it is over, and may request an action."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hone.runs.view import OVER
 ORDER = ("off", "warn", "checkpoint", "pause", "stop")
 """Actions of an alarm, the weakest first."""
 _DONE = {"checkpoint": " A checkpoint is saved.", "pause": " The run is saved and paused."}
-"""Sentences on an action's effect; a stopped run prints its own reason."""
+"""Sentences on the effect of an action. A stopped run prints its own reason."""
 
 Event = dict[str, Any]
 
@@ -30,11 +30,11 @@ class Alarms:
 
     def __init__(self) -> None:
         self.actions: dict[str, str] = {}
-        """Alarm's name → one of `ORDER`; other alarms warn."""
+        """Alarm's name → its action; other alarms warn."""
         self.remedy = ""
         """The flag that lets a stopped run go on; `{}` is the alarm's name with dashes."""
         self.asked = "off"
-        """The strongest requested action that is not done yet: checkpoint, pause or stop; else off."""
+        """The strongest action that is requested and not done yet; `off` if there is none."""
         self.cause = ""
         """The alarm or observer that requested `asked`."""
         self.active: dict[str, int] = {}
@@ -42,7 +42,7 @@ class Alarms:
         self.times: Counter[str] = Counter()
 
     def restore(self, name: str, events: Iterable[Mapping[str, Any]], step: int) -> None:
-        """Read an alarm's earlier events at a resume from `step`: an active alarm isn't reported again."""
+        """Read an alarm's earlier events at a resume from `step`, so that an active alarm isn't reported again."""
         kinds = [one["kind"] for one in events if one["kind"] in ("alarm", OVER) and one.get("name") == name]
         self.times[name] = kinds.count("alarm")
         if kinds[-1:] == ["alarm"] and step > 0:
@@ -53,7 +53,7 @@ class Alarms:
         return self.asked in ("checkpoint", "pause")
 
     def raised(self, step: int, name: str, finding: Finding) -> Event | None:
-        """Return the fields of a finding's event; None if the alarm is active already, or off."""
+        """Return the fields of the event for a finding; None if the alarm is off or already active."""
         action = self.actions.get(name, "warn")
         if action == "off":
             return None
@@ -76,5 +76,5 @@ class Alarms:
 
 
 def took_step(metrics: Mapping[str, Any]) -> bool:
-    """Return True for metrics of a step, False for metrics of an evaluation or of the run's end."""
+    """Return True if metrics are of a step, not of an evaluation or of the run's end."""
     return any(name in metrics for name in ("reward/mean", "groups/trained", "loss"))

@@ -15,17 +15,18 @@ from hone.config.shared import BudgetConfig
 from hone.runs.view import RunView
 
 CLOSING, OF_START = 2.0, 0.4
-"""Seconds from a process's last line until it and its workers have ended; if more, OF_START of its start's seconds.
-Both times grow with the machine's load (the quickstart's RL: 0.9 s after a start of 5 s, 2.2 s after 7 s)."""
+"""Seconds from a process's last line until it and its workers have ended: the larger of CLOSING, and OF_START times the
+seconds of its start. Both times grow with the machine's load (the quickstart's RL: 0.9 s after a start of 5 s, 2.2 s
+after 7 s)."""
 RECENT = 10
 """Number of last steps that predict the next step."""
 ENDING = ("checkpoint", "publish", "evaluate", "validate")
-"""Phases that the end of a run needs time for."""
+"""Phases that take time at the end of a run."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Wall seconds, US dollars (None: no price) and tokens of all processes; recent steps predict the next."""
+    """Wall seconds, US dollars (None without a price) and tokens of all processes. Recent steps predict the next."""
 
     seconds: float = 0.0
     usd: float | None = None
@@ -52,8 +53,8 @@ def process_seconds() -> float:
 class Budget:
     """Tracks the cost of a run over all its processes, and checks if another step fits into its limits.
 
-    `before`: cost of the run's earlier processes. The next step is expected to cost as much as the largest of the last
-    ten, and the phases after it to take their longest time so far.
+    `before` is the cost of the run's earlier processes. The next step is expected to cost as much as the largest of the
+    last ten, and the phases after it to take as long as their longest so far.
     """
 
     def __init__(
@@ -90,11 +91,9 @@ class Budget:
             self._phases[phase] = max(seconds, self._phases.get(phase, 0.0))
 
     def expect(self, phase: str, seconds: float) -> None:
-        """Set the expected seconds of a phase that is not timed yet."""
         self._expected[phase] = seconds
 
     def step(self, seconds: float, tokens: int | None) -> None:
-        """Note a step: its wall seconds, and the tokens of the run so far."""
         if self._closing is None:
             self._closing = max(CLOSING, OF_START * (self._clock() - self._began - seconds))
         self._steps.append(seconds)
@@ -104,7 +103,7 @@ class Budget:
 
     @property
     def used_up(self) -> str:
-        """Return, in words, the use of a limit that another step would exceed, or "". Never reset."""
+        """Return the use of a limit that another step would exceed, as in `in_words`, or "". It is never reset."""
         limits = self.limits
         if limits is None:
             return ""
@@ -124,7 +123,7 @@ class Budget:
 
 
 def in_words(limit: str, spent: Spent, limits: BudgetConfig) -> str:
-    """Return `0.48 of 0.5 hours`, `1.20 of 2.00 US dollars` or `90,112 of 100,000 tokens`."""
+    """Return a text such as `0.48 of 0.5 hours`, `1.20 of 2.00 US dollars` or `90,112 of 100,000 tokens`."""
     if limit == "tokens":
         return f"{spent.tokens:,} of {limits.tokens:,} tokens"
     if limit == "usd":

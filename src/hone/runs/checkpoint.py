@@ -1,4 +1,4 @@
-"""Checkpoints: everything an exact resume needs, in `checkpoints/step_N`, where N updates have been made.
+"""Checkpoints: `checkpoints/step_N` has everything that an exact resume after N updates needs.
 
 step_N/<group>.safetensors   one per group of tensors; several ranks write step_N/trainer/ instead (runs/shards.py)
 step_N/state.json            counters, ledger, cursors: plain JSON
@@ -23,7 +23,7 @@ Tensors = dict[str, dict[str, "torch.Tensor"]]
 
 
 class Checkpoints:
-    """A run's checkpoints: keeps the newest `keep_last`, and steps at multiples of `keep_interval`."""
+    """A run's checkpoints. It keeps the newest `keep_last`, and steps at multiples of `keep_interval`."""
 
     def __init__(self, folder: Path, keep_last: int | None = None, keep_interval: int | None = None):
         self.folder = folder
@@ -45,14 +45,14 @@ class Checkpoints:
         return self.path(step)
 
     def part(self, step: int) -> Path:
-        """Return an empty folder for other processes' files of checkpoint `step`; see `save`."""
+        """Return an empty folder where other processes write files of checkpoint `step`; see `save`."""
         folder = self.folder / f"{NEW_PREFIX}part_{step}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
     def load(self, step: int, with_tensors: bool = True) -> tuple[Tensors, dict[str, Any]]:
-        """Return the tensors, whole and on the CPU, and the state of step `step`. Call `problems` first."""
+        """Return the tensors (whole, on the CPU) and the state of checkpoint `step`. Call `problems` first."""
         folder = self.path(step)
         return load_groups(folder) if with_tensors else {}, json.loads((folder / "state.json").read_bytes())
 
@@ -61,7 +61,7 @@ class Checkpoints:
         return [step for step in self._all() if is_complete(self.path(step))]
 
     def problems(self, step: int) -> list[str]:
-        """Return why checkpoint `step` can't be loaded, after reading all its bytes; empty if it can."""
+        """Read all bytes of checkpoint `step`, and return why it can't be loaded; [] if it can."""
         if not self.path(step).is_dir():
             return ["there is no such checkpoint"]
         if problems := verify(self.path(step)):
@@ -70,7 +70,7 @@ class Checkpoints:
         return [f"it holds version {state['step']}"] if state.get("step", step) != step else []
 
     def newest(self) -> tuple[int | None, list[str]]:
-        """Return the newest step with an intact checkpoint, and a sentence on each newer, damaged one."""
+        """Return the newest step with an intact checkpoint, and a sentence on each newer one that is damaged."""
         warnings = []
         for step in reversed(self._all()):
             if not (problems := self.problems(step)):
@@ -85,7 +85,7 @@ class Checkpoints:
         return f"complete checkpoints: {', '.join(map(str, steps))} (--resume.step {steps[-1]})"
 
     def surplus(self, best: int | None = None) -> list[int]:
-        """Return complete checkpoints to delete, ascending, except `best`."""
+        """Return the steps of complete checkpoints to delete, ascending; never `best`."""
         old = self.steps()[: -self.keep_last] if self.keep_last else []
         return [step for step in old if step != best and (not self.keep_interval or step % self.keep_interval)]
 
@@ -111,7 +111,7 @@ def load_groups(folder: Path) -> Tensors:
 
 
 def shapes(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the parameters of the model in a checkpoint, on torch's device `meta`."""
+    """Return the model's parameters in a checkpoint without their values, on torch's device `meta`."""
     from safetensors import safe_open
 
     from hone.runs import shards
@@ -123,7 +123,7 @@ def shapes(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def misfit(saved: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return a difference between saved parameters and the model's (name, shape, dtype), or ""."""
+    """Return a difference (name, shape or dtype) between saved and current parameters of the model, or ""."""
     for name, parameter in parameters.items():
         if name not in saved:
             return f"{name} is missing"

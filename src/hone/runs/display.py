@@ -25,7 +25,7 @@ _INTERVAL = 2.0
 
 
 def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print at once, on standard output by default. If the stream's reader has gone, the run continues."""
+    """Print at once, by default to standard output. If nobody reads the stream any more, the run continues."""
     with suppress(OSError):
         print(text, end=end, flush=True, file=stream)
 
@@ -49,14 +49,14 @@ class Display(Observer):
         self.progress.enter(name)
 
     def doing(self, words: str) -> None:
-        """Show `words` on the current phase's progress; if "", the phase's name."""
+        """Show `words` as progress of the current phase; if "", show the name of the phase."""
         self.progress.doing = words or self.progress.phase
 
     def message(self, text: str) -> None:
         """Show a sentence that stays on the screen."""
 
     def notice(self, text: str) -> None:
-        """Show a sentence from inside a signal handler."""
+        """Show a sentence; a signal handler may call this."""
 
 
 def make_display(mode: str, progress: Progress, out: TextIO | None = None) -> Display:
@@ -71,9 +71,9 @@ def make_display(mode: str, progress: Progress, out: TextIO | None = None) -> Di
 
 
 class PlainDisplay(Display):
-    """ASCII lines for logs and pipes; a thread shows the phase of a step that takes longer than two seconds.
+    """Prints ASCII lines for logs and pipes. A thread shows the phase of a step that takes longer than two seconds.
 
-    `step 3/8` is the third step, done or current: the display counts from 1.
+    Steps are counted from 1: `step 3/8` is the third step, done or current.
     """
 
     def __init__(self, progress: Progress, out: TextIO):
@@ -133,7 +133,7 @@ class PlainDisplay(Display):
         self._last_step_line = self._last_line
 
     def tick(self) -> None:
-        """Show the current phase, once, after two seconds. The thread calls this twice a second."""
+        """Show the current phase once it has taken two seconds. The thread calls this twice a second."""
         progress = self.progress
         doing, now = progress.doing, progress.clock()
         if doing and doing != self._printed_doing and now - max(self._last_line, progress.doing_since) >= _INTERVAL:

@@ -1,6 +1,6 @@
 """Reads the outcome of every draw of an RL run from its checkpoints and rollouts.
 
-The checkpoints have the ledger. Draws after the newest checkpoint come from the rollouts; a resume would repeat them.
+Draws up to the newest checkpoint come from its ledger. Later draws come from rollouts; a resume would repeat them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 CHECKPOINT, ROLLOUTS = "checkpoint", "rollouts"
 MEASURED = ("solved", "graded")
-"""Further keys of a ledger entry if pass rates are measured."""
+"""Keys that a ledger entry has only if pass rates are measured."""
 
 
 def read_draws(run: Run) -> list[dict[str, Any]]:
-    """Return one record per draw, in order: draw, step, example_id, state, tokens, and `source`.
+    """Return one record per draw, in order: draw, step, example_id, state, tokens and `source`.
 
-    If pass rates are measured, also the numbers of `graded` and `solved` rollouts. `source` is `checkpoint` up to the
-    newest intact checkpoint, `rollouts` for later steps; their skipped (`retired`) draws are missing.
+    If pass rates are measured, a record also has the numbers of `graded` and `solved` rollouts. `source` is
+    `checkpoint` up to the newest intact checkpoint, and `rollouts` for later steps; their skipped (`retired`) draws are
+    missing.
     """
     step, draws = 0, []
     for saved in reversed(run.checkpoints.steps()):
@@ -47,7 +48,7 @@ def measures(run: Run) -> bool:
 
 
 def drawn(run: Run, step: int) -> list[dict[str, Any]]:
-    """Return a step's ledger entries, made from its rollouts, in the order of draws; with `solved` and `graded`.
+    """Return a step's ledger entries in the order of draws, made from its rollouts, with `solved` and `graded`.
 
     A group's state comes from a graded sample, if there is one.
     """

@@ -2,7 +2,7 @@
 
 Readers check that files are regular, and that JSON is finite and not deeply nested.
 
-Temporary names start with `.tmp-hone-`, so `sweep` recognises what a killed process left, and cleans up.
+Temporary names start with `.tmp-hone-`, so that `sweep` finds and cleans up what a killed process left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARKER = "COMPLETE"
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK
-"""Mode of a file that is written by `open`."""
+"""Mode of a file that `open` creates."""
 RESTORE = "fix it, or restore a backup"
 """The remedy for a damaged file."""
 
@@ -47,7 +47,7 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
-    """Replace files of `folder`, by name, in order. If they don't all fit on the disk, replace none."""
+    """Replace files of `folder` in order, by name. If they don't all fit on the disk, replace none."""
     temporary = {name: folder / f"{NEW_PREFIX}{name}" for name in contents}
     try:
         for name, content in contents.items():
@@ -66,12 +66,11 @@ def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON, without API keys, as `write_file` does. NaN is refused."""
     write_file(path, to_json(value))
 
 
 def to_json(value: Any) -> str:
-    """Return indented JSON with a final line end, without API keys; NaN is refused."""
+    """Return indented JSON with a final line end, without API keys. Raises ValueError for NaN."""
     return json.dumps(map_texts(redact, value), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
 
@@ -96,7 +95,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def error_number(error: BaseException) -> int | None:
-    """Return the system's error number, or None. Errors of Rust libraries have it in their text."""
+    """Return the system's number of an error, or None. Errors of Rust libraries have it in their text."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
@@ -105,10 +104,10 @@ def error_number(error: BaseException) -> int | None:
 
 @contextmanager
 def new_dir(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory to fill; when the block ends, it replaces `path` in one step.
+    """Yield a temporary directory to fill. When the block ends, this directory replaces `path` in one step.
 
-    At the end it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises,
-    `path` stays as it was. OSError if `path` exists without a file `COMPLETE`.
+    First, it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises, `path`
+    stays as it was. Raises OSError if `path` exists without a file `COMPLETE`.
     """
     if path.exists() and not (path / MARKER).is_file():
         raise FileExistsError(errno.EEXIST, "hone did not write it, so it is not replaced", str(path))
@@ -132,7 +131,7 @@ def new_dir(path: Path) -> Iterator[Path]:
 
 
 def save_tensors(tensors: dict[str, Any], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file with the usual mode: the library's own mode lets only the owner read."""
+    """Write a safetensors file with the usual mode, because the library's mode lets only the owner read."""
     from safetensors.torch import save_file
 
     save_file(tensors, file, metadata=metadata)
@@ -150,7 +149,7 @@ def _seal(temporary: Path) -> None:
 
 
 def remove_dir(path: Path) -> None:
-    """Delete a directory; a crash midway leaves a temporary directory, never an incomplete `path`."""
+    """Delete a directory. A crash midway leaves a temporary directory, never an incomplete `path`."""
     old = path.with_name(f"{_OLD}{path.name}")
     shutil.rmtree(old, ignore_errors=True)
     os.rename(path, old)
@@ -170,7 +169,7 @@ def sweep(folder: Path) -> None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return True if `new_dir` made the directory, and names and sizes of its files are right; reads no contents."""
+    """Return True if `new_dir` made the directory and its files have the right names and sizes. Reads no contents."""
     return not verify(folder, content=False)
 
 
@@ -201,13 +200,13 @@ def _files(folder: Path) -> list[str]:
 
 
 def sha256(path: Path) -> str:
-    """Return the hex SHA-256 of a file. Raises UserError if it can't be read; FileNotFoundError if it is missing."""
+    """Return the hex SHA-256 of a file. Raises UserError if it can't be read, FileNotFoundError if it is missing."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
-    """Open a run's file. FileNotFoundError if missing; UserError with `remedy` if unreadable or not regular."""
+    """Open a run's file. Raises FileNotFoundError if it is missing, UserError with `remedy` if it can't be read."""
     if os.path.lexists(path) and not path.is_file():
         raise UserError(f"{path} cannot be read (it is no regular file): {remedy}")
     try:
@@ -219,7 +218,7 @@ def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
 
 
 def read_file(path: Path, remedy: str = RESTORE) -> bytes:
-    """Return the bytes of a run's file; UserError if above 2 GiB, other errors as in `open_file`."""
+    """Return the bytes of a run's file. Raises UserError if it has more than 2 GiB, else as `open_file` does."""
     with open_file(path, remedy) as file:
         if (size := os.fstat(file.fileno()).st_size) > 2**31:
             raise UserError(f"{path} cannot be read (it has {size:,} bytes): {remedy}")
@@ -227,7 +226,7 @@ def read_file(path: Path, remedy: str = RESTORE) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON value. ValueError if it is invalid or fails `check_plain`."""
+    """Parse a JSON value. Raises ValueError if it is invalid or fails `check_plain`."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -248,7 +247,7 @@ def check_plain(value: Any, depth: int = 64, finite: bool = True) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a valid value of a metric: a finite number, a bool, or None (was not finite)."""
+    """Return True for a valid value of a metric: a finite number, a bool, or None if it was not finite."""
     return value is None or (isinstance(value, int | float) and -1e300 < value < 1e300)
 
 
@@ -261,7 +260,10 @@ def parse_time(stamp: Any) -> datetime | None:
 
 
 def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """Return the object in a JSON file. UserError with the remedy if it is damaged, FileNotFoundError if missing."""
+    """Return the object in a JSON file.
+
+    Raises UserError with `remedy` if the file is damaged, and FileNotFoundError if it is missing.
+    """
     data = read_file(path, remedy)
     try:
         value = parse_json(data)
@@ -273,19 +275,18 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return a file's lines with their ends, without a torn last line; `[]` if there is no file."""
+    """Return a file's lines with their ends, without a torn last line; [] if there is no file."""
     return split_lines(read_file(path)) if os.path.lexists(path) else []
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Return the lines with their ends, without a torn last line."""
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
 class JsonlLog:
-    """An append-only file of JSON lines, each written by one `write` call. Several threads may append.
+    """An append-only file of JSON lines. One `write` call writes each line, and several threads may append.
 
-    A torn last line is dropped on open. `bytes` and `sha256` describe the current file.
+    Opening drops a torn last line. `bytes` and `sha256` describe the current file.
     """
 
     def __init__(self, path: Path):

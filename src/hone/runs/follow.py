@@ -14,11 +14,11 @@ from hone.runs.view import RunTail
 POLL = 0.25
 """Seconds between checks of the files."""
 _PHASES = {"paused": "pause", "continued": "under way"}
-"""Status or kind of event → phase to show."""
+"""Status of a run, or kind of an event → the phase to show."""
 
 
 def follow(run: Summary, display_mode: str) -> None:
-    """Show the run's display, until no process writes the run. Raises Rewound if a resume began meanwhile."""
+    """Show the run's display until no process writes the run. Raises Rewound if a resume began meanwhile."""
     resumes = run.info["resumes"]
     first_step, began = (resumes[-1]["step"], resumes[-1]["time"]) if resumes else (0, run.info["started"])
     progress = Progress(run.kind, run.progress.max_steps, time.time)

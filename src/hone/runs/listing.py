@@ -1,4 +1,4 @@
-"""Find runs on disk: all under a folder, or one that a user names."""
+"""Finds runs on disk: all runs under a folder, or a run that a user names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hone.runs.view import INFO, NAMES, PREVIOUS, run_info
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Yield directories with a run.json: `root` and all below it, also in runs and in `.previous/`.
+    """Yield `root` and the directories below it that have a run.json, also inside runs and in `.previous/`.
 
-    Folders that a run writes are not searched; links are not followed. Raises UserError if `root` is no folder.
+    Folders that a run writes are not searched, and links are not followed. Raises UserError if `root` is no folder.
     """
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: name the folder of your runs, as in `hone runs list FOLDER`")
@@ -32,14 +32,14 @@ def is_previous(path: Path) -> bool:
 
 
 def count_text(runs: int, evaluations: int, previous: int) -> str:
-    """Return `4 runs, 1 evaluation, 2 earlier runs`, without zero counts other than `0 runs`."""
+    """Return a text such as `4 runs, 1 evaluation, 2 earlier runs`. Zero counts are left out, except `0 runs`."""
     counts = ((runs, "run"), (evaluations, "evaluation"), (previous, "earlier run"))
     parts = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count or word == "run"]
     return ", ".join(parts)
 
 
 def find_run(name: str) -> Path:
-    """Find a run's directory by its path, its id in `outputs` or a unique prefix of the id; else UserError."""
+    """Return the directory of a run by its path, its id in `outputs` or a unique start of the id; else UserError."""
     path = Path(name)
     if os.path.lexists(path / INFO):
         return path

@@ -1,6 +1,6 @@
 """METRICS: a table of all metrics of runs. A new metric needs one row here, and code that computes it.
 
-It tells predictions which metrics a run writes and when, the viewer labels, units and default curves, and
+The table gives predictions the metrics that a run writes and when, the viewer labels, units and default curves, and
 `hone replay` the tolerance if sums round differently.
 """
 
@@ -30,16 +30,16 @@ class Metric:
 
     name: str
     where: str
-    """Its writer: `rl` and `sft` at each step, `val` and `eval` at measurements (`eval` as `eval/ENV/<name>`), `canary`
-    after each publication of weights, `time` from a clock, in timings.jsonl."""
+    """Its writer: `rl` and `sft` at each step; `val` and `eval` at measurements (`eval` as `eval/ENV/<name>`);
+    `canary` after each publication of weights; `time` from a clock, in timings.jsonl."""
     unit: str = ""
     label: str = ""
-    """Its meaning, if the name does not say it; `{}` stands for the match of `*`."""
+    """The meaning, if the name does not say it; `{}` stands for what `*` matches."""
     better: Better = ""
     curve: bool = False
-    """True if it is drawn by default."""
+    """True if the viewer draws it by default."""
     tolerance: float | None = 0
-    """Allowed difference if ranks round differently, in multiples of a replay's limit. None: not compared."""
+    """Allowed difference if ranks round differently, in multiples of a replay's limit. None: it is not compared."""
 
 
 _OF_ENV = "(?:eval|env)/[^/]+/"
@@ -108,7 +108,7 @@ METRICS = (
 
 
 def row(metric: str) -> Metric | None:
-    """Return a metric's row, ignoring `eval/ENV/` or `env/ENV/`; None for a plugin's metric."""
+    """Return the row of a metric; `eval/ENV/` or `env/ENV/` before its name is ignored. None for a plugin's metric."""
     name = re.sub(rf"^{_OF_ENV}", "", metric)
     return next((one for one in METRICS if fnmatchcase(name, one.name)), None)
 
@@ -129,7 +129,7 @@ def label(metric: str) -> str:
 
 
 def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[int] | str:
-    """Return the steps at which a run of `config` writes `metric`, or else a sentence's end that says why not.
+    """Return the steps at which a run of `config` writes `metric`, or the end of a sentence that says why it does not.
 
     `env_id` is the id of a single task, if known: its metrics have this name.
     """
@@ -164,7 +164,7 @@ def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[i
 
 
 def check(config: RunConfig, env_id: str | None = None) -> None:
-    """Raise UserError if `stop.metric` or `ckpt.best` is never measured, or `ckpt.best` never at a checkpoint."""
+    """Raise UserError if `stop.metric` or `ckpt.best` is never measured, or `ckpt.best` not at any checkpoint."""
     interval = config.ckpt and config.ckpt.interval
     named = {"stop.metric": config.stop and config.stop.metric, "ckpt.best": config.ckpt and config.ckpt.best}
     for name, metric in named.items():
@@ -179,7 +179,7 @@ def check(config: RunConfig, env_id: str | None = None) -> None:
 
 
 def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> tuple[int, float] | None:
-    """Return the step of `steps` with a metric's best value (losses: lowest; ties: earliest step), and this value."""
+    """Return the best step of `steps` for a metric (losses: lowest; ties: earliest step), and the metric's value."""
     found, sign = row(metric), 1
     if metric.endswith("loss") or (found is not None and found.better == "lower"):
         sign = -1
@@ -188,7 +188,7 @@ def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection
 
 
 def known(config: RunConfig, env_id: str | None = None) -> list[str]:
-    """Return the metrics that a run of `config` may write, without components of the reward."""
+    """Return the metrics that a run of `config` may write, except metrics of reward components."""
     kinds = {"rl", "canary"} if isinstance(config, RLConfig) else {"sft", "val"}
     rows = [one for one in METRICS if "*" not in one.name]
     names = [one.name for one in rows if kinds & set(one.where.split())]
@@ -199,16 +199,15 @@ def known(config: RunConfig, env_id: str | None = None) -> list[str]:
 
 
 def _evaluated(config: RLConfig, env_id: str | None) -> list[str | None]:
-    """Return the names of the tasks that a run is evaluated on; None for a single task with an unknown id."""
     return [name or env_id for name in config.eval_tasks()]
 
 
 def component_means(components: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Compute `reward/<component>/mean` over the samples that have the component; it abstained on others."""
+    """Compute `reward/<component>/mean`, over the samples on which the component did not abstain."""
     names = dict.fromkeys(name for sample in components for name in sample)
     return {f"reward/{n}/mean": float(np.mean([sample[n] for sample in components if n in sample])) for n in names}
 
 
 def outcome_shares(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Compute `outcome/<name>`, the share of samples, for each of the six outcomes; the sum is 1."""
+    """Compute `outcome/<name>` for the six outcomes: their shares of the samples, which sum to 1."""
     return {f"outcome/{outcome}": sum(o == outcome for o in outcomes) / len(outcomes) for outcome in Outcome}

@@ -33,10 +33,10 @@ class Finding:
 
 
 class Observer:
-    """Watches a run and changes none of its numbers. Override what you need; any exception ends the run."""
+    """Watches a run and changes none of its numbers. Override the methods that you need; any exception ends the run."""
 
     def check_config(self, config: Any, env: Any = None) -> None:
-        """Called first; `env` is RL's (first) task, an Environment. Raise UserError to refuse the config."""
+        """Called first. `env` is the (first) task of RL, else None. Raise UserError to refuse the config."""
 
     def check(self, training: Any) -> None:
         """Called before anything is written, with the `RL` or `SFT`. Raise UserError to refuse the run."""
@@ -50,7 +50,7 @@ class Observer:
         """
 
     def at_end(self, status: str) -> None:
-        """Called when run.json has the run's last status; the last observer first."""
+        """Called once run.json has the final status, in reverse order of the observers."""
 
     def report(self) -> str:
         """Return lines that a command prints before its last lines, each with a line break."""
@@ -58,7 +58,7 @@ class Observer:
 
 
 def checked_observers(observers: Sequence[Observer], config: Any) -> list[Observer]:
-    """Return the observers, plus extensions' observers of every run. UserError if any is no Observer."""
+    """Return the observers, plus the extensions' observers of every run. Raises UserError if any is no Observer."""
     if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in observers):
         raise UserError("observers must be a list of hone.runs.observer.Observer: subclass it, and define after_step")
     watches = [one for one in gathered("OBSERVERS", {}).values() if one.always]

@@ -37,13 +37,13 @@ _INHERITED += ("inexact", "reward_weights", "reward_ranges", "correctness")
 class Opening:
     """A run directory that is being opened.
 
-    Given: the config, its kind (sft, rl), the typed command, `say` (shows a line to the user), the model's parameters
-    by name, digests of the run's `sources` besides the config, whether to load the checkpoint's tensors or only its
-    state, and the number of ranks.
+    Given are the config, the `kind` of run (sft, rl), the typed command, `say` (shows a line to the user), the model's
+    `parameters` by name, digests of the `sources` besides the config, and the number of `ranks`. If `with_tensors` is
+    false, only the checkpoint's state is loaded.
 
-    Made by `open`: run.json, the first step to take, the (tensors, state) to continue from, and the cost so far.
-    `differs` are changes that make results differ from an uninterrupted run. `nothing_left`: the run is finished.
-    `lost_checkpoint`: a checkpoint newer than the loaded one is damaged.
+    `open` sets the rest: `info` is run.json; `restored` is (tensors, state) of the checkpoint to continue from; `spent`
+    is the cost so far. `differs` lists changes that make results differ from an uninterrupted run. `lost_checkpoint` is
+    true if a checkpoint newer than the loaded one is damaged.
     """
 
     config: RunConfig
@@ -76,9 +76,9 @@ class Opening:
             )
 
     def check(self, protect: Sequence[Path], keep: Iterable[str]) -> bool:
-        """Return True if the config resumes or branches a run. UserError, with nothing touched, if another process
-        writes to the output directory, or if the directory holds foreign files, a path of `protect` (read by the run),
-        or a file named in `keep`.
+        """Return True if the config resumes or branches a run. Raises UserError, with nothing touched, if another
+        process writes to the output directory, or if this directory holds foreign files, a path of `protect` (which the
+        run reads), or a file named in `keep`.
         """
         check_free_names(self.folder, keep)
         if (self.folder / view.LOCK).exists():
@@ -97,8 +97,8 @@ class Opening:
     def open(self) -> None:
         """Start a new run, resume one, or branch from another run's checkpoint, as the config says.
 
-        UserError, with nothing moved, if this is impossible: another kind of run, a damaged file, other settings or
-        sources, or a checkpoint that is missing, damaged, past `max_steps` or of another model.
+        Raises UserError, with nothing moved, if the run is of another kind, a file is damaged, settings or sources
+        differ, or the checkpoint is missing, damaged, past `max_steps` or of another model.
         """
         if self.branches:
             self._branch()
@@ -162,7 +162,7 @@ class Opening:
         self._note_resume(changes)
 
     def _branch(self) -> None:
-        """Copy another run's history up to its checkpoint, and continue; the same command resumes the copy."""
+        """Copy another run's history up to its checkpoint, and go on. The same command then resumes the copy."""
         from hone.runs.rollback import copy_history, interrupted
 
         folder, source = self.folder, self.source
@@ -241,8 +241,8 @@ class Opening:
             )
 
     def _last_step(self) -> int | None:
-        """Return the last version if the run is finished and the version's weights are saved, even if the checkpoint is
-        older. Else return None: also if a newer checkpoint is damaged, or the user chose an older one.
+        """Return the last version if the run is finished and the weights of this version are saved, even if the
+        checkpoint is older. Else return None, also if a newer checkpoint is damaged or the user chose an older one.
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
@@ -260,7 +260,7 @@ class Opening:
         return verify(path) if path.exists() else ["the folder is gone"]
 
     def _note_resume(self, changes: list[Change]) -> None:
-        """Record the resume in run.json. A run without a restored checkpoint starts over, and is exact."""
+        """Record the resume in run.json. Without a restored checkpoint, the run starts over and is exact."""
         step, info = self.start_step, self.info
         if changes:
             self.say(f"Changed since the run began: {', '.join(map(str, changes))}.")
@@ -288,7 +288,7 @@ class Opening:
         """Return the changes since the run was at `start_step`; none without a restored checkpoint.
 
         Raises UserError if a change breaks exactness, unless `allow_drift` is true. A run that was resumed with other
-        settings may keep these, or return to its settings at `start_step`.
+        settings may keep them, or return to its settings at `start_step`.
         """
         if self.restored is None:
             return []
@@ -324,7 +324,7 @@ class Opening:
         ]
 
     def _edited_history(self, state: Mapping[str, Any]) -> list[str]:
-        """Return missing files, and logs that begin differently than the checkpoint recorded."""
+        """Return missing files, and logs that don't begin as the checkpoint recorded."""
         edited = []
         for name, was in state.get("logs", {}).items():
             lines = b"".join(whole_lines(self.source / name))[: was["bytes"]]
@@ -350,7 +350,7 @@ def target_in_words(info: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, before, now) of facts that differ between two run.json and can make equal runs differ."""
+    """Return (name, before, now) of the facts that differ between two run.json and can make equal runs differ."""
     pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
     pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]
     pairs += [

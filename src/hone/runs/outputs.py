@@ -25,13 +25,13 @@ from hone.runs.files import TMP_PREFIX, sweep
 Config = TypeVar("Config", bound=RunConfig)
 
 OUTPUTS = Path("outputs")
-"""Holds the runs of configs without an `output_dir`."""
+"""The folder for runs of configs without an `output_dir`."""
 _FINE = {view.PREVIOUS, view.LOCK, view.LAUNCHER, TRANSPORT}
 _FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
-    """Return the run that contains `path`, and the run's file or folder with `path` in it ("": the run itself)."""
+    """Return the run that `path` lies in, and the name of the run's file or folder there ("" for the run itself)."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]
@@ -41,7 +41,6 @@ def _run_around(path: Path) -> tuple[Path, str] | None:
 
 
 def refuse_inside_run(path: Path, flag: str) -> None:
-    """Raise UserError if `path`, given by `flag`, lies among the files of a run."""
     if around := _run_around(path):
         raise UserError(f"{path} lies in the run {around[0]}, where nothing may be written: choose another {flag}")
 
@@ -57,10 +56,10 @@ def check_target(path: Path, flag: str) -> None:
 
 
 def with_own_folder(config: Config, name: str) -> Config:
-    """Return the config with an `output_dir`: its own, or a new `outputs/NAME-N` with the first free number.
+    """Return the config with its `output_dir` or, if unset, a new `outputs/NAME-N` with the first free number.
 
-    The folder is created to reserve it; `delete_unused` deletes it if empty. With `resume`, it is the folder of the
-    last run of this name.
+    The folder is created to reserve it; `delete_unused` deletes it if it stays empty. With `resume`, the folder of the
+    last run of this name is used.
     """
     if "output_dir" in config.model_fields_set:
         return config
@@ -94,7 +93,7 @@ def delete_unused() -> None:
 
 
 def check_output(folder: Path, protect: list[Path]) -> None:
-    """Raise UserError if a new run in `folder` would touch foreign files, or files that it reads (`protect`)."""
+    """Raise UserError if a new run in `folder` would touch foreign files, or files that the run reads (`protect`)."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a directory: choose another --output-dir")
     if (around := _run_around(folder)) and (name := around[1]):
@@ -134,7 +133,7 @@ def check_free_names(folder: Path, names: Iterable[str]) -> None:
 
 
 def clear(folder: Path) -> Path | None:
-    """Move the earlier run in `folder` to `.previous/<its id>`, run.json last: after a crash, call it again."""
+    """Move the earlier run in `folder` to `.previous/<its id>`, run.json last. After a crash, call this again."""
     sweep_run(folder)
     info = view.run_info(folder)
     if info is None:
@@ -156,7 +155,7 @@ def size_of_run(folder: Path) -> int:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete the files of the run in `folder`, run.json last, without following links. UserError if it is active."""
+    """Delete the files of the run in `folder`, run.json last; follow no links. Raises UserError if it is active."""
     with writable(folder):
         lock = Lock(folder)
         try:
@@ -175,7 +174,6 @@ def delete_run(folder: Path) -> None:
 
 
 def _run_files(folder: Path) -> list[Path]:
-    """Return all paths where the run in `folder` may have files; run.json last."""
     given = [name for name in view.GIVEN if name in (view.run_info(folder) or {}).get("kept", [])]
     return [*view.steps_in(folder / view.EVALS, ".jsonl").values(), *(folder / name for name in (*given, *view.NAMES))]
 
@@ -201,9 +199,9 @@ _held: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
 
 
 class Lock:
-    """Lock of the process that writes a run (file LAUNCHER: of the run's launcher), held until the process ends.
+    """The lock of the process that writes a run, held until the process ends. For the run's launcher, it is LAUNCHER.
 
-    A record lock (`lockf`) is not inherited: a worker that outlives its parent doesn't hold it.
+    A record lock (`lockf`) is not inherited, so a worker that outlives its parent doesn't hold it.
     """
 
     def __init__(self, folder: Path, name: str = view.LOCK):
@@ -228,14 +226,14 @@ class Lock:
 
 
 ELSEWHERE = 0
-"""The holder has no process id here: it is on another machine, or outside this container."""
+"""The process has no id here: it is on another machine, or outside this container."""
 
 
 def holder(folder: Path) -> int | None:
     """Return the id of the process that writes the run in `folder`; `ELSEWHERE` if it has no id here; None if idle.
 
-    Returns a launcher's id if there is one: it handles signals. The holder must not call this: closing the file
-    releases its lock.
+    If there is a launcher, its id is returned, because it handles signals. The process that has the lock must not call
+    this: closing the file releases the lock.
     """
     launcher = _holder(folder / view.LAUNCHER)
     return _holder(folder / view.LOCK) if launcher is None else launcher

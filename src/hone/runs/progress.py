@@ -1,4 +1,4 @@
-"""The current state of a run, and its wording: shared by the plain and the live display."""
+"""The current state of a run, and its wording, for the plain and the live display."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DOING = {
 
 @dataclass
 class Progress:
-    """The latest numbers of a run. `clock` gives seconds; only differences of it are used."""
+    """The latest numbers of a run. `clock` returns seconds; only their differences are used."""
 
     kind: str
     max_steps: int
@@ -82,12 +82,14 @@ class Progress:
 
     @property
     def current(self) -> int:
-        """The current step, from 0; after the end, the last one."""
+        """Index of the current step, from 0; after the end, of the last step."""
         return min(self.done, self.max_steps - 1)
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end: mean step time without the slow first step, times steps left; None at first."""
+        """Estimated seconds to the end: steps left times mean time of a step, without the slow first one. None at
+        first.
+        """
         if not self.seconds or self.step is None:
             return None
         return fmean(self.seconds[1:] or self.seconds) * (self.max_steps - self.done)
@@ -154,7 +156,7 @@ def thousands(value: float) -> str:
 
 
 def short_seconds(value: float) -> str:
-    """Return seconds of one step: "35 ms", "0.31 s", "12.4 s", "2:05 min"."""
+    """Return the seconds of a step as a text such as "35 ms", "0.31 s", "12.4 s" or "2:05 min"."""
     if value < 0.0995:
         return f"{value * 1e3:.0f} ms"
     if value < 10:
@@ -163,7 +165,7 @@ def short_seconds(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return "0:07", "12:34", "1:02:03"."""
+    """Return a time such as "0:07", "12:34" or "1:02:03"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

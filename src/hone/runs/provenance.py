@@ -39,12 +39,12 @@ _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pya
 
 
 def now(ago: float = 0.0) -> str:
-    """Return the time as ISO 8601 in UTC, to the second, `ago` seconds before now."""
+    """Return the time `ago` seconds before now: ISO 8601, in UTC, to the second."""
     return (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="seconds")
 
 
 def new_id() -> str:
-    """Return a unique id for a run: readable, sorts by time. Equal runs have different ids."""
+    """Return a unique id for a run. It is readable and sorts by time. Equal runs have different ids."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -65,7 +65,7 @@ def numerics(info: Mapping[str, Any]) -> Any:
 
 
 def other_numerics(info: Mapping[str, Any]) -> str | None:
-    """Return why the run's steps can't be repeated if its NUMERICS differ from this hone's; else None."""
+    """Return why the steps of a run with other NUMERICS can't be repeated by this hone; else None."""
     made = numerics(info)
     return None if made == NUMERICS else f"made under numerics {made}, this is {NUMERICS}"
 
@@ -96,7 +96,7 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache
 def code() -> str:
-    """Return the SHA-256 over hone's source files: an edit doesn't change the version number."""
+    """Return the SHA-256 over hone's source files, because an edit doesn't change the version number."""
     return digests.of_source(Path(hone.__file__).parent)
 
 
@@ -115,7 +115,7 @@ def hardware() -> dict[str, Any]:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that select kernels, which round differently."""
+    """Return the environment variables that select kernels. Other kernels round differently."""
     prefixes = ("ATEN_", "CUBLAS_", "DNNL_", "MKL_", "NVIDIA_TF32_", "ONEDNN_")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
@@ -126,7 +126,7 @@ def threads() -> int | None:
 
 
 def most_ranks(info: Mapping[str, Any]) -> int:
-    """Return the largest number of ranks that trained a step of the run, without rolled-back steps."""
+    """Return the largest number of ranks that trained a step of the run; rolled-back steps don't count."""
     parts = [(0, info.get("ranks", 1))]
     for resume in info.get("resumes", []):
         parts = [part for part in parts if part[0] < resume["step"]] + [(resume["step"], resume.get("ranks", 1))]
@@ -134,7 +134,7 @@ def most_ranks(info: Mapping[str, Any]) -> int:
 
 
 def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
-    """Return `hone rl @ outputs/config.toml --resume`, to paste; for SFT on several ranks a torchrun command."""
+    """Return a command such as `hone rl @ outputs/config.toml --resume`; for SFT on several ranks with torchrun."""
     ranks = ranks_of(info)
     program = ["hone", info["kind"]]
     if ranks > 1 and info["kind"] == "sft":
@@ -147,7 +147,7 @@ def ranks_of(info: Mapping[str, Any]) -> int:
 
 
 def larger_budget(limits: Mapping[str, Any], spent: Spent) -> list[str]:
-    """Return flags for twice the budget, or twice what is spent if that is more: `--budget.hours 4`."""
+    """Return flags such as `--budget.hours 4`, for twice the budget or, if more, twice what is spent."""
     used = {"hours": spent.seconds / 3600, "usd": spent.usd or 0.0, "tokens": spent.tokens}
     doubled = {name: 2 * max(limits[name], used[name]) for name in used if limits.get(name) is not None}
     words = {name: str(value) if isinstance(value, int) else f"{value:.3g}" for name, value in doubled.items()}

@@ -24,7 +24,7 @@ _HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 
 
 class Run(RunView):
-    """A run on disk. `Run("outputs").metrics().to_pandas()`; works while it is being written, too."""
+    """A run on disk, also while it is being written: `Run("outputs").metrics().to_pandas()`."""
 
     def __init__(self, path: str | Path):
         super().__init__(path)
@@ -63,7 +63,7 @@ class Run(RunView):
         return str(place) if place.exists() else name
 
     def metrics(self) -> pyarrow.Table:
-        """Return one row per step: int64 `step`, a column per metric, null where a step lacks it."""
+        """Return one row per step: int64 `step`, and a column per metric that is null where a step lacks the metric."""
         return to_table(self.metric_lines())
 
     def timings(self) -> pyarrow.Table:
@@ -71,7 +71,7 @@ class Run(RunView):
         return to_table(self.timing_lines())
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """Return the completions of a step, one row each; columns as in `hone.runs.rollouts.schema`, by default all."""
+        """Return the completions of a step, one per row; columns as in `hone.runs.rollouts.schema`, by default all."""
         path = self.path / rollouts_file(step)
         if not path.exists():
             steps = self.rollout_steps()
@@ -143,8 +143,8 @@ class Run(RunView):
         return drawn
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
-        """Return the train step's `entropies` and `trainer_logprobs`: one row per row of `rollouts(step)`, one value
-        per sampled token (null if not trained on); None if they were not recorded.
+        """Return the train step's `entropies` and `trainer_logprobs`, or None if they were not recorded. The rows are
+        as in `rollouts(step)`, with one number per sampled token; null if the completion was not trained on.
         """
         return read_tokens(self.path, step)
 

@@ -1,8 +1,8 @@
 """Rolling a run back to a checkpoint: later files move to `superseded/<n>/`.
 
 Checkpoint N restores the state before step N. So metrics, timings, rollouts, evaluations and alarms of step N and later
-are moved, and weights and checkpoints of versions after N. After a crash the next resume finishes the roll-back: the
-plan is written first, and every move is a rename, which can be repeated.
+are moved, and so are weights and checkpoints of versions after N. The plan is written first, and every move is a
+rename, which can be repeated: after a crash, the next resume finishes the roll-back.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hone.runs.files import MARKER, dumps, new_dir, read_file, read_json, sweep,
 from hone.runs.outputs import sweep_run
 
 _RECORDED = frozenset(record.event for record in gathered("RECORDS", {}).values())
-"""Kinds of events that extensions' tables in run.json use."""
+"""Kinds of events about the tables that extensions add to run.json."""
 _HISTORY = _RECORDED | {"start", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
-"""Kinds of events about the process or the state before step N; those at step N are not moved."""
+"""Kinds of events about the process, or about the state before step N. Such events at step N are not moved."""
 _PLAN = "rollback.json"
 
 
@@ -43,8 +43,8 @@ def interrupted(folder: Path) -> bool:
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
-    """Move what the run in `folder` wrote from step `step` on. Return the new folder; None if there was nothing to
-    move, or only a stopped run's last line: version `step`'s fingerprint.
+    """Move what the run in `folder` wrote from step `step` on. Return the new folder, or None if there was nothing to
+    move besides a stopped run's last line, which has the fingerprint of version `step`.
     """
     late = [line for name in view.LOGS for line in view.read_lines(folder / name) if _goes(name, line, step)]
     files = _later(folder, step)
@@ -58,7 +58,7 @@ def roll_back(folder: Path, step: int) -> Path | None:
 
 
 def copy_history(source: Path, target: Path, step: int) -> None:
-    """Copy the history of the run in `source` before step `step` to `target`, with checkpoint and weights of `step`.
+    """Copy to `target` the history of the run in `source` before step `step`, and its checkpoint and weights of `step`.
 
     Records of extensions in run.json and damaged weights are not copied. The checkpoint is copied last.
     """
@@ -79,7 +79,7 @@ def copy_history(source: Path, target: Path, step: int) -> None:
 
 
 def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
-    """Move lines to the file `moved_to` if `goes(record)` is true. A crash loses no line; the call can be repeated."""
+    """Move the lines with a true `goes(record)` to the file `moved_to`. A crash loses no line; call this again."""
     staying, removed = [], []
     for number, line in enumerate(whole_lines(path), 1):
         (removed if goes(view.read_record(path, number, line)) else staying).append(line)
@@ -101,7 +101,7 @@ def _goes(log: str, record: dict[str, Any], step: int) -> bool:
 
 
 def _later(folder: Path, step: int) -> list[Path]:
-    """Return the files to roll back, besides lines of logs. Checkpoints first: no checkpoint outlives its history."""
+    """Return the files to roll back, besides lines of logs. Checkpoints come first: none outlives its history."""
     gone = [path for name in view.OF_VERSIONS for at, path in view.steps_in(folder / name).items() if at > step]
     gone += [path for name in view.OF_STEPS for at, path in view.steps_in(folder / name).items() if at >= step]
     weights = folder / view.WEIGHTS / f"step_{step}"

@@ -1,6 +1,6 @@
 """The completions of a run on disk.
 
-rollouts/step_N.parquet   one row per completion, with all data to retrain, regrade or read it
+rollouts/step_N.parquet   one row per completion, with all data needed to retrain, regrade or read it
 tokens/step_N.parquet     the train step's values for each token, one row per completion. They follow from rollouts
                           and weights, so no hash covers the file; a run goes on without it
 evals/step_N.jsonl        the samples of version N's evaluation, one line per completion; `hone eval`: results.jsonl
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hone.types import Column, Columns, Group, Segment
 
 COLUMNS = {"candidates": ("kept_ids", "kept_counts")} | {name: (name,) for name in gathered("COLUMNS", {})}
-"""Column of a segment (`hone.types.Columns`) → names of its values and counts in the file; extensions' columns have one
-name.
+"""Column of a segment (`hone.types.Columns`) → its names in the file, for values and for counts. An extension's column
+has only values.
 """
 OPTIONS: dict[str, Any] = {
     "compression": "zstd",
@@ -51,10 +51,10 @@ def schema(
     by_call: bool = False,
     columns: Sequence[str] = (),
 ) -> pyarrow.Schema:
-    """Return columns and types. All steps' files share them, so they can be read as one table.
+    """Return columns and types. The files of all steps share them, so that they can be read as one table.
 
-    Columns by argument: `truncated` if sampling cuts the distribution, `mixed` for several tasks, `branched` for an
-    agent, `by_call` for rewards of each call, and `columns` of extensions.
+    The arguments add columns: `truncated` if sampling cuts off part of the distribution, `mixed` for several tasks,
+    `branched` for an agent, `by_call` for rewards of each call, and `columns` of extensions.
     """
     import pyarrow as pa
 
@@ -102,7 +102,7 @@ def schema(
 
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
-    """Return the rows of group `index` of a step. Their state is `state`, or `failed` for samples without a grade."""
+    """Return the rows of group `index` of a step. Their state is `state`, but `failed` for samples without a grade."""
     import numpy as np
 
     shared = {
@@ -188,7 +188,7 @@ def columns_of(row: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
-    """Write rows (missing keys of `schema` are null) as Parquet, 2 to 7 bytes a token. Return the file's SHA-256.
+    """Write rows as Parquet, 2 to 7 bytes a token; missing keys of `schema` are null. Return the file's SHA-256.
 
     Equal rows give equal bytes.
     """
@@ -217,7 +217,10 @@ def _write_table(path: Path, table: pyarrow.Table, options: dict[str, Any]) -> s
 
 
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """Return a step's rollouts, or some columns; older runs have null as `completion`. UserError if damaged."""
+    """Return a step's rollouts, or only some columns. Older runs have null as `completion`.
+
+    Raises UserError if the file is damaged.
+    """
     import pyarrow as pa
 
     columns = (
@@ -246,8 +249,8 @@ def _read_table(path: Path, columns: list[str] | None, remedy: str) -> pyarrow.T
 def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
     """Write the token statistics of a step of the run in `folder`. Equal rows give equal bytes; about 5 bytes a token.
 
-    Rows have `sample_id`, `entropies` (float16) and `trainer_logprobs` (float32), a value per sampled token, or None if
-    the completion was not trained on.
+    Rows have `sample_id`, `entropies` (float16) and `trainer_logprobs` (float32): one number per sampled token, or None
+    if the completion was not trained on.
     """
     import numpy as np
     import pyarrow as pa
@@ -277,7 +280,7 @@ def as_read(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_evaluation(folder: Path, version: int, rows: Sequence[dict[str, Any]]) -> str:
-    """Write the samples of a version into the run in `folder`. Equal rows give equal bytes; returns their SHA-256."""
+    """Write a version's samples into the run in `folder`. Return their SHA-256. Equal rows give equal bytes."""
     content = "".join(to_lines(rows)).encode()
     (folder / EVALS).mkdir(exist_ok=True)
     write_file(folder / evals_file(version), content)

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import torch
 
 Ending = Literal["done", "stopped", "budget"]
-"""Reason for a loop's end: all steps taken or target reached; stopped by a signal; budget used up."""
+"""Why a loop ended: all steps are taken or the target is reached; a signal stopped it; the budget is used up."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """The state that an exact resume needs: the live tensors (group `model` is the policy), and the loop's state.
 
-    `state()` returns the state at this snapshot, even if another thread calls it later. `part` is a folder of other
-    processes' files, which are moved into the checkpoint.
+    `state()` returns the state of this moment, even if another thread calls it later. `part` is a folder with files of
+    other processes, which are moved into the checkpoint.
     """
 
     tensors: Tensors
@@ -39,9 +39,9 @@ class Snapshot:
 
 
 class Saver:
-    """Saves versions of the policy: weights to use, and checkpoints to resume from, always with weights.
+    """Saves versions of the policy: weights to use, and checkpoints to resume from. Every checkpoint has weights, too.
 
-    `export(folder, step, parameters)` writes weights; `snapshot` gets True for a checkpoint. Unless `ckpt.background`
+    `export(folder, step, parameters)` writes weights. `snapshot` gets True for a checkpoint. Unless `ckpt.background`
     is off, the loop waits only while the tensors are copied. An alarm may request a checkpoint, and a pause after it.
     If `planned` is true, a version becomes a checkpoint only if `wants_checkpoint` returned True for it.
     """
@@ -66,14 +66,14 @@ class Saver:
         self._writing: Future[None] | None = None
         self._saved: tuple[int, bool] | None = None
         self.halted = False
-        """True if the run must end: then a checkpoint is saved."""
+        """True if the run must end. A checkpoint is then saved."""
 
     @property
     def stopping(self) -> bool:
         return bool(self.stop) or bool(self.run.budget.used_up)
 
     def at_target(self, version: int = 0, metrics: Mapping[str, float] = MappingProxyType({})) -> bool:
-        """Return True if a metric, now (`metrics` of `version`) or earlier, has reached the target of `config.stop`."""
+        """Return True if a metric has reached the target of `config.stop`, at `version` (in `metrics`) or earlier."""
         self.run.look_for_target(version, metrics)
         return self.run.target is not None
 
@@ -86,7 +86,7 @@ class Saver:
         """Save version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
 
         Without `--ckpt` the end saves only weights, unless the run is stopped early. If `last` is true, all files are
-        written on return. Raises OSError if files, also of an earlier version, could not be written.
+        written on return. Raises OSError if files of this or an earlier version could not be written.
         """
         if self._writing is not None and self._writing.done():
             self._wait()
@@ -122,7 +122,6 @@ class Saver:
         return step == self._promised or (self.ckpt is not None and self._is_due(step))
 
     def close(self) -> None:
-        """Wait for the files being written; ignore their errors."""
         self._thread.shutdown()
 
     def _is_due(self, step: int, last: bool = False, asked: bool = False, checkpoint: bool = True) -> bool:
@@ -136,7 +135,7 @@ class Saver:
         return True
 
     def _is_resumed(self, step: int) -> bool:
-        """Return True if the run resumed from this version: it has a checkpoint, but its weights may be damaged."""
+        """Return True if the run resumed from this version. It has a checkpoint, but its weights may be damaged."""
         return step == self.run.start_step and self.run.restored is not None
 
     def _start(self, step: int, with_checkpoint: bool, in_background: bool) -> None:
@@ -170,14 +169,14 @@ class Saver:
 
 
 def pause(run: RunWriter, step: int, cause: str, ended: Callable[[], bool]) -> None:
-    """Wait while paused.json exists; `hone runs continue` removes it. Version `step` is saved."""
+    """Wait until `hone runs continue` removes paused.json, or `ended()` is true. Version `step` is saved."""
     mark = run.folder / PAUSED
     write_json(mark, {"step": step, "alarm": cause})
     run.note(status="paused")
     run.event("paused", step, alarm=cause)
     folder = shlex.quote(str(run.folder))
     run.display.message(
-        f"Paused before step {step + 1} by the alarm {cause}; it is saved.\n"
+        f"Paused before step {step + 1} by the alarm {cause}; the run is saved.\n"
         f"      Let it go on: hone runs continue {folder}\n      End it: hone runs stop {folder}"
     )
     began = time.perf_counter()

@@ -27,9 +27,9 @@ _SOURCES = {"environment": "task file", "model": "initial model"}
 
 @dataclass(frozen=True)
 class Change:
-    """A changed setting of a run (None: unset), or a source's changed digest.
+    """A setting of a run that changed (None: unset), or a source with a changed digest.
 
-    `harmless`: the numbers don't depend on it.
+    `harmless` is true if the numbers don't depend on it.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Change:
 
 
 def run_toml(config: RunConfig, kind: str) -> str:
-    """Return the whole config, without keys of how a process starts; the first line names the command."""
+    """Return the whole config, without keys that say how a process starts. The first line names the command."""
     fields = type(config).model_fields.items()
     usual = {name: field.default for name, field in fields if meta_of(field).decides == "start"}
     return f"{CONFIG_OF}{kind}\n" + to_toml(changed(config, usual))
 
 
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
-    """Return a run's config.toml ({} if missing), and sentences about settings of a wrong type."""
+    """Return a run's config.toml ({} if missing), and a sentence on each setting of a wrong type."""
     path = folder / CONFIG
     if not os.path.lexists(path):
         return {}, []
@@ -78,7 +78,7 @@ def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
-    """Return the settings that differ between `old` (flat) and `config`, and change the numbers.
+    """Return the settings that change the numbers and differ between `old` (flat) and `config`.
 
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
@@ -97,7 +97,7 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool = False) -> list[str]:
-    """Return settings that change the numbers and differ in two `flat` configs. `names_matter`: model names, too."""
+    """Return settings that change the numbers and differ in two `flat` configs; model names only if `names_matter`."""
     before, now = _with_own_paths(old), _with_own_paths(new)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     names = [name for name in names if before.get(name) != now.get(name)]
@@ -112,7 +112,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
 
 
 def digest(table: Mapping[str, Any]) -> str:
-    """Return the SHA-256 over the settings in a nested config that change the numbers."""
+    """Return the SHA-256 over those settings of a nested config that change the numbers."""
     settings = _with_own_paths(flat(table))
     deciding = {name: value for name, value in settings.items() if not about(name).is_free}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
@@ -120,14 +120,12 @@ def digest(table: Mapping[str, Any]) -> str:
 
 @cache
 def about(name: str) -> Meta:
-    """Return the `Meta` of a training run's setting, by its dotted name."""
     found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
     is_gone = retired("", tuple(name.split("."))) is not None  # of an older run, or of an extension
     return next((key.meta for key in found if key), Meta(decides="nothing") if is_gone else PLAIN)
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat settings; in paths of the run's own files, "RUN" replaces the run's directory."""
     return moved(settings, settings.get("output_dir", ""), "RUN")
 
 
@@ -146,7 +144,6 @@ def moved(settings: Mapping[str, Any], before: str | Path, now: str | Path) -> d
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested dict to dotted names."""
     result: dict[str, Any] = {}
     for key, value in table.items():
         result.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})

@@ -1,4 +1,4 @@
-"""Tensors in `FOLDER/trainer/`; each rank writes its own rows, with `torch.distributed.checkpoint`.
+"""Tensors in `FOLDER/trainer/`. Each rank writes its own rows, with `torch.distributed.checkpoint`.
 
 The index file is a pickle, which could run code of the checkpoint's author. This module lets it make only an index.
 """
@@ -29,7 +29,7 @@ _NAMES = {
     "pathlib": ("Path", "PosixPath", "PurePosixPath"),
     "pathlib._local": ("Path", "PosixPath", "PurePosixPath"),
 }
-"""Names allowed in an index: module → names; torch's dtypes as well. These names run no code of the index."""
+"""Names that an index may use, by module; torch's dtypes are allowed, too. They run no code of the index."""
 
 
 def is_sharded(folder: Path) -> bool:
@@ -37,7 +37,7 @@ def is_sharded(folder: Path) -> bool:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes only the records, numbers and paths of an index; a plain pickle could run any code."""
+    """Makes only the records, numbers and paths of an index. A plain unpickler could run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         import torch
@@ -45,7 +45,7 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if name not in _NAMES.get(module, ()):
-            raise UserError(f"the checkpoint's index names {module}.{name}, which is not allowed: do not use it")
+            raise UserError(f"the index names {module}.{name}, which is not allowed: do not use the checkpoint")
         return super().find_class(module, name)
 
 
@@ -67,12 +67,12 @@ def _read_index(folder: Path) -> Metadata:
         except UserError:
             raise
         except Exception as error:  # whatever a pickle may run into
-            raise UserError(f"the checkpoint's index {path} can't be read ({error}): do not use it") from error
+            raise UserError(f"the index {path} can't be read ({error}): do not use the checkpoint") from error
     return metadata
 
 
 def shapes(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors by group and name, without content: on torch's device `meta`."""
+    """Return the tensors by group and name without their values, on torch's device `meta`."""
     import torch
 
     groups: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}  # an optimiser may have no state yet
@@ -89,10 +89,10 @@ def load(
     process_group: Any = None,
     only: str = "",
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors by group and name (`only`: one group's). By default whole, on the CPU, in one process.
+    """Return the tensors by group and name (with `only`, of one group). This process loads them whole, onto the CPU.
 
-    They are loaded into the tensors that `make("group/name", meta tensor)` returns. If those are sharded, all ranks of
-    `process_group` load together, each rank its rows.
+    With `make` they are loaded into the tensors that `make("group/name", meta tensor)` returns. If the returned tensors
+    are sharded, all ranks of `process_group` load together, each rank its rows.
     """
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader

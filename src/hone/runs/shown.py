@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     import pyarrow
 
 ROWS, WIDTH = 10, 40
-"""Maximum rows to show, maximum characters of a cell."""
+"""Maximum number of rows to show, and of characters in a cell."""
 COLUMNS = ("prompt", "text", "reward", "outcome", "detail")
 """Columns of samples to show, if the table has them."""
 
 
 class Samples:
-    """Completions of a step, printed as rows; has all methods and attributes of `table`, an Arrow table."""
+    """Completions of a step. Prints as rows, and has all methods and attributes of `table`, an Arrow table."""
 
     def __init__(self, table: pyarrow.Table) -> None:
         self.table = table
@@ -63,19 +63,18 @@ class Samples:
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows with equal keys as lines, below a line of the keys."""
+    """Format rows, which have equal keys, as lines below a line of the keys."""
     return "\n".join(aligned([{name: _cell(value) for name, value in row.items()} for row in rows]))
 
 
 def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Format rows with equal keys as aligned lines, below a line of the keys; [] without rows."""
+    """Format rows, which have equal keys, as aligned lines below a line of the keys; [] without rows."""
     cells = [[*rows[0]], *([*row.values()] for row in rows)] if rows else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows with equal keys as an HTML table, with the keys as its head."""
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
     lines = ("".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) for row in rows)
     return f"<table><tr>{heads}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

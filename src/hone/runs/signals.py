@@ -1,7 +1,7 @@
 """Reasons for an early end: signals, and failures of the machine (a full disk, an I/O error, no memory).
 
 After the first signal the step is finished and saved; a second Ctrl-C stops at once. Schedulers and spot machines send
-SIGTERM a moment before they kill the process: a step that would exceed the grace period is abandoned, and the state
+SIGTERM a moment before they kill the process. If a step would exceed this grace period, it is abandoned, and the state
 before it is saved.
 """
 
@@ -35,16 +35,16 @@ _NO_MEMORY = "lower --trainer.micro-batch-tokens (rl) or --data.micro-batch-toke
 
 
 class StepAbandoned(KeyboardInterrupt):
-    """The step can't be finished in the grace period. A KeyboardInterrupt, so that no grader catches it."""
+    """Raised if a step can't be finished in the grace period. A KeyboardInterrupt, so that no grader catches it."""
 
 
 class StopRequest:
-    """A context in which SIGINT, SIGTERM and SIGHUP only set `signum`; the loop reads it after its step.
+    """A context in which SIGINT, SIGTERM and SIGHUP only set `signum`, which the loop reads after its step.
 
-    SIGHUP, unless ignored before (`nohup`), counts as SIGTERM. The signal handler passes `say` a line about what will
-    happen. A SIGINT after the first signal raises KeyboardInterrupt. `grace_seconds` minus `save_seconds` after the
-    first SIGTERM, StepAbandoned is raised inside `abandonable`, or by `check`. Outside the main thread the context does
-    nothing: signals can't be caught there.
+    SIGHUP counts as SIGTERM, unless it was ignored before (`nohup`). The signal handler passes `say` a line about what
+    will happen. A SIGINT after the first signal raises KeyboardInterrupt. When `grace_seconds` minus `save_seconds`
+    have passed since the first SIGTERM, StepAbandoned is raised, inside `abandonable` or by `check`. Outside the main
+    thread the context does nothing, because signals can't be caught there.
     """
 
     def __init__(self, say: Callable[[str], None], grace_seconds: float = 25.0):
@@ -61,7 +61,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """A shell's exit code for a process ended by `signum`, such as 130 or 143; 0 without a signal."""
+        """A shell's exit code for a process that `signum` ended, such as 130 or 143; 0 without a signal."""
         return 0 if self.signum is None else 128 + self.signum
 
     @property
@@ -70,7 +70,7 @@ class StopRequest:
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
-        """Allow StepAbandoned at any point of the block, which must not change anything that is saved."""
+        """Allow StepAbandoned at any point of the block. The block must not change anything that is saved."""
         self._abandonable = True
         try:
             self.check()
@@ -79,7 +79,7 @@ class StopRequest:
             self._abandonable = False
 
     def release(self) -> None:
-        """Let Ctrl-C end the remaining waits at once: everything is saved."""
+        """Let Ctrl-C end the remaining waits at once, because everything is saved."""
         if self._before:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -125,7 +125,7 @@ class StopRequest:
 def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
     """Return (cause, remedy) if the machine caused `error`; None for a possible bug, or an error about a user's file.
 
-    An error about a file counts only if the file is below `folder`, or has no name.
+    An error about a file counts only if the file is below `folder`, or if the error names no file.
     """
     if is_out_of_memory(error):
         return "out of memory", _NO_MEMORY

@@ -1,4 +1,4 @@
-"""Summary of a run from its files: progress, latest numbers, next commands. Shared by commands and pages."""
+"""Summary of a run from its files: progress, latest numbers, next commands. Commands and pages share it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hone.runs.settings import about, config_class, flat, read_config
 from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, OVER, WEIGHTS, RunView
 
 KILLED = "killed"
-"""Status of a run that ended without recording it: its process is gone."""
+"""Status of a run that did not record its end: its process is gone."""
 _NEEDED = ("command", "hardware", "seed", "status", "threads", "versions")
 _NEEDED_OF_TRAINING = ("exact", "inexact", "resumes", "started")
 """Keys of run.json that a summary needs, and further keys of a training run."""
@@ -48,7 +48,7 @@ _ENDED = {
 
 @dataclass(frozen=True)
 class Summary:
-    """The facts about a run. `config` is {} without a config.toml; `pid` comes from `hone.runs.outputs.holder`."""
+    """The facts about a run. `config` is {} without a config.toml; `pid` is what `hone.runs.outputs.holder` returns."""
 
     files: RunView
     info: dict[str, Any]
@@ -70,12 +70,11 @@ class Summary:
 
     @property
     def kind(self) -> str:
-        """sft, rl or eval."""
         return self.info["kind"]
 
     @property
     def env(self) -> dict[str, Any]:
-        """The settings of the environment, `id`, `args` and `template`; empty if there is none."""
+        """The settings `id`, `args` and `template` of the environment; empty if there is none."""
         if self.kind == "eval":
             names = {"id": "env", "args": "env_args", "template": "template"}
             return {name: self.config[key] for name, key in names.items() if key in self.config}
@@ -87,7 +86,6 @@ class Summary:
 
     @cached_property
     def alarms(self) -> list[Raised]:
-        """The active alarms, read once."""
         return [alarm for alarm in alarms_in(self.files.events()) if alarm.over is None]
 
     @property
@@ -105,9 +103,9 @@ class Summary:
 
 
 def summarize(path: Path, ours: bool = False) -> Summary:
-    """Return the summary of the run in `path`. Raises UserError if it isn't a run, or one of its files is damaged.
+    """Return the summary of the run in `path`. Raises UserError if it isn't a run, or if one of its files is damaged.
 
-    `ours`: this process holds the run's lock, which a call of `holder` would release.
+    `ours` is true if this process holds the run's lock. `holder` is then not called, because it would release the lock.
     """
     run, pid = RunView(path), os.getpid() if ours else holder(path)
     info = run.info  # after the lock was looked at: a run writes its last status before it lets go of it
@@ -130,12 +128,12 @@ def summarize(path: Path, ours: bool = False) -> Summary:
 
 
 def status_of(info: dict[str, Any], pid: int | None) -> str:
-    """Return the status in run.json, or `killed` if it says that the run goes on, but `pid` is None."""
+    """Return the status in run.json. If it says that the run goes on, but `pid` is None, return `killed`."""
     return KILLED if info["status"] in ("running", "paused", "copying") and pid is None else info["status"]
 
 
 def status_text(run: Summary) -> str:
-    """Return `outputs/rl: killed after 4 of 6 steps`; paths like `.` and `..` are resolved."""
+    """Return a text such as `outputs/rl: killed after 4 of 6 steps`. Paths like `.` and `..` are resolved."""
     path = run.path.resolve() if run.path.name in ("", "..") else run.path
     steps = f"{run.progress.done} of {run.progress.max_steps or '?'} steps"
     if run.status in ("running", "paused"):
@@ -178,14 +176,14 @@ def print_next(run: Summary) -> None:
 
 
 def refuse_interrupted(path: Path) -> None:
-    """Raise UserError if a resume of the run was killed during its roll-back: its files are inconsistent."""
+    """Raise UserError if a resume was killed while it rolled the run back, so that its files are inconsistent."""
     if interrupted(path):
         command = _resuming(summarize(path))
         raise UserError(f"{path} was left in the middle of an interrupted resume: finish it with {command}")
 
 
 def _resuming(run: Summary) -> str:
-    """Return the command that continues the run with its config.toml; doubles a used-up budget."""
+    """Return the command that continues the run with its config.toml. A used-up budget is doubled."""
     if not run.config:  # it ended before it had one
         return typed(run.info["command"])
     words = ["--detach"] if "--detach" in run.info["command"] else []
@@ -197,7 +195,7 @@ def _resuming(run: Summary) -> str:
 
 
 def typed(command: list[str], ranks: int = 1) -> str:
-    """Return a recorded command as typed, without the program's folder; SFT on several ranks starts with torchrun."""
+    """Return a recorded command as typed, without the program's folder. SFT on several ranks starts with torchrun."""
     if not command:
         return ""
     program = Path(command[0]).name
@@ -208,7 +206,7 @@ def typed(command: list[str], ranks: int = 1) -> str:
 
 
 def evaluating(run: Summary, weights: Path) -> str:
-    """Return the command that evaluates weights on the run's task; for SFT on a run's samples, on `data.run`'s task."""
+    """Return the command to evaluate weights on the run's task; for SFT on samples of a run, on that run's task."""
     of = run
     if run.kind == "sft" and (sampled := run.config.get("data", {}).get("run")):
         with suppress(UserError):  # it may be gone
@@ -245,7 +243,7 @@ def numbers(run: Summary) -> list[str]:
 
 
 def latest(run: Summary) -> str:
-    """Return the headline of the last step: `reward 0.912`, `loss 0.8435`; empty before the first."""
+    """Return the headline of the last step, such as `reward 0.912` or `loss 0.8435`; "" before the first step."""
     if not run.progress.history:
         return ""
     value = run.progress.history[-1]
@@ -253,7 +251,7 @@ def latest(run: Summary) -> str:
 
 
 def held_out(run: Summary) -> str:
-    """Return the last evaluation's headline: `reward 0.940`, `loss 0.9012`; empty without one."""
+    """Return the headline of the last evaluation, such as `reward 0.940` or `loss 0.9012`; "" without one."""
     evals = run.progress.evals
     if (loss := evals.get("val/loss")) is not None:
         return f"loss {loss:.4f}"
@@ -262,7 +260,7 @@ def held_out(run: Summary) -> str:
 
 
 def environments(names: Sequence[str]) -> list[str]:
-    """Return the tasks that a run was evaluated on: `t` for each `eval/t/reward/mean`."""
+    """Return the tasks that a run was evaluated on: `t` for each name `eval/t/reward/mean`."""
     return [match[1] for name in names if (match := re.fullmatch("eval/([^/]+)/reward/mean", name))]
 
 
@@ -278,7 +276,6 @@ def local_time(stamp: str | None) -> str:
 
 
 def describe_event(event: dict[str, Any]) -> str:
-    """Return an event as one line: its time, kind, step and other fields."""
     more = {name: value for name, value in event.items() if name not in ("kind", "step", "time")}
     at = f" at step {event['step']}" if event.get("step") is not None else ""
     text = f"{local_time(event.get('time'))}  {str(event.get('kind')).replace('_', ' ')}{at}"
@@ -287,7 +284,7 @@ def describe_event(event: dict[str, Any]) -> str:
 
 
 def shortened(value: Any) -> str:
-    """Return a value in at most 60 characters on one line, without control characters; cut after a word if possible."""
+    """Return a value as one line of at most 60 characters, without control characters; cut after a word if possible."""
     text = str(value).lower() if isinstance(value, bool) else "".join(c if c.isprintable() else " " for c in str(value))
     return text if len(text) <= 60 else f"{text[: max(text.rfind(' ', 30, 58), 0) or 57]}..."
 
@@ -309,7 +306,7 @@ def missed_target(run: Summary) -> str:
 
 @dataclass(frozen=True)
 class Raised:
-    """An alarm that was raised; `over` is the step at which it ended, None before."""
+    """An alarm that was raised. `over` is the step at which it ended, or None."""
 
     name: str
     since: int
@@ -386,7 +383,7 @@ def regraded_in_words(info: Mapping[str, Any]) -> list[str]:
 
 
 def certificate_path(run: Path) -> Path:
-    """Return the path of the certificate of the run in this directory; it lies beside the directory."""
+    """Return the path of the certificate of the run in directory `run`. It lies beside this directory."""
     folder = run.resolve()
     return folder.with_name(folder.name + CERTIFICATE)
 

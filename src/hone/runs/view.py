@@ -37,21 +37,21 @@ from hone.runs.files import (
 INFO, CONFIG = "run.json", "config.toml"
 METRICS, TIMINGS, EVENTS, HASHES = LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 ROLLOUTS, TOKENS, EVALS = OF_STEPS = ("rollouts", "tokens", "evals")
-"""Folders with a file for each or some steps; `evals` may also have folders of `hone eval`."""
+"""Folders with files of steps. `evals` may also have folders of `hone eval`."""
 CHECKPOINTS, WEIGHTS = OF_VERSIONS = ("checkpoints", "weights")
 """Folders with a folder for each saved version."""
 RESULTS, METADATA = "results.jsonl", "metadata.json"
-"""Samples and numbers of `hone eval`."""
+"""Files of `hone eval`: its samples, and its numbers."""
 AUDIT, JUDGEMENTS, PAUSED = "audit.json", "judgements.jsonl", "paused.json"
 """Findings of the audit before step 0; replies of reward services; a file that exists while an alarm pauses the run."""
 OVER = "alarm_over"
-"""Kind of the event that an alarm is over."""
+"""Kind of the event which says that an alarm is over."""
 CARD = ("report.html", "report.json", "card.md")
-"""The run card: page and facts; and a file of hone 0.1."""
+"""The run card: its page, its facts, and a file that hone 0.1 wrote."""
 PROCESS_LOGS, SPOOL, SUPERSEDED = "logs", "spool", "superseded"
-"""Folders: processes' output; weights for a server to load, removed at the end; rolled-back files."""
+"""Folders: output of processes; weights for a server to load, removed at the end; rolled-back files."""
 REWARDS, DATA, _ = GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
-"""Files that a program gave a run, if its run.json lists them under `kept`."""
+"""Files that a program may give a run. run.json then lists them under `kept`."""
 NAMES = (
     *(CONFIG, *LOGS, AUDIT, PAUSED, JUDGEMENTS, ROLLOUTS, TOKENS, CHECKPOINTS, WEIGHTS, SPOOL, PROCESS_LOGS),
     *(SUPERSEDED, "wandb", "trackio", *CARD, "curve.svg", RESULTS, METADATA, INFO),
@@ -95,7 +95,7 @@ class RunView:
         return read_lines(self.path / EVENTS)
 
     def hashes(self) -> list[dict[str, Any]]:
-        """Return a record per step and for the last version: the fingerprint `weights`, and SHA-256 of other files."""
+        """Return a record for each step and the last version: the fingerprint `weights`, and SHA-256 of other files."""
         return read_lines(self.path / HASHES)
 
     def rollout_steps(self) -> list[int]:
@@ -106,9 +106,9 @@ class RunView:
         return list(steps_in(self.path / EVALS, ".jsonl"))
 
     def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
-        """Return the samples of the evaluation of a version; keys as in `hone.evaluation.result.EvalSample.row`.
+        """Return the samples of a version's evaluation; keys as in `hone.evaluation.result.EvalSample.row`.
 
-        Without a version, the directory must be one of `hone eval`. Raises UserError if it has no samples.
+        Without a version, the directory must be one of `hone eval`. Raises UserError if there are no samples.
         """
         path = self.path / (RESULTS if version is None else evals_file(version))
         if not path.exists():
@@ -119,7 +119,7 @@ class RunView:
         return read_lines(path)
 
     def evaluation(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the metrics and the seconds by phase of a run of `hone eval`."""
+        """Return the metrics of a run of `hone eval`, and its seconds by phase."""
         file = self.path / METADATA
         metadata = read_json(file) if os.path.lexists(file) else {}
         metrics, seconds = metadata.get("metrics", {}), metadata.get("seconds", {})
@@ -138,16 +138,16 @@ class RunView:
         return {step: path for step, path in steps_in(self.path / kind).items() if path.is_dir()}
 
     def stamp(self) -> tuple[Any, ...]:
-        """Return a value that changes if any file of a summary changes."""
+        """Return a value that changes if any file changes that a summary reads."""
         return tuple(stamp(self.path / name) for name in (INFO, CONFIG, METRICS, TIMINGS, EVENTS, METADATA))
 
 
 class Rewound(Exception):
-    """A log lost lines: a resume rolled the run back, so earlier reads are no longer valid."""
+    """Raised if a log lost lines because a resume rolled the run back. Earlier reads are then no longer valid."""
 
 
 class Tail:
-    """Reads the new records of a growing JSON-lines file; an incomplete line waits."""
+    """Reads the new records of a growing JSON-lines file. An incomplete line is read once it is complete."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -155,7 +155,7 @@ class Tail:
         self._bytes = self._lines = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the new records. Raises Rewound if lines that were read are gone, UserError for a damaged line."""
+        """Return the new records. Raises Rewound if lines that were read are gone, and UserError for a damaged line."""
         if not self._inode and not self.path.exists():
             return []
         try:
@@ -184,7 +184,7 @@ class RunTail:
         self._seconds: dict[int, dict[str, Any]] = {}
 
     def steps(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Return (metrics, timings) of the new steps. A step counts once both logs have its line."""
+        """Return (metrics, timings) of the new steps. A step counts once it has a line in both logs."""
         self._waiting += self._metrics.new()
         self._seconds |= {record["step"]: record for record in self._timings.new()}
         found = []
@@ -195,7 +195,7 @@ class RunTail:
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """Return a file's time of change, in ns, and its size in bytes; None if there is no such file."""
+    """Return the time of a file's last change in ns, and its bytes; None if there is no such file."""
     try:
         status = path.stat()
     except OSError:
@@ -204,7 +204,7 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 
 def steps_in(folder: Path, ending: str = "") -> dict[int, Path]:
-    """Return the files named `step_12` or `step_000012` with this ending, by step, ascending."""
+    """Return the paths named `step_12` or `step_000012` with this ending, by step, ascending."""
     named = ((_STEP.fullmatch(path.name.split(".")[0]), path) for path in folder.glob(f"step_*{ending}"))
     found = {int(match[1]): path for match, path in named if match}
     return {step: found[step] for step in sorted(found)}
@@ -228,8 +228,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Return the record in a line of a log. UserError unless it is a JSON object with an integer step. Lines of
-    metrics.jsonl and timings.jsonl have only numbers or null; other lines may lack the step.
+    """Return the record in a line of a log. Raises UserError unless the line is a JSON object with an integer step. In
+    metrics.jsonl and timings.jsonl all values must be numbers or null; in other logs, the step may be missing.
     """
     numbers = path.name in (METRICS, TIMINGS)
     try:
@@ -267,7 +267,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _record(optional: dict[str, Any], **needed: Any) -> Any:
-    """Return a pydantic model of a table: keys have these types, other keys are ignored."""
     fields: dict[str, Any] = {name: (kind, ...) for name, kind in needed.items()}
     fields |= {name: (kind, None) for name, kind in optional.items()}
     return create_model("Record", __config__=ConfigDict(strict=True, extra="ignore"), **fields)
@@ -312,7 +311,7 @@ _FACTS = _record(
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
-    """Return the run.json of a run of hone; None if `folder` isn't one, or its run.json is damaged."""
+    """Return the run.json of a run; None if `folder` is no run of hone, or if its run.json is damaged."""
     try:
         return existing_run(folder)
     except (OSError, UserError):
@@ -320,7 +319,10 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 
 
 def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
-    """Return the run.json of a run of hone; None if `folder` isn't one. UserError with the remedy if it is damaged."""
+    """Return the run.json of a run; None if `folder` is no run of hone.
+
+    Raises UserError with `remedy` if run.json is damaged.
+    """
     path = folder / INFO
     if not os.path.lexists(path):
         return None

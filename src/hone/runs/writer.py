@@ -44,10 +44,10 @@ from hone.runs.view import CARD, CHECKPOINTS, CONFIG, INFO, LOGS, PAUSED, PROCES
 
 
 class RunWriter:
-    """Writes one run directory; made by `RunWriter.start`.
+    """Writes one run directory. `RunWriter.start` makes it.
 
-    `start_step` is the first step to take; `restored` the (tensors, state) of its checkpoint, None without one.
-    `nothing_left`: a finished run was resumed, and is unchanged.
+    `start_step` is the first step to take. `restored` is (tensors, state) of the checkpoint for this step, or None.
+    `nothing_left` is true if a resumed run has nothing left to do; the run is then unchanged.
     """
 
     def __init__(self, config: RunConfig, opened: Opening, observers: Sequence[Observer], lock: Lock):
@@ -68,7 +68,7 @@ class RunWriter:
         self._stop, self._best = config.stop, config.ckpt and config.ckpt.best
         self.alarms = Alarms()
         self._started: list[Observer] = []
-        """Observers to call `at_end` of, because `before_start` was called."""
+        """Observers that had their `before_start`, so that `at_end` must be called."""
         self._lock = lock
         (folder / PROCESS_LOGS).mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
@@ -92,11 +92,11 @@ class RunWriter:
         keep: Mapping[str, str] = MappingProxyType({}),
         **brought: Any,
     ) -> RunWriter:
-        """Open `config.output_dir` for a run of `kind` (sft, rl); resume it if the config says so.
+        """Open `config.output_dir` for a run of `kind` (sft, rl). Resumes the run if the config says so.
 
-        A new run moves an earlier one to `.previous/<its id>`. `observers` default to a display. `keep` has the texts
-        of files that belong to the run, by name. `brought` are further arguments of `Opening`. Raises UserError, with
-        nothing touched, as `Opening.check` and `Opening.open` do, or if the directory can't be written.
+        A new run moves an earlier one to `.previous/<its id>`. `observers` are by default a display. `keep` maps names
+        of files that belong to the run to their texts. `brought` are further arguments of `Opening`. Raises UserError,
+        with nothing touched, as `Opening.check` and `Opening.open` do, or if the directory can't be written.
         """
         if observers is None:
             observers = [make_display(config.display, Progress(kind, config.max_steps))]
@@ -147,7 +147,7 @@ class RunWriter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a part of the step (`sample`, `grade`, `train`, …) as `time/<name>`, and show it meanwhile."""
+        """Time a part of the step (`sample`, `grade`, `train`, …) as `time/<name>`, and show that it is under way."""
         self.display.phase(name)
         began = time.perf_counter()
         try:
@@ -165,12 +165,12 @@ class RunWriter:
     def log_step(
         self, step: int, metrics: dict[str, Any], timings: dict[str, Any] | None = None, weights: str | None = None
     ) -> None:
-        """Write the step's lines. `metrics` must have no times: these go into `timings`, with the seconds of each
-        `phase`, the step and the run. If `metrics` is empty, neither metrics nor timings are written.
+        """Write the lines of a step. `metrics` must have no times. Times go into `timings`, which also gets the seconds
+        of each `phase`, of the step and of the run. If `metrics` is empty, neither metrics nor timings are written.
 
-        A metric that isn't finite becomes null, with an event. hashes.jsonl gets a line with `weights`, the fingerprint
-        of version `step`, and the SHA-256 of metrics, rollouts and this version's evaluation. Raises AlarmStop if an
-        alarm stops the run.
+        A metric that isn't finite becomes null, and an event has its value. hashes.jsonl gets a line with `weights`,
+        the fingerprint of version `step`, and the SHA-256 of metrics, rollouts and this version's evaluation. Raises
+        AlarmStop if an alarm stops the run.
         """
         hashes: dict[str, Any] = {"step": step, "weights": weights, "metrics": None, "rollouts": self._rollouts_digest}
         lines = ()
@@ -218,7 +218,6 @@ class RunWriter:
         self._step_began += seconds
 
     def log_positions(self) -> dict[str, dict[str, Any]]:
-        """Return size in bytes and SHA-256 of metrics.jsonl and hashes.jsonl."""
         logs = (self._metrics, self._hashes)
         return {log.path.name: {"bytes": log.bytes, "sha256": log.sha256} for log in logs}
 
@@ -236,15 +235,15 @@ class RunWriter:
         self._events.append({"kind": kind, "step": step, "time": provenance.now()} | fields)
 
     def rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Write `rollouts/step_N.parquet`; rows as `hone.runs.rollouts.group_rows` makes them."""
+        """Write `rollouts/step_N.parquet`, from rows as `hone.runs.rollouts.group_rows` makes them."""
         self._rollouts_digest = write_rollouts(self.folder / rollouts_file(step), rows)
 
     def token_stats(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Write `tokens/step_N.parquet`; rows as `hone.runs.rollouts.write_tokens` takes them."""
+        """Write `tokens/step_N.parquet`, from rows as `hone.runs.rollouts.write_tokens` takes them."""
         write_tokens(self.folder, step, rows)
 
     def evaluation(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Write `evals/step_N.jsonl` of version `step`, before `log_step`; rows as `EvalSample.row` makes them."""
+        """Write `evals/step_N.jsonl` of version `step`, from rows of `EvalSample.row`. Call this before `log_step`."""
         self._evaluations[step] = write_evaluation(self.folder, step, rows)
 
     @contextmanager
@@ -258,7 +257,9 @@ class RunWriter:
         return self.folder / WEIGHTS / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Flush the logs, save version `step` with folder `part`'s files, delete old ones; any thread may call it."""
+        """Flush the logs, save version `step` with files of folder `part`, delete old ones. Any thread may call
+        this.
+        """
         for log in self._logs:
             log.sync()
         path = self.checkpoints.save(step, tensors, state, part)
@@ -281,7 +282,7 @@ class RunWriter:
             self._save_info()
 
     def mark_inexact(self, step: int, cause: str) -> None:
-        """Record in run.json why another run of this config may differ from `step` on, once for each cause."""
+        """Record in run.json why another run of this config may differ from `step` on; each cause only once."""
         if any(entry["cause"] == cause for entry in self.info["inexact"]):
             return
         self.info["inexact"].append({"step": step, "cause": cause})
@@ -291,7 +292,7 @@ class RunWriter:
         self.display.message(f"Another run of this config may differ from step {step} on: {cause}.")
 
     def finish(self, status: str, alarm: str = "") -> None:
-        """Close the run with its final status. `alarm`: the alarm that stopped it."""
+        """Close the run with its final status. `alarm` is the alarm that stopped the run, if any."""
         assert status in ("done", "stopped", "budget", "failed", "interrupted"), status
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
@@ -302,7 +303,6 @@ class RunWriter:
             self._save_info()  # before the rest, which may take a while
 
     def _files(self) -> ExitStack:
-        """Return a stack that closes all files, then releases the lock, even if a call raises."""
         ends = ExitStack()
         ends.callback(self._lock.release)
         for log in self._logs:
@@ -324,9 +324,9 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End a run that didn't call `finish`: done, interrupted (KeyboardInterrupt) or failed.
+        """End a run that didn't call `finish`, as done, interrupted (KeyboardInterrupt) or failed.
 
-        Raises UserError for a problem of the machine, such as a full disk; it names the last checkpoint.
+        For a problem of the machine, such as a full disk, raises a UserError that names the last checkpoint.
         """
         if self.nothing_left:
             self._files().close()
@@ -359,7 +359,6 @@ class RunWriter:
 
 
 def find_display(observers: Sequence[Observer]) -> Display:
-    """Return the display among the observers, or a display that shows nothing."""
     return next((observer for observer in observers if isinstance(observer, Display)), Display())
 
 

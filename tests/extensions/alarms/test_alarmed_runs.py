@@ -101,7 +101,7 @@ def test_a_pause_waits_to_be_continued(bench, warned, capsys):
         out, _ = pausing.communicate(timeout=DEADLINE)
     finally:
         pausing.kill()
-    assert pausing.returncode == 0 and "Paused before step 3 by the alarm truncation; it is saved." in out
+    assert pausing.returncode == 0 and "Paused before step 3 by the alarm truncation; the run is saved." in out
     assert same(run, warned) and Run(run).info["status"] == "done" and kinds(run).count("paused") == 1
     assert main(["runs", "continue", str(run)]) == 2
     fails(capsys, 2, "done, 6 of 6 steps: it is not paused")

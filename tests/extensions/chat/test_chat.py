@@ -128,7 +128,7 @@ def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, mo
     monkeypatch.setattr("sys.stdin", io.StringIO("long " * 20))
     fails(capsys, main(["chat", str(model)]), "shorten it")
     printed = converse(monkeypatch, capsys, ["first " * 3, "long " * 20, "second " * 3], str(model), stdin=Terminal)
-    long = f"the question has 108 tokens, {model} has room for 40: shorten it"
+    long = f"the question has 108 tokens, but {model} has room for 40: shorten it"
     assert printed == f"> {first}\n> > {second}\n> error: {long}\n{anew}"
 
 

@@ -225,5 +225,5 @@ def test_one_that_another_run_uses_ends_the_run(fleet, tmp_path: Path) -> None:
             [policy.fleet.members[1].server], RENDERER, (), Spool(tmp_path / "t", random_model(seed=2))
         )
         thief.load(4)
-        with pytest.raises(Halt, match="another run uses it"):
+        with pytest.raises(Halt, match="another run uses this server"):
             policy.sample(requests(), LONG)

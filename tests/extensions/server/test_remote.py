@@ -212,6 +212,6 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
         assert "serves a, b, not c: start one that does" in error(fake.url.removesuffix("/v1"), model="c")
         assert "is a server of acme: rollouts need token ids" in error(fake.url.removesuffix("/v1"), model="a")
     with FakeOpenAI(owner="vllm") as fake:
-        assert "takes no weights: start vLLM by `inference --backend vllm" in error(fake.url.removesuffix("/v1"))
+        assert "takes no weights: start vLLM with `inference --backend vllm" in error(fake.url.removesuffix("/v1"))
     with FakeOpenAI(models=Raw("[]")) as fake:
         assert error(fake.url.removesuffix("/v1")).endswith("URL of an inference server, ending in /v1")

@@ -192,7 +192,7 @@ def test_samples_and_scores_are_what_the_weights_say(server, tmp_path, temperatu
         assert np.isnan(np.concatenate(scores)).all(), "vLLM scores prompts at temperature 1 only"
 
     vllm.update(folder / "v1", 4)
-    with pytest.raises(Halt, match="another run uses it"):
+    with pytest.raises(Halt, match="another run uses this server"):
         policy.sample(requests, SamplingParams(temperature=temperature))
 
 

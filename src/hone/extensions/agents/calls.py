@@ -1,7 +1,7 @@
 """A program's calls of the model, and the answers.
 
-Calls are requests in OpenAI's format (`hone.extensions.agents.host`). Each is sampled with the run's settings and
-a separate random key, within the rollout's limits.
+A call is a request in OpenAI's format (`hone.extensions.agents.host`). It is sampled with the run's settings and a
+separate random key, within the rollout's limits.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 LONGEST_TOKEN = 16
-"""Most characters per token on average. A prompt with more can't fit in seq_len, and is not tokenised."""
+"""Maximum characters per token on average. A longer prompt can't fit into seq_len, and is not tokenised."""
 Reply = tuple[str, Message, str, dict[str, int]]
-"""An answer's id, message, finish reason and usage."""
+"""The id, message, finish reason and usage of an answer."""
 
 
 class ModelCalls:
-    """One rollout's calls, and its limits. Used on the driver's event loop."""
+    """The calls of one rollout, and its limits. Used on the driver's event loop."""
 
     largest_body = MAX_BODY
-    """Most bytes of a request."""
+    """Maximum bytes of a request."""
 
     def __init__(self, model: Model, limits: AgentLimits) -> None:
         self.model, self.limits = model, limits
         self.api_key = f"hone-{model.sample_id}-{secrets.token_hex(16)}"  # no other program can guess it
         self.sampled = self.refused = 0
         self.limit = ""
-        """In words, the limit that a refused call exceeds."""
+        """The limit, in words, that a refused call exceeds."""
         self.closed = False
         self.entering = asyncio.Lock()
         """Held while a call starts, so that calls start in the order of their arrival."""
@@ -53,15 +53,15 @@ class ModelCalls:
         return self._host.client(self.api_key)
 
     async def begin(self, body: ChatRequest, session: str, again: bool) -> Coroutine[Any, Any, Reply]:
-        """Start a call or, for a retry (`again`), find the first try; return an awaitable answer. Raises ApiError."""
+        """Start a call or, for a retry (`again`), find the first try. Return an awaitable answer. Raises ApiError."""
         raise NotImplementedError
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout: drop calls of sessions in `untrained`; return the number of answered calls left."""
+        """End the rollout: drop calls of sessions in `untrained`, and return the number of answered calls left."""
         raise NotImplementedError
 
     def check_open(self) -> None:
-        """Raise ApiError if the rollout takes no more calls. Refused calls count, too."""
+        """Raise ApiError if the rollout takes no more calls. Refused calls count as calls."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
         asked = self.model.asked
@@ -75,7 +75,7 @@ class ModelCalls:
         return too_large()
 
     def most(self, *bounds: int | None) -> int | None:
-        """Return a call's token limit: the smallest of `bounds` and the rollout's remaining `max_tokens`."""
+        """Return the token limit of a call: the smallest of `bounds` and the remaining `max_tokens`."""
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         return min((x for x in (left, *bounds) if x is not None), default=None)
 
@@ -153,7 +153,7 @@ class ProgramCalls(ModelCalls):
         call.reply = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
 
     def _drop(self, call: Call) -> None:
-        """Remove an unanswered call (the client left, or hone refused the call), so that it isn't trained."""
+        """Remove an unanswered call, so that it isn't trained: the client left, or hone refused the call."""
         if call.turn is None and call in self.model.calls:
             self.model.calls.remove(call)
             self.sampled -= call.request.max_tokens
@@ -161,7 +161,7 @@ class ProgramCalls(ModelCalls):
                 call.parent.continued = False
 
     def close(self, untrained: frozenset[str]) -> int:
-        """End the rollout: answer open calls with 410; drop these, and calls of sessions in `untrained`."""
+        """End the rollout: answer open calls with 410 and drop them; also drop calls of sessions in `untrained`."""
         self.closed = True
         for call in [call for call in self.model.calls if call.turn is None]:
             if not call.future.done():
@@ -190,7 +190,7 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> None:
-    """Raise ApiError if a request differs from the run's `sampling`, or sets other options of the run."""
+    """Raise ApiError if a request differs from the run's `sampling`, or sets other options that the run decides."""
     asked = {"n": body.n != 1, "logprobs": bool(body.logprobs), "top_logprobs": bool(body.top_logprobs)}
     asked |= {name: getattr(body, name) not in (None, value) for name, value in sampling.items()}
     asked |= {name: getattr(body, name) is not None for name in ("seed", "key")}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 REWARDED_BY_PROGRAM = "a program rewards its own rollouts"
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
-"""Environment variables of hone's process that a command gets."""
+"""Environment variables of hone's process that a `command` gets."""
 
 
 class AgentEnv(SingleTurnEnv):
@@ -57,7 +57,7 @@ class AgentEnv(SingleTurnEnv):
         return env | without_local_proxy(env) | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
 
     async def program(self, calls: Any, example: Example) -> Rewarded:
-        """Run the program, which calls the model through `calls`; return its rewards. Raises ProgramFailed."""
+        """Run the program, which calls the model through `calls`. Return its rewards. Raises ProgramFailed."""
         from hone.extensions.agents.programs import run_program
 
         return await run_program(self, calls, example)
@@ -65,7 +65,7 @@ class AgentEnv(SingleTurnEnv):
     def grade_many(
         self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0, groups: Iterable[Hashable] | None = None
     ) -> list[Score]:
-        """Return the program's scores. Raises UserError for completions not made by the program."""
+        """Return the scores that the program gave. Raises UserError for completions that it did not make."""
         return [self._score(completion) for _, completion in pairs]
 
     def _score(self, completion: Completion) -> Score:

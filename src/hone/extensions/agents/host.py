@@ -21,14 +21,13 @@ from hone.serving import serving_here
 
 
 def host_of(driver: Driver, calls: ModelCalls) -> Host:
-    """Add calls to the batch's endpoint; return the endpoint."""
     host = driver.endpoint = driver.endpoint or Host(driver)
     host.by_key[calls.api_key] = calls
     return host
 
 
 class Host:
-    """Receives programs' calls. A call's API key names its rollout."""
+    """Receives the calls of programs. The API key of a call names its rollout."""
 
     def __init__(self, driver: Driver) -> None:
         self.by_key: dict[str, ModelCalls] = {}

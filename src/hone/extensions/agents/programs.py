@@ -37,13 +37,13 @@ NO_CALL = "the program made no call that was answered"
 POLL_SECONDS = 0.02
 """Seconds between checks of a command."""
 MAX_OUTPUT = 64 * 2**20
-"""Most bytes that a command may write to each of stdout and stderr."""
+"""Maximum bytes that a command may write to stdout, and to stderr."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
-"""Rewards of a program that failed at a call refused because the model had used up a limit."""
+"""Rewards of a program that failed at a call which was refused because the model had used up a limit."""
 
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
-    """Run the example's program; return the rollout. If the program fails, only this rollout fails."""
+    """Run the program on an example, and return the rollout. If the program fails, only this rollout fails."""
     calls = calls_of(model, env.agent_limits)
     rewarded, failure = Rewarded({}), None
     program = asyncio.create_task(_guarded(env, calls, example))
@@ -151,7 +151,6 @@ def _tail(file: IO[bytes]) -> str:
 
 
 def _tells(error: BaseException | None, words: str) -> bool:
-    """Return True if the traceback of an error, with its causes, contains these words."""
     while error is not None:
         if words in "".join(traceback.format_exception(error)):
             return True

@@ -13,12 +13,12 @@ from hone.errors import UserError
 from hone.types import BOUND, LARGEST_REWARD, Outcome
 
 MOST_REWARDS = 64
-"""Most rewards that a program may give a rollout."""
+"""Maximum number of rewards that a program may give a rollout."""
 
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Limits of a rollout: `max_tokens` in all (None: any), `timeout` in seconds. `concurrency`: rollouts at once."""
+    """Limits of a rollout: calls, tokens in all (None: no limit), seconds; `concurrency` limits rollouts at a time."""
 
     max_calls: int = 64
     max_tokens: int | None = None
@@ -34,7 +34,7 @@ class AgentLimits:
                 raise UserError(f"{name} of an agent is {value!r}; it must be a {what} above 0")
 
     def reached(self, calls: int, tokens: int) -> str | None:
-        """Return in words the limit that a rollout with `calls` and `tokens` has reached, or None."""
+        """Return, in words, the limit that a rollout with these numbers of calls and tokens has reached, or None."""
         if calls >= self.max_calls:
             return f"the rollout has made its {self.max_calls} calls (max_calls)"
         if self.max_tokens is not None and tokens >= self.max_tokens:
@@ -52,11 +52,11 @@ class AgentLimits:
 
 @dataclass(frozen=True)
 class Rewarded:
-    """A rollout's scores by name, and their weights (by default 1).
+    """The scores of a rollout by name, and their weights (by default 1).
 
-    `right`: the answer is right; None: it is right if the first score is at least 1. Calls with a session id in
-    `untrained` are not trained. `gave_up`: the program failed because the model had used up a limit. `calls`: a reward
-    for each call, in order; None: all calls share the rollout's reward.
+    `right` says if the answer is right; if None, it is right if the first score is at least 1. Calls with a session id
+    in `untrained` are not trained. `gave_up` is true if the program failed because the model had used up a limit.
+    `calls` has a reward for each call, in order; if None, all calls share the rollout's reward.
     """
 
     scores: Mapping[str, float]
@@ -71,14 +71,13 @@ class Rewarded:
         return state if self.weights is None else state | {"weights": dict(self.weights), "right": self.right}
 
     def miscounted(self, answered: int) -> tuple[Outcome, str] | None:
-        """Return a failure if the number of rewards in `calls` is not `answered`, else None."""
         if self.calls is None or len(self.calls) == answered:
             return None
         return Outcome.GRADER_ERROR, f"the program gave {len(self.calls)} rewards of calls; {answered} were answered"
 
 
 class ProgramFailed(Exception):
-    """A rollout has no reward; `words` say why. `untrained` as in `Rewarded`."""
+    """Raised with the reason if a rollout gets no reward. `untrained` is as in `Rewarded`."""
 
     def __init__(
         self, words: str, outcome: Outcome = Outcome.GRADER_ERROR, untrained: frozenset[str] = frozenset()
@@ -88,7 +87,7 @@ class ProgramFailed(Exception):
 
 
 def checked_rollout(given: Any) -> Rewarded:
-    """Return the rewards in a program's answer; the key `calls` may hold a reward per call. Raises ValueError."""
+    """Return the rewards in a program's answer. Its key `calls` may have a reward per call. Raises ValueError."""
     given_calls = given.get("calls") if isinstance(given, dict) else None
     if not (isinstance(given_calls, list | tuple) or (isinstance(given_calls, np.ndarray) and given_calls.ndim == 1)):
         return Rewarded(checked_rewards(given))

@@ -1,4 +1,4 @@
-"""Settings of the alarms of a run (`rules` has their symptoms), and of `hone runs predictions`."""
+"""Settings of a run's alarms (`rules` says when they are raised), and of `hone runs predictions`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from hone.errors import UserError
 Action = Literal["off", "warn", "checkpoint", "pause", "stop"]
 
 ALARMS = {
-    "falling_reward": (0.15, "The reward fell by this share of its best value while completions grew by a fifth."),
-    "zero_std": (0.8, "In this share of the groups all rewards are equal and teach nothing."),
-    "unparsable": (0.1, "The share of unparsable completions rose by this above its lowest."),
-    "wrong": (0.15, "The share of correct completions fell by this below its best; more are wrong, but well-formed."),
-    "component": (0.1, "A component that isn't correctness rose by this (weighted), and correctness did not: a hack."),
-    "truncation": (0.4, "This share of completions were cut at the length limit."),
-    "entropy_collapse": (0.05, "The entropy fell below this share of the initial entropy before the task was solved."),
-    "entropy_blowup": (0.5, "The entropy rose by this many nats a token above its lowest."),
-    "kl": (0.1, "The KL to the initial policy is above this many nats a token; needs `loss.kl_coef` above 0."),
-    "ratio": (0.2, "This share of tokens had their importance ratio clipped."),
+    "falling_reward": (0.15, "The reward fell by `threshold` of its best value while completions grew by a fifth."),
+    "zero_std": (0.8, "In `threshold` of the groups, all rewards are equal and teach nothing."),
+    "unparsable": (0.1, "The share of unparsable completions is `threshold` above its lowest."),
+    "wrong": (0.15, "The share of correct completions is `threshold` below its best; more are well-formed, but wrong."),
+    "component": (0.1, "A component other than correctness rose by `threshold` (weighted), but correctness did not."),
+    "truncation": (0.4, "`threshold` of the completions were cut off at the length limit."),
+    "entropy_collapse": (0.05, "The entropy fell below `threshold` of the initial entropy before the task was solved."),
+    "entropy_blowup": (0.5, "The entropy is `threshold` nats a token above its lowest."),
+    "kl": (0.1, "The KL to the initial policy is above `threshold` nats a token; needs `loss.kl_coef` above 0."),
+    "ratio": (0.2, "The importance ratio was clipped for `threshold` of the tokens."),
     "gap": (None, "Logprobs of sampler and trainer differ by more than the bounds of `gap`."),
     "regraded": (None, "Recorded completions were graded again, with other scores: the reward changes or is random."),
-    "grad_spike": (10, "The gradient's norm is this many times the norm of the 20 steps before, or not finite."),
-    "identical": (0.5, "This share of completions equal another prompt's, more than at first; few of them are right."),
-    "grader": (0.02, "This share of completions could not be graded."),
-    "solved_pool": (0.95, "This share of completions are correct, or this share of prompts are retired."),
-    "dead_pool": (20, "No completion was correct for this many steps, and the reward does not rise."),
-    "no_signal": (5, "No group was trained on for this many steps in a row."),
+    "grad_spike": (10, "The gradient's norm is `threshold` times the norm of the 20 steps before, or not finite."),
+    "identical": (0.5, "`threshold` of the completions equal another prompt's, more than at first; few are right."),
+    "grader": (0.02, "`threshold` of the completions could not be graded."),
+    "solved_pool": (0.95, "`threshold` of the completions are correct, or `threshold` of the prompts are retired."),
+    "dead_pool": (20, "No completion was correct for `threshold` steps, and the reward does not rise."),
+    "no_signal": (5, "No group was trained on for `threshold` steps in a row."),
 }
-"""The threshold of each alarm, and its description."""
+"""The default threshold of each alarm, and its description."""
 
 
 class AlarmConfig(BaseConfig):
@@ -57,9 +57,9 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
     bare = "action"
 
     action: Annotated[Action, Meta("watching")] = "warn"
-    """`off`; `warn`; `checkpoint`: warn and save; `pause`: save, wait for `hone runs continue`; `stop`: save, end."""
+    """`off`, `warn`, `checkpoint` (warn, save), `pause` (save, wait for `hone runs continue`) or `stop` (save, end)."""
     window: int = Field(default=10, ge=2)
-    """Number of steps to average; alarms compare the last average with earlier ones."""
+    """Number of steps to average. Alarms compare the last average with earlier ones."""
 
     @model_validator(mode="after")
     def _check_thresholds(self) -> AlarmsConfig:
@@ -70,7 +70,7 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
         return self
 
     def of(self, name: str) -> AlarmConfig:
-        """Return an alarm's settings; the common action and the default threshold fill gaps."""
+        """Return an alarm's settings; where unset, the common action and the default threshold."""
         alarm: AlarmConfig = getattr(self, name)
         return AlarmConfig(action=alarm.action or self.action, threshold=alarm.threshold or ALARMS[name][0])
 

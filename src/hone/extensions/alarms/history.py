@@ -13,14 +13,14 @@ from typing import Any
 
 NOTHING = math.nan
 SIGMAS = 5.0
-"""Minimum difference of two windows, in standard errors; large, as many windows are compared."""
+"""Two windows differ if their means are this many standard errors apart; large, as many windows are compared."""
 RECENT = 10
-"""Number of windows to estimate the scatter from: ten steps sometimes scatter too little."""
+"""Number of windows that the scatter is estimated from, as ten steps sometimes scatter too little."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Mean of consecutive steps, and its standard error (from differences of steps). NaN if unknown."""
+    """Mean of consecutive steps, and its standard error, from the differences of steps. NaN if unknown."""
 
     mean: float = NOTHING
     error: float = NOTHING
@@ -44,7 +44,7 @@ class Series:
     values: list[float] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
     lowest: int = -1
-    """Index of the window with the lowest mean; -1 if there is none. `highest`: likewise."""
+    """Index of the window with the lowest mean, or -1 if there is none; `highest` likewise."""
     highest: int = -1
 
     def __post_init__(self) -> None:
@@ -69,15 +69,15 @@ class Series:
             self.highest = here
 
     def _standard_error(self, values: list[float]) -> float:
-        """Estimate the error from differences of consecutive steps: trends and jumps are no scatter."""
+        """Estimate the error from differences of consecutive steps, because trends and jumps are no scatter."""
         here = [(after - before) ** 2 for before, after in pairwise(values)]
         return math.sqrt(max(fmean(here), fmean(self._squares)) / 2 / len(values)) if here else 0.0
 
 
 class History:
-    """Metrics of a run's steps so far; NaN at a step without the metric. Windows have `window` steps.
+    """Metrics of a run's steps so far; NaN at a step without the metric. A window has `window` steps.
 
-    `info` is run.json, with the weights of the reward's components and the component that decides correctness.
+    `info` is run.json. It has the weights of the reward's components, and names the component that decides correctness.
     """
 
     def __init__(self, window: int, info: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -106,7 +106,7 @@ class History:
         return self.info.get("reward_weights") or {}
 
     def series(self, name: str) -> Series:
-        """Return the metric of this name; an unknown metric is NaN in each step."""
+        """Return the metric with this name. An unknown metric is NaN at each step."""
         return self._series.get(name, self._unknown)
 
     def values(self, name: str) -> list[float]:
@@ -119,7 +119,7 @@ class History:
         return self.at(name, len(self) - 1)
 
     def at(self, name: str, index: int) -> Window:
-        """Return the window that ends at the step of this index; UNKNOWN if there is none."""
+        """Return the window that ends at the step with this index, or UNKNOWN if there is none."""
         return self.series(name).windows[index] if 0 <= index < len(self) else UNKNOWN
 
     def first(self, name: str) -> Window:

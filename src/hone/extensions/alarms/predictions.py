@@ -1,9 +1,9 @@
 """Predictions: what a user expects of a run, fixed before step 0 and scored at its end.
 
 `--predict "reward/mean@40 > 0.6 p=0.8"` says that a metric at a step will satisfy a bound with probability p. The Brier
-score of a prediction is (p - o)², o being 1 if it came true and 0 if not (Brier, 1950): 0 is perfect, always saying 0.5
-gets 0.25, and honest probabilities score best in the long run. run.json has the predictions, and a hash of them with
-the run's id and settings. The event `predicted` repeats the hash, so a later edit shows.
+score of a prediction is (p - o)², where o is 1 if it came true and 0 if not (Brier, 1950): 0 is perfect, always saying
+0.5 gets 0.25, and honest probabilities score best in the long run. run.json has the predictions, and a hash of them
+with the run's id and settings. The event `predicted` repeats the hash, so a later edit shows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from hone.runs.writer import RunWriter
 
 KEY = "predictions"
 MADE = "predicted"
-"""Kind of the event that has the hash."""
+"""Kind of the event that has the hash of the predictions."""
 SCORED = ("done", "budget", "stopped")
-"""Statuses at which a run scores its predictions."""
+"""A run that ends with one of these statuses scores its predictions."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FORM = re.compile(
     rf"\s*(?P<metric>\S.*?)\s*@\s*(?P<step>\d+|end)\s*(?P<op>>=|<=|>|<)\s*(?P<number>{_NUMBER})"
@@ -44,7 +44,7 @@ _OPS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
 
 @dataclass(frozen=True)
 class Prediction:
-    """The claim `metric`@`step` `op` `number`, with probability `p`. `end`: true if the step was given as `end`."""
+    """The claim `metric`@`step` `op` `number`, with probability `p`. `end` is true if the step was given as `end`."""
 
     metric: str
     step: int
@@ -66,13 +66,13 @@ class Prediction:
         return (self.metric, None if self.end else self.step, self.op, self.number, self.p)
 
     def holds(self, value: float) -> bool:
-        """Return True if it came true. NaN makes it false."""
+        """Return True if `value` makes the prediction true. NaN makes it false."""
         return _OPS[self.op](value, self.number)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The result of a prediction; if undecided, `outcome` is None and `why` the reason."""
+    """The result of a prediction. If it is undecided, `outcome` is None and `why` the reason."""
 
     prediction: Prediction
     outcome: bool | None
@@ -81,7 +81,7 @@ class Scored:
 
     @property
     def brier(self) -> float | None:
-        """(p - o)²; None if undecided."""
+        """The Brier score (p - o)²; None if undecided."""
         return None if self.outcome is None else (self.prediction.p - self.outcome) ** 2
 
 
@@ -123,9 +123,9 @@ class Predictions(Observer):
 
 
 def checked(config: Any, env_id: str | None = None) -> list[str]:
-    """Return the predictions of `config` that its parent run lacks. `env_id`: the task's id, if known.
+    """Return the predictions of `config` that its parent run lacks. `env_id` is the task's id, if known.
 
-    Raises UserError if predictions are impossible, changed in a resume, or too early for a branch.
+    Raises UserError if a prediction is impossible, changed in a resume, or too early for a branch.
     """
     folder, resume = config.output_dir, config.resume
     info = view.run_info(folder) if resume else None
@@ -141,7 +141,7 @@ def checked(config: Any, env_id: str | None = None) -> list[str]:
 
 
 def read(config: Any, env_id: str | None = None) -> list[Prediction]:
-    """Return the predictions of a run of `config`. UserError for an impossible prediction, with an alternative."""
+    """Return the predictions of a run of `config`. Raises UserError for an impossible one, with an alternative."""
     if not config.predict:
         return []
     from hone.runs.metrics import written
@@ -183,12 +183,11 @@ def _quoted(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Return the shortest text that reads back as the number: `0.6`, `40`, `1e-06`."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
 def record(config: Any, kind: str, run_id: str) -> dict[str, Any]:
-    """Return a new run's predictions for run.json; {} without any. Raises as `read`."""
+    """Return a new run's predictions for run.json; {} if there are none. Raises as `read` does."""
     found = read(config)
     if not found:
         return {}
@@ -207,7 +206,7 @@ def entries(info: Mapping[str, Any]) -> list[Prediction]:
 
 
 def problem(info: Mapping[str, Any], folder: Path) -> str:
-    """Return the evidence that a run's predictions were edited; "" if there is none."""
+    """Return a text if a run's predictions were edited or can't be read, else ""."""
     digest = _digest_in_events(folder)
     if KEY not in info:
         return "its predictions are gone" if digest else ""
@@ -233,13 +232,13 @@ def _digest_in_events(folder: Path) -> str | None:
 
 
 def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
-    """Return the hash of the predictions, if no event has it yet."""
+    """Return the hash of the predictions, or None if an event has it already."""
     digest = info.get(KEY, {}).get("sha256")
     return None if digest == _digest_in_events(folder) else digest
 
 
 def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
-    """Raise UserError if a resume gives other predictions than the run; it may give the same, or none."""
+    """Raise UserError if a resume gives other predictions than the run has. It may give the same, or none."""
     if damage := problem(info, folder):
         raise UserError(f"{folder / view.INFO}: {damage}: restore it, or begin a new run in another --output-dir")
     recorded = entries(info)
@@ -251,7 +250,10 @@ def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
 
 
 def of_branch(config: Any, parent: Mapping[str, Any], step: int | None) -> list[str]:
-    """Return the new predictions of a branch at `step` (None: at the newest checkpoint). UserError for early steps."""
+    """Return the predictions that a branch at `step` (None: at the newest checkpoint) adds.
+
+    Raises UserError if one of them is about a step before the branch.
+    """
     inherited = {one.key for one in entries(parent)}
     added = [text for text in config.predict if parse(text).key not in inherited]
     if added and step is None:
@@ -263,7 +265,7 @@ def of_branch(config: Any, parent: Mapping[str, Any], step: int | None) -> list[
 
 
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
-    """Score a run's predictions by its metrics. A metric that was not finite makes its predictions false."""
+    """Score a run's predictions by its metrics. If a metric was not finite, its predictions are false."""
     predicted = entries(info)
     lines = {line["step"]: line for line in view.RunView(folder).metric_lines()} if predicted else {}
     scored = []
@@ -281,7 +283,7 @@ def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
 
 
 def settle(info: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the predictions with their results for run.json at the end, and the event's fields."""
+    """Return the predictions with their results, for run.json at the end, and the fields of the event."""
     scored = score(info, folder)
     rounded = lambda value: None if value is None else round(value, 6)  # noqa: E731
     finite = lambda value: value if value is not None and math.isfinite(value) else None  # noqa: E731

@@ -1,8 +1,8 @@
 """The rules of the alarms, and their remedies.
 
-A rule gets the history of the steps and its threshold, and returns the value at the last step and the evidence in
-words, or None for no alarm. Means are over windows of steps; a rise or a fall counts only if it also exceeds the
-scatter of the steps (`SIGMAS`).
+A rule gets the history of the steps and its threshold. It returns the value at the last step and the evidence in words,
+or None for no alarm. Means are over windows of steps; a rise or a fall counts only if it also exceeds the scatter of
+the steps (`SIGMAS`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from hone.runs.observer import Finding
 from hone.runs.progress import percent
 
 SOLVED = 0.9
-"""From this share of correct completions on, low entropy and flat correctness raise no alarm."""
+"""If this share of completions is correct, low entropy and flat correctness raise no alarm."""
 GROWN = 1.2
 """Completions have grown if they are this many times as long as at the best reward."""
 FLAT, PATIENCE = 0.1, 3
 """Correctness is flat if, in at least PATIENCE windows, it rose by at most FLAT x min(its start, a component's gain).
-Partial credit and format rise earlier."""
+PATIENCE is needed because partial credit and format rise before correctness."""
 RISEN = 0.2
-"""Minimum rise of the share of identical completions: some tasks have few answers from the start."""
+"""Minimum rise of the share of identical completions, because some tasks have few answers from the start."""
 LASTING = 3
 """Number of consecutive large gradients that raise the alarm; one very large one is enough."""
 RISING = 1.0
-"""Minimum rise of the reward, in standard errors, of a pool that is not dead."""
+"""A pool is not dead if the reward rises by more than this many standard errors."""
 PARKED = 0.95
-"""Minimum share of parked prompts in a dead pool."""
+"""A pool is dead if this share of its prompts is parked."""
 
 Measured = tuple[float, str] | tuple[float, str, float] | None
 """The value that passed the threshold, the evidence in words, and the threshold if the rule sets it."""
@@ -49,7 +49,7 @@ class Rule:
 
 
 def _level(metric: str, text: str) -> Callable[[History, float], Measured]:
-    """Return a rule that finds means above the threshold; `text` may contain {now}, {share}, {first}, {steps}."""
+    """Return a rule that finds means above the threshold. `text` may contain {now}, {share}, {first} and {steps}."""
 
     def measure(history: History, threshold: float) -> Measured:
         now, first = history.now(metric), history.first(metric)
@@ -72,7 +72,7 @@ def _zero_std(history: History, threshold: float) -> Measured:
 
 
 def _change(history: History, metric: str, index: int, threshold: float) -> tuple[Window, Window] | None:
-    """Return a metric's windows at `index` and at the last step, if they differ by the threshold and beyond scatter."""
+    """Return a metric's windows at `index` and at the last step if they differ by the threshold and beyond scatter."""
     then, now = history.at(metric, index), history.now(metric)
     if not (then and now) or abs(now.mean - then.mean) < threshold or not differ(then, now):
         return None
@@ -103,7 +103,7 @@ def _falling_reward(history: History, threshold: float) -> Measured:
 
 
 def _unparsable(history: History, threshold: float) -> Measured:
-    """Look for a rise of unparsable answers, at least as large as the rise of wrong answers."""
+    """Look for a rise of unparsable answers that is at least as large as the rise of wrong answers."""
     lowest = history.series("outcome/unparsable").lowest
     if not (change := _change(history, "outcome/unparsable", lowest, threshold)):
         return None
@@ -133,8 +133,8 @@ def _wrong(history: History, threshold: float) -> Measured:
 def _component(history: History, threshold: float) -> Measured:
     """Look for a component of the reward that earns more than before, while correctness is flat or falls.
 
-    A gain is the rise since the lowest window, or in five windows, times the component's share of the weights. The
-    component that decides correctness may rise long before completions are correct: here, correctness must fall.
+    Its gain is the rise since the lowest window, or in five windows, times the component's share of the weights. The
+    component that decides correctness may rise long before completions are correct: for it, correctness must fall.
     """
     total = sum(map(abs, history.weights.values())) or 1.0
     for name, weight in history.weights.items():
@@ -159,7 +159,6 @@ def _component(history: History, threshold: float) -> Measured:
 
 
 def _identical(history: History, threshold: float) -> Measured:
-    """Look for equal completions, for different prompts or for one, that are rarely right."""
     correct = history.now("outcome/correct")
     for metric, whose in (("completion/identical", "another prompt's"), ("completion/repeated", "an earlier one's")):
         now, first = history.now(metric), history.first(metric)
@@ -191,7 +190,7 @@ def _grader(history: History, threshold: float) -> Measured:
 
 
 def _entropy_collapse(history: History, threshold: float) -> Measured:
-    """Look for a policy that is nearly deterministic before the task is solved. Not for SFT, which does not explore."""
+    """Look for a policy that is nearly deterministic before the task is solved. Not for SFT: it does not explore."""
     now, first, correct = history.now("entropy"), history.first("entropy"), history.now("outcome/correct")
     if not (now and first and correct) or correct.mean >= SOLVED:
         return None
@@ -230,7 +229,6 @@ def _grad_spike(history: History, threshold: float) -> Measured:
 
 
 def _pool(history: History) -> tuple[float, float, float]:
-    """Return a curriculum's numbers of prompts: retired, parked, all."""
     active, retired, parked = (history.latest(f"pool/{name}") for name in ("active", "retired", "parked"))
     return retired, parked, active + retired + parked
 
@@ -247,7 +245,6 @@ def _solved_pool(history: History, threshold: float) -> Measured:
 
 
 def _dead_pool(history: History, threshold: float) -> Measured:
-    """Look for a pool without solved prompts while the reward does not rise."""
     steps = math.ceil(threshold)
     _, parked, total = _pool(history)
     if total > 0 and parked / total >= PARKED:
@@ -277,7 +274,6 @@ def _no_signal(history: History, threshold: float) -> Measured:
 
 
 def _reward(history: History, steps: int) -> str:
-    """Format the mean of the known rewards of the last `steps` steps."""
     known = [value for value in history.values("reward/mean")[-steps:] if not math.isnan(value)]
     return f"{fmean(known):.3f}" if known else "not known"
 

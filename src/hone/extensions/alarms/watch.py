@@ -1,8 +1,8 @@
 """Checks every step for known problems.
 
 An alarm is raised at the first step at which its rule finds something. It ends when its rule has found nothing for a
-window of steps (the second alarm: two windows, then four). Until then it is not reported again. Alarms depend only on
-the metrics, so equal runs raise equal alarms, and a resumed run knows earlier alarms.
+window of steps (two windows after its second start, then four). Until then it is not reported again. Alarms depend only
+on the metrics, so equal runs raise equal alarms, and a resumed run knows earlier alarms.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hone.runs.writer import RunWriter
 WITHOUT_RULE = ("gap", REGRADED := "regraded")
 """Alarms that `hone.loops.canary` and the check of rewards raise. `regraded` never ends."""
 SHIFTED = ("falling_reward", "wrong")
-"""Alarms that compare with a run's best value. It falls if a curriculum keeps only harder examples."""
+"""Alarms that compare with a run's best value, which falls if a curriculum keeps only harder examples."""
 
 
 class MetricAlarms:
     """Starts and ends alarms by their rules over metrics, and sets the action of each alarm.
 
-    `info` is run.json. `shifting`: a curriculum chooses prompts, so the alarms `SHIFTED` are off unless the config
-    has an action for them.
+    `info` is run.json. If `shifting` is true, a curriculum chooses prompts, and the alarms `SHIFTED` are off unless the
+    config has an action for them.
     """
 
     def __init__(

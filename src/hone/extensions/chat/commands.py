@@ -32,7 +32,7 @@ from hone.types import Example, Message, Rollout, Segment
 
 
 class Chat(Environment):
-    """A task with questions from standard input; also the sampler of all models, which prints answers."""
+    """A task with questions from standard input. It also samples from all models, and prints their answers."""
 
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
@@ -46,7 +46,7 @@ class Chat(Environment):
         while question := (await model.respond([], {}))[0]:
             anew, messages = self.system + question, self.conversations[model.index] + question
             if (tokens := len(renderer.prompt_ids(anew))) >= context:
-                raise UserError(f"the question has {tokens} tokens, {name} has room for {context}: shorten it")
+                raise UserError(f"the question has {tokens} tokens, but {name} has room for {context}: shorten it")
             try:
                 ids, _ = model.prompt(messages, None, model.parent_of(messages, None))
             except UserError:  # the template rewrites earlier turns
@@ -88,7 +88,6 @@ class Chat(Environment):
         return [self.turns[name] for name in names]
 
     def answer(self, name: str, policy: EnginePolicy, request: Request, sampling: SamplingParams) -> Iterator[str]:
-        """Yield an answer piece by piece, then store it in `turns`."""
         engine, tokens, text = policy.engine, list[Token](), Detokenizer(policy.renderer.tokenizer)
         engine.clear()  # what was interrupted
         key = rng.key(self.config.seed, "chat", self.asked - 1)
@@ -107,7 +106,7 @@ class Chat(Environment):
 
 
 def run(config: ChatConfig) -> int:
-    """Answer each line of the standard input. On a terminal an error ends only that turn."""
+    """Answer each line of standard input. On a terminal an error ends only the current turn."""
     chat = Chat(config)
     example = Example([*chat.system, {"role": "user", "content": "hello"}])
     policy = chat.models[-1][1]
@@ -127,7 +126,7 @@ def run(config: ChatConfig) -> int:
 
 
 def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
-    """Load the named model; for a run, `before` (the initial model, if it can be loaded) and `after` (the last
+    """Load the named model; for a run, load `before` (its initial model, if it can be loaded) and `after` (its last
     weights).
     """
     name, path = config.model, Path(config.model)

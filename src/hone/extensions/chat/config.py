@@ -19,9 +19,9 @@ class ChatConfig(BaseConfig):
     model: str = "outputs"
     """A run's directory or id, a model folder, or a hub id; also the first word of the command line."""
     max_tokens: int = Field(default=512, ge=1)
-    """Limit of new tokens per answer; fewer if the context is nearly full."""
+    """Maximum number of new tokens per answer; fewer if the context is nearly full."""
     temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy."""
+    """Temperature of sampling; 0 is greedy."""
     system: str | None = None
     """System prompt."""
     seed: int = Field(default=0, ge=0)

@@ -16,12 +16,12 @@ class ClusterConfig(BaseConfig):
     bare = "address"
 
     address: str | None = None
-    """The Ray cluster: HOST:PORT, or `auto` for the one running here; by default hone starts Ray here.
+    """The Ray cluster: HOST:PORT, or `auto` for a cluster that runs here. By default hone starts Ray here.
     Implies mode cluster."""
     cpus: int = Field(default=1, ge=1)
     """Cores for each trainer rank and each replica, even if it has a GPU."""
     graders: int = Field(default=0, ge=0, le=4096)
-    """Grading processes on the nodes, one core each. 0: grade on this machine with `grading.workers`."""
+    """Grading processes on the nodes, one core each. With 0, this machine grades with `grading.workers`."""
 
 
 class EvalClusterConfig(ClusterConfig):
@@ -41,7 +41,6 @@ class RLKeys(BaseConfig):
 
     @model_validator(mode="after")
     def _check_cluster(self: Any) -> Any:
-        """Replace mode cluster by mode split with a section cluster."""
         if self.mode == "cluster" and self.cluster is None:
             self.cluster = ClusterConfig()
         if self.cluster is None:

@@ -1,7 +1,7 @@
 """Grading processes on the nodes of a cluster: each is a process of `grading.pool`, in a Ray actor.
 
-The task's code is sent to the node. A node with equal files at the same paths (a shared file system) uses its files;
-another node writes the code to a folder. Digests are checked as in any worker.
+The task's code is sent to the node. A node with equal files at the same paths (a shared file system) uses its own
+files; another node writes the code to a folder. Digests are checked as in any worker.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hone.grading.pool import START_SECONDS, Closed, ExitStatus, InvalidAnswer, 
 LOOK = 0.1
 """Seconds between checks that the pool still wants an answer."""
 END_SECONDS, UNPLACED_SECONDS = 5.0, 1.0
-"""Seconds for a placed and an unplaced actor to end its process; then actor and process are killed."""
+"""Seconds for a placed and an unplaced actor to end its process. After that, actor and process are killed."""
 
 
 class Grader:
-    """The actor: one process that answers questions, on this node."""
+    """The actor: one process on this node that answers questions."""
 
     def __init__(
         self, script: str, arguments: Sequence[Any], memory: int, environment: Mapping[str, str], code: dict[str, bytes]
@@ -87,7 +87,7 @@ class Grader:
 class RemoteProcess:
     """A `pool.Process` on a node. If the node is lost, the process counts as killed, and the question is asked again.
 
-    The node's Python runs the process; `python` is ignored.
+    The node's Python runs the process, so `python` is ignored.
     """
 
     pid, is_far = 0, True
@@ -176,9 +176,9 @@ class RemoteProcess:
 
 
 def arguments_for_node(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path) -> list[Any]:
-    """Return the arguments of `worker_main.start` for this node; write `code` to `folder` if the node lacks it.
+    """Return the arguments of `worker_main.start` for this node. Write `code` to `folder` if the node lacks it.
 
-    The new `path`: entries of the old one that hold the task's files, then this node's `sys.path`.
+    The new `path` has those entries of the old one that contain the task's files, then this node's `sys.path`.
     """
     env_id, kwargs, home, path, sources, *more = arguments
     shared = Path(home).is_dir() and all(

@@ -66,9 +66,9 @@ class Host:
         files: Mapping[str, str],
         cwd: str,
     ) -> int:
-        """Start the process; return its pid. A server gets a free port of 127.0.0.1.
+        """Start the process, and return its pid. A server gets a free port of 127.0.0.1.
 
-        `env` is added to the node's variables. `files`: paths in `command` → texts that the process reads there.
+        `env` is added to the node's variables. `files` maps paths in `command` to the texts that are read there.
         """
         for name, text in files.items():
             (Path(self._folder.name) / Path(name).name).write_text(text, encoding="utf-8")
@@ -88,7 +88,7 @@ class Host:
         return self._child.pid
 
     async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:
-        """Wait for output, the exit code, or the gate's opening; return (lines, code, gate)."""
+        """Wait for output, the exit code or the opening of the gate. Return (lines, code, gate)."""
         assert self._child is not None, "`start` comes first"
         while True:
             code = self._child.poll()
@@ -98,7 +98,6 @@ class Host:
             await asyncio.sleep(WATCH)
 
     async def _opened(self) -> tuple[str, int] | None:
-        """Open the gate if the server accepts connections; return the gate's address, else None."""
         secret, port = self._secret, self._port
         assert port is not None
         try:
@@ -115,7 +114,6 @@ class Host:
             self._child.send(signum)
 
     async def end(self) -> None:
-        """End the process, and remove its weights from this node's memory."""
         if self._child is not None:
             self._child.kill()
             while self._child.poll() is None:
@@ -129,7 +127,6 @@ class Host:
         return os.path.exists(path)
 
     async def take(self, folder: str, files: Mapping[str, Any]) -> None:
-        """Write files into a new folder, atomically, unless it exists. Keeps one older version."""
         async with self._taking:
             await asyncio.to_thread(put_files, Path(folder), files)
 
@@ -142,9 +139,10 @@ def versions() -> dict[str, Any]:
 
 
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write files into a new `folder`, atomically. A lock admits one process of the node at a time.
+    """Write files into a new `folder`, atomically, unless it exists. A lock admits one process of the node at a time.
 
-    Keeps the newest other version, which a server may still read. If there is no room: OSError, and no file is left.
+    The newest other version stays, as a server may still read it. If there is no room, raises OSError and leaves no
+    file.
     """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ class ClusterMachines:
             from hone.environments.services import Service
 
             if services := [name for name, func in env.rubric.funcs.items() if isinstance(func, Service)]:
-                raise UserError(f"{services[0]} is a service, asked from this machine: set cluster.graders = 0")
+                raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")
             from hone.extensions.cluster.graders import RemoteProcess
 
             grading, env.make_process = changed(grading, {"workers": self.graders}), RemoteProcess

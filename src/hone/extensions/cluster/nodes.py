@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster, for a run's launcher: places roles on nodes, and watches their processes.
+"""Places the roles of a run on nodes of a Ray cluster, for its launcher, and watches their processes.
 
     with Cluster(config.cluster, roles, say) as cluster:
         Launch(..., child=cluster.child).run()
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hone.extensions.cluster.config import ClusterConfig
 
 VARIABLE = "HONE_CLUSTER"
-"""Variable of the orchestrator: the cluster's address, a space, the run's namespace."""
+"""Environment variable of the orchestrator with the cluster's address, a space and the run's namespace."""
 TOKEN = Path.home() / ".ray" / "auth_token"
 """Ray's file with the token of this user's clusters."""
 SAY_AFTER = 10.0
@@ -39,7 +39,7 @@ CONNECT = 10.0
 ENDING = 5.0
 """Seconds that an actor has to end its process."""
 TRAVEL = ("HONE_", "HF_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "VLLM_")
-"""Prefixes of environment variables that a node's process gets from this machine; others are the node's."""
+"""Prefixes of environment variables that a node's process gets from this machine. The others are the node's."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^(Raylet is terminated|The node with node id|A worker died)",
@@ -66,11 +66,11 @@ class Needs:
 
 
 class Cluster:
-    """Context: a run's connection to a cluster. `ranks`: number of trainer ranks.
+    """A run's connection to a cluster, as a context. `ranks` is the number of trainer ranks.
 
-    `ports`: server's role → port on this machine; servers may share a port. If `on_gpus` is true and the cluster has
-    GPUs, a rank gets one GPU, and a server gets `server_gpus`. Raises UserError if Ray is missing, or if the address
-    has no cluster with this version of Ray.
+    `ports` maps a server's role to its port on this machine; servers may share a port. If `on_gpus` is true and the
+    cluster has GPUs, a rank gets one GPU, and a server gets `server_gpus`. Raises UserError if Ray is missing, or if no
+    cluster with this version of Ray is at the address.
     """
 
     def __init__(
@@ -138,14 +138,13 @@ class Cluster:
         return f": no node allowed for it has {needs.words}; the most on one node are {most.words}"
 
     def _nodes(self, here: bool = False) -> list[dict[str, float]]:
-        """Return the total resources of each node; if `here` is true, of this machine alone."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         return [node["Resources"] for node in alive if not here or node["NodeID"] == self.node]
 
     def child(
         self, role: str, rank: int | None, command: Sequence[str], env: dict[str, str], log: Log, echo: bool
     ) -> Child:
-        """Start a process of a role: the orchestrator on this machine, others on a node with room."""
+        """Start a process of a role: the orchestrator's on this machine, others on a node with room."""
         if role == ORCHESTRATOR:
             return Child(role, rank, command, env | self.variables, log, echo)
         if role in self.ports:
@@ -155,7 +154,7 @@ class Cluster:
         return child
 
     def host(self, role: str, rank: int | None) -> Any:
-        """Return a new actor for a process of a role. The actor starts once there is room."""
+        """Return a new actor for a process of a role. The actor starts once a node has room."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from hone.extensions.cluster.host import Host
@@ -245,7 +244,6 @@ class RemoteChild(Child):
         return self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait until the thread that watches the process has ended, at most ENDING seconds."""
         self._thread.join(ENDING)
 
     def _live(self) -> None:
@@ -312,7 +310,6 @@ class RemoteChild(Child):
             raise UserError(f"a node of the cluster can't load hone ({reason}): install it there, too") from None
 
     def _order(self) -> tuple[list[str], dict[str, str], dict[str, str], str]:
-        """Return the arguments of `Host.start` after `secret`: command, variables, files, folder."""
         read = [path for at, path in zip(self._command, self._command[1:], strict=False) if at == "@"]
         files = {path: Path(path).read_text(encoding="utf-8") for path in read}
         variables = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(TRAVEL)}
@@ -328,7 +325,7 @@ class RemoteChild(Child):
 
 
 def connect(address: str | None, namespace: str, cores: float | None = None) -> str:
-    """Connect to the cluster at `address`; if None, start one with `cores`. Return its address. Raises UserError."""
+    """Connect to the cluster at `address` or, if None, start one with `cores`. Return its address. Raises UserError."""
     if address is not None and address != "auto" and not address.rpartition(":")[2].isdecimal():
         raise UserError(f"cluster.address is {address!r}; it must be HOST:PORT, or auto")
     try:

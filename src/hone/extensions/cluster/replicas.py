@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 LOOK = 0.2
 """Seconds between checks of the servers."""
 RESTARTS = 3
-"""Most restarts of a killed server. A server that exits is not restarted."""
+"""Maximum number of restarts of a killed server. A server that exits with a code is not restarted."""
 
 
 class Replicas:
-    """Servers on a cluster; `commands`: role → command. Restarts a killed server. Entering waits for the first one."""
+    """Servers on a cluster, by role in `commands`. Entering waits for the first server. Restarts killed servers."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Replicas:
     def __enter__(self) -> Replicas:
         if (problem := port_problem(self.port)) is not None:
             raise UserError(
-                f"port {self.port} can't be listened on ({problem.strerror}): set another by --cluster.port"
+                f"port {self.port} can't be listened on ({problem.strerror}): set another with --cluster.port"
             )
         self.cluster.__enter__()
         self._scratch = tempfile.TemporaryDirectory(prefix="hone-replicas-")

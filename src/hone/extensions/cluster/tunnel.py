@@ -2,7 +2,7 @@
 
 Clients see servers at fixed addresses on 127.0.0.1. A server listens only on 127.0.0.1 of its node; a gate on the node
 admits connections that begin with the run's secret. A connection to a shared port goes to the server with the fewest
-connections. If no server runs, it is closed at once.
+connections. If no server runs, the connection is closed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from threading import Thread
 
 PART = 2**20
-"""Most bytes read and forwarded at a time."""
+"""Maximum bytes that are read and forwarded at a time."""
 GREETING = 10.0
-"""Seconds for a connection to send the secret."""
+"""Seconds that a connection has to send the secret."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -40,14 +40,14 @@ class Tunnels:
         Thread(target=self._loop.run_forever, name="tunnels", daemon=True).start()
 
     def listen(self, port: int) -> None:
-        """Listen on a port of this machine. OSError if another process uses the port."""
+        """Listen on a port of this machine. Raises OSError if another process uses the port."""
         if port not in self._gates:
             self._gates[port] = {}
             serving = asyncio.start_server(lambda r, w: self._serve(port, (r, w)), "127.0.0.1", port)
             asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     def point(self, port: int, role: str, gate: Gate | None) -> None:
-        """Forward a port to a role's gate, or stop if `gate` is None. Ends connections to the role's old gate."""
+        """Forward a port to a role's gate, or stop if `gate` is None. Connections to the role's old gate end."""
 
         def change() -> None:
             for writer in old.connections if (old := self._gates[port].pop(role, None)) else ():
@@ -88,7 +88,7 @@ async def let_in(streams: Streams, secret: bytes, port: int) -> None:
 
 
 async def join(streams: Streams, address: str, port: int, greeting: bytes = b"") -> None:
-    """Connect to an address, and forward bytes both ways until one connection ends; then end the other."""
+    """Connect to an address, and forward bytes both ways until one connection ends. Then end the other."""
 
     async def carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(PART):

@@ -16,7 +16,7 @@ from hone.client import ServerUnavailable
 from hone.errors import Halt
 
 SECONDS, LOOK_SECONDS = 600.0, 20.0
-"""Seconds for a node to get a version of the weights, and to answer if it has a version."""
+"""Seconds that a node has to get a version of the weights, and to say if it has a version."""
 
 
 class Carrier:
@@ -58,7 +58,7 @@ class Carrier:
             ) from error
 
     def _store(self, folder: Path) -> Any:
-        """Return the object store's reference to a version's files, stored once. Drops the previous version."""
+        """Return a reference to a version's files in the object store, stored once. Drops the previous version."""
         import ray
 
         with self._storing:
