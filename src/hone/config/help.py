@@ -127,7 +127,7 @@ def _type(annotation: Any) -> str:
         return "{" + ",".join(map(str, get_args(annotation))) + "}"
     if get_origin(annotation) in (tuple, list):
         return " ".join(_type(arg) for arg in get_args(annotation))
-    return "JSON" if is_dict(annotation) else annotation.__name__.upper()
+    return "JSON" if is_dict(annotation) or issubclass(annotation, BaseModel) else annotation.__name__.upper()
 
 
 def _default(value: Any) -> str:

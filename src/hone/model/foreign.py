@@ -98,7 +98,7 @@ class TransformersConfig(DecoderConfig):
             raise UserError(f"model_type {kind!r} has a vision part: give a folder with the text model alone")
         try:
             config, net = without_weights(json.dumps(hf))
-            heads = config.num_attention_heads
+            heads, layers = config.num_attention_heads, config.num_hidden_layers
         except Exception as error:
             problem = f"transformers cannot make a model of {folder} ({first_line(error)})"
             raise UserError(f"{problem}: {SUPPORTED}") from None
@@ -114,7 +114,7 @@ class TransformersConfig(DecoderConfig):
             vocab_size=head.weight.shape[0],
             hidden_size=config.hidden_size,
             intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-            num_layers=config.num_hidden_layers,
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,

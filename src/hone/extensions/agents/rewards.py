@@ -46,7 +46,7 @@ class AgentLimits:
         """Return the limits of a config's `agent_limits`. Raises UserError if a key or value is wrong."""
         known = cls.__dataclass_fields__
         if limits is not None and not (isinstance(limits, Mapping) and limits.keys() <= known.keys()):
-            raise UserError(f"agent_limits is {limits!r}; its keys are {', '.join(known)}")
+            raise UserError(f"agent_limits is {limits!r}: give a table of {', '.join(known)}")
         return cls(**(limits or {}))
 
 

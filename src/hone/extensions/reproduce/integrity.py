@@ -196,7 +196,7 @@ def _check_folder(
     if expected is None and version > last + 1 and not checked.is_damaged(view.HASHES):
         checked.add(name, f"hashes.jsonl has no version {version}: it ends with {last}")
     elif expected is None:
-        checked.open_weights.setdefault(version, {})[name] = actual
+        checked.open_weights.setdefault(version, {})[weights] = actual
     elif actual != expected:
         problem = f"its weights have the fingerprint {actual}; hashes.jsonl says {expected} for version {version}"
         checked.add(weights, problem)

@@ -199,5 +199,5 @@ def _changed_weights(checked: Checked, again: StepRecord) -> tuple[Difference | 
         if fingerprint != again.after:
             difference = Difference(again.step, "weights", f"the fingerprint of {name}", fingerprint, again.after)
             problem = f"its weights differ from the result of step {again.step}: they and their hashes were changed"
-            return difference, Damage(f"{name}/model.safetensors", problem)
+            return difference, Damage(name, problem)
     return None, None
