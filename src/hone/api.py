@@ -50,9 +50,9 @@ def rl(
 
     `config` is a TOML file, an `RLConfig` or None; `settings` are keys of this config. The task comes from the config,
     or from `reward_funcs` and the examples in `dataset` (see `hone.environments.functions`); `eval_dataset` turns
-    evaluation on. If the audit of the rewards fails, hone only warns. The audit needs right answers: `reference` makes
-    them by a template such as "<answer>{answer}</answer>" or a function; by default they come from the column `answer`.
-    `agent` is an async function that calls the model and returns the reward (docs/agents.md). The functions `loss` and
+    evaluation on. If the audit of the rewards fails, hone only warns. The audit tries right answers: from `reference`
+    (a template such as "<answer>{answer}</answer>", or a function), or by default from the column `answer`. `agent` is
+    an async function that calls the model and returns the reward (docs/agents.md). The functions `loss` and
     `advantages` replace the algorithm's loss and advantages (docs/algorithms.md). Ctrl-C saves the run and raises
     KeyboardInterrupt; `resume=True` continues the run. Raises UserError on bad input.
     """
@@ -96,7 +96,7 @@ def evaluate(
 
     `model` is a folder, a hub id or, with `base_url`, the name of a model behind a server; other keywords are keys of
     `hone eval`: `num_examples`, `rollouts_per_example`, `max_tokens`, … Results are saved only with `output_dir` or
-    `save=True`. After Ctrl-C, the results of the finished completions are saved, and KeyboardInterrupt is raised.
+    `save=True`. Ctrl-C ends the evaluation with the results so far, and raises KeyboardInterrupt.
     """
     from hone.commands.eval import saved
     from hone.config.base import changed

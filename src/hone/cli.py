@@ -138,7 +138,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 def prepare_process() -> None:
     """Set environment variables that libraries read at import, unless they are set. Also call `write_backslashes`."""
     write_backslashes()
-    # How long libgomp's threads spin while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
+    # Spins of libgomp's threads while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -157,7 +157,7 @@ def write_backslashes() -> None:
 
 
 def _check_text(argv: list[str]) -> None:
-    """Raise UserError for an argument that is not text in the locale's encoding, because a run's files hold UTF-8."""
+    """Raise UserError for an argument that is not text, because a run's files hold UTF-8."""
     for word in argv:
         try:
             word.encode()
@@ -175,7 +175,7 @@ def _is_among_ranks() -> bool:
 @safe_output()
 @called_from(python=False)
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
-    """Run `action`; return its exit code, or print a user's error and return 2. `quiet`: only rank 0 prints it."""
+    """Run `action`; return its exit code, or print an error and return its code. `quiet`: only rank 0 prints errors."""
     write_backslashes()
     try:
         code = action() or 0

@@ -27,7 +27,7 @@ from hone.terminal import printable
 from hone.web import client_options, may_pass, retry_after
 
 HONE = "hone"
-"""Value of `owned_by` in the list of models of hone's server."""
+"""Value of `owned_by` in the model list of hone's server."""
 CONNECT = 10.0
 """Most seconds to open a connection."""
 LONGEST_WAIT = 60.0
@@ -77,7 +77,7 @@ class ResponseTimeout(Halt):
 
 
 class Client:
-    """Sends requests to one server, inside one event loop; `async with` closes it.
+    """Sends requests to one server, inside one event loop; `async with` closes the client.
 
     An answer may have at most `largest` bytes. `asks_late_again`: retry after a timeout. `retries`: retries so far.
     If the error `over` is set, the client raises it instead of trying again.

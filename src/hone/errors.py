@@ -30,7 +30,6 @@ def in_python(text: str) -> str:
 
 
 def for_reader(text: str) -> str:
-    """Return the message with keywords if a program calls hone (`called_from`), else with flags."""
     return in_python(text) if _from_python.get() else text
 
 

@@ -93,7 +93,7 @@ async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
-    """If only this machine can connect, refuse requests of web pages: a foreign host name (DNS rebinding) or Origin.
+    """If only this machine can connect, refuse web pages: requests with a foreign host (DNS rebinding) or Origin.
 
     A browser sends Origin with every request that can change something; other programs send no Origin.
     """

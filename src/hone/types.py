@@ -152,7 +152,7 @@ def split(columns: Columns, lengths: Sequence[int] | np.ndarray) -> list[dict[st
 class Segment:
     """A sequence of T tokens, exactly as sampled: training takes these ids, and never encodes the text again.
 
-    Each `[T]`: `token_ids` of prompt and completion; `sampled_mask`, True for tokens that the policy sampled;
+    Arrays `[T]`: `token_ids` of prompt and completion; `sampled_mask`, True for tokens that the policy sampled;
     `logprobs`, float32 natural logs of the probability under the sampling distribution (0 if not sampled); `versions`
     of the policy that sampled the token (-1 if not sampled). `messages`: the conversation. `stop_reason`: how the last
     turn ended, "stop" or "length". `turn_rewards`: float64, one per turn, if a program rewards each call of the model.
@@ -327,9 +327,9 @@ class Group:
 
     `draw` is the run-wide index of this draw of an example (the ledger's key). Failed samples have advantage 0.
     `left_out`: a refill did not need the group. `env`: the task's name if the run has several. `trains_all`: train on
-    all samples with a score, because the loss has a KL or entropy term. `least_graded`: fewest samples with a score
-    that a trained group has. `masks_truncated`: do not train on completions that were stopped by length.
-    `call_advantages`: if a program rewards each call, the advantages of the turns, by rollout and segment.
+    all samples with a score, because the loss has a KL or entropy term. `least_graded`: a group with fewer scores is
+    not trained on. `masks_truncated`: do not train on completions that were stopped by length. `call_advantages`: if a
+    program rewards each call, the advantages of the turns, by rollout and segment.
     """
 
     example: Example
@@ -384,16 +384,16 @@ class PackedBatch:
     segment i continues segment `parents[i]`, a prompt that a group shares and that is stored once; -1: no parent. If
     `parents` is None, every segment is a whole sequence. Each segment has its number of trained tokens
     (`loss_lengths`), the indices of its prompt (`groups`), completion (`samples`; -1 for a shared prompt) and task
-    (`pools`), and the completion's reward (`rewards`; None if it is not needed).
+    (`pools`), and the completion's reward (`rewards`; None: not needed).
 
     `[N]` int64: `token_ids`; `positions` within the sequence; `previous`, the index of the sequence's preceding token,
     or -1 for its first token. `[N]` float32: `sampling_logprobs`, `advantages`, `weights`, `old_logprobs` (None: the
     sampler's), `ref_logprobs` (None: no KL term). The logprob of a token is conditional on the tokens before it in its
     sequence. The step's loss is the sum of weight x loss of all tokens, over all micro-batches and ranks.
 
-    `loss_indices` `[M]` int64: indices of the M trained tokens, ascending. `sequence_lengths` int64: number of trained
-    tokens of each completion that has any. `num_loss_tokens`: number of trained tokens in all micro-batches and ranks,
-    the divisor of statistics. `minibatch`: the update's index in the step. `columns` of the M tokens are on the host.
+    `loss_indices` `[M]` int64: the indices of the M trained tokens, ascending. `sequence_lengths` int64: the numbers of
+    trained tokens of completions that have any. `num_loss_tokens`: trained tokens of all micro-batches and ranks, the
+    divisor of statistics. `minibatch`: the update's index in the step. `columns` of the M tokens are on the host.
     """
 
     token_ids: torch.Tensor

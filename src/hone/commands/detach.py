@@ -29,12 +29,11 @@ COMMAND, LAUNCHER = "HONE_LAUNCHED", "HONE_LAUNCHER"
 
 
 def in_background() -> bool:
-    """Return True in the background process until it has called `hand_over`."""
     return DETACHED in os.environ
 
 
 def start(name: str, argv: list[str]) -> int:
-    """Start command `name` with `argv` in the background; return 0 once its run is open, or its exit code."""
+    """Start command `name` with `argv` in the background; return 0 once the run is open, else the exit code."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--detach does not work with several ranks: start torchrun in the background (nohup, tmux, …)")
     received: list[int] = []  # Ctrl-C and SIGTERM are only noted here, so that no child is left behind

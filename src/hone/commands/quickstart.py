@@ -46,7 +46,6 @@ RECIPES = {
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
 """Rows of `--controls`: name, folder, and noise of the demonstrations."""
 SAMPLES = 3
-"""Samples of each model to print below the table."""
 SUMMARY = "summary.json"
 """File written at the end. While it is missing, `hone quickstart` continues with the runs that are there."""
 

@@ -47,8 +47,8 @@ def run(config: RLConfig) -> int:
 def with_mode(config: RLConfig, here: bool = True) -> RLConfig:
     """Set the mode: one process, unless the config sets a mode, several ranks or several servers.
 
-    In mode split, also set unset ranks: one for each GPU that no server uses, if the model and optimiser can have
-    ranks. `here`: the ranks run on this machine, so that its GPUs count.
+    In mode split, also set `trainer.ranks` if it is unset: one rank for each GPU that no server uses, if model and
+    optimiser work with several ranks. `here`: count the GPUs of this machine.
     """
     several, ranks = config.trainer.ranks > 1 or len(config.server_urls) > 1, config.trainer.ranks
     mode = config.mode or ("split" if several else "colocated")

@@ -30,7 +30,7 @@ from hone.runs.reader import Run
 from hone.runs.view import OVER
 
 HINTS = 5
-"""Most runs with commands to go on, below the list."""
+"""Most unfinished runs to print commands for, below the list."""
 INDENT = 13
 POLL = 0.1
 """Seconds between checks that the run has ended."""

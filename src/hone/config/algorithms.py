@@ -31,12 +31,12 @@ class LossConfig(BaseConfig):
     """Policy in the denominator of the importance ratio. `sampler`: the sampler, which corrects for its older weights
     and other kernels. `trainer`: the trainer before the step's first update; a `correction` implies this choice."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
-    """Clip the ratio below 1 - eps_low (default 0.2; gspo: 3e-4). dppo: largest fall of a probability (default 0.2)."""
+    """Lower bound of the ratio: 1 - eps_low (default 0.2; gspo: 3e-4). dppo: largest fall of a token's probability."""
     eps_high: float | None = Field(default=None, ge=0)
-    """Clip the ratio above 1 + eps_high (default 0.28; gspo: 4e-4), for cispo above eps_high (default 5). dppo: largest
-    rise of a probability (default 0.2)."""
+    """Upper bound of the ratio: 1 + eps_high, for cispo eps_high. dppo: largest rise of a token's probability. Default:
+    0.28; gspo: 4e-4; cispo: 5; dppo: 0.2."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Upper clip of the ratio if the advantage is negative; by default 3 if `max_async_level` > 0, else off."""
+    """Upper bound of the ratio if the advantage is negative; by default 3 if `max_async_level` > 0, else off."""
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of the squared log ratio in dppo."""
     aggregation: Annotated[Literal["token", "sequence", "prompt", "constant"], Meta("training")] = "token"
@@ -88,14 +88,14 @@ class LossConfig(BaseConfig):
 
 
 class CorrectionConfig(BaseConfig):
-    """Off-policy correction by ρ, a token's probability in the trainer before the update divided by the sampler's."""
+    """Off-policy correction by ρ: a token's probability in the trainer before the update / in the sampler."""
 
     bare = "type"
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
-    """Weight of a token in the loss; ρ = trainer's / sampler's probability. `token`, `sequence`: min(ρ, `cap`)
-    (truncated importance sampling). `band`: ρ if `low` <= ρ <= `high`, else 0 (IcePop). `geometric`: 1 if the
-    geometric mean of a completion's ρ is from `low` to `high`, else 0."""
+    """A token's weight in the loss; ρ = trainer's / sampler's probability. `token`: min(ρ, `cap`) (truncated importance
+    sampling); `sequence`: with the product of a completion's ρ; `band`: ρ if `low` <= ρ <= `high`, else 0 (IcePop);
+    `geometric`: 1 if the geometric mean of a completion's ρ is from `low` to `high`, else 0."""
     cap: float = Field(default=2.0, gt=0)
     """Largest weight, for `token` and `sequence`."""
     low: float | None = Field(default=None, ge=0)

@@ -56,11 +56,11 @@ class Meta:
     the rounding of numbers. `nothing`: no number. `start`: the start of a process; config.toml omits the key.
     """
     from_machine: bool = False
-    """If the value is None, the machine decides."""
+    """True if the machine decides the value when it is None."""
     shared: int = 0
     """Place among the top-level keys that every role's section also takes; 0: the sections don't take this key."""
     agreed: Literal["", "always", "tiny"] = ""
-    """Orchestrator and trainer need the same value: `always`, or if the model is `hone/tiny`, made from the seed."""
+    """Orchestrator and trainer need the same value `always`, or (`tiny`) if the seed makes the model (`hone/tiny`)."""
     listed: bool = True
     """True if lists of a run's changed settings name this key."""
 
@@ -153,7 +153,7 @@ class BaseConfig(pydantic_config.BaseConfig):
     bare: ClassVar[str] = ""
     """Field that a value for the whole section sets: with "id", `--env countdown` means `--env.id countdown`."""
     section: ClassVar[str] = ""
-    """Section that takes the keys of files and flags which the top level does not have."""
+    """Section for keys in files and flags that the top level does not have."""
     is_role: ClassVar[bool] = False
     """True for a section that also takes the shared top-level keys."""
     headings: ClassVar[str] = ""
@@ -353,7 +353,7 @@ def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterato
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
-    """Return the key with the name, then the section, most similar to `unknown`; None if neither reaches CLOSE."""
+    """Return the key most similar to `unknown`, by name and then by section; None if no key is similar (CLOSE)."""
     from hone.config.trl import TRL
 
     of_trl = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key}

@@ -34,9 +34,9 @@ def plain(value: Any) -> Any:
 def non_defaults(
     cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None = None, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return {dotted name: value} for each value of `table` (from `to_toml`) that `default` or `cls` doesn't have.
+    """Return the values of `table` (from `to_toml`) that differ from `default`, or from the defaults of `cls`.
 
-    A section that is off by default is compared with its own defaults; if they are equal, its value is "on". Keys that
+    Names are dotted. A section that is off by default, and now has only default values, has the value "on". Keys that
     `cls` doesn't know are included.
     """
     found = {}

@@ -30,8 +30,6 @@ INDENT = 34
 
 
 class Row(NamedTuple):
-    """A row of the help page: a key with its flag, type and text, or a section with its heading."""
-
     path: Path
     left: str
     text: str

@@ -64,7 +64,7 @@ def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, An
 
 
 def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
-    """Merge settings into one tree. Section files set mode split; without one for `inference`, a server must run."""
+    """Merge settings into one tree. Section files set mode split; without a file for `inference`, a server must run."""
     tree, files = hoist(settings, cls).tree(), settings.section_files
     if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
         client = tree.setdefault("orchestrator", {}).setdefault("client", {})

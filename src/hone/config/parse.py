@@ -1,6 +1,6 @@
 """Parses a command line into a typed config; an error becomes one sentence.
 
-It doesn't use `pydantic_config.cli`, which reads b in `--trainer @ a @ b` as a root file. Besides, hoisting must know
+hone doesn't use `pydantic_config.cli`, which reads b in `--trainer @ a @ b` as a root file. Besides, hoisting must know
 which keys were flags, and errors must name the file.
 
     @ a.toml @ b.toml               merged at the top level, later files win

@@ -108,7 +108,7 @@ class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
     interval: Annotated[int, Meta("evaluation")] = Field(default=50, ge=1)
-    """Steps between evaluations; one more runs before and one after training. Any eval key turns evaluation on."""
+    """Steps between evaluations; there is also one before and after training. Any eval key turns evaluation on."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=128, ge=1)
     """Number of held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
@@ -297,12 +297,12 @@ class RLConfig(RunConfig):
     system_prompt: str | None = None
     """System prompt of a task without a file, before every prompt."""
     reference: str | None = None
-    """Makes right answers for the audit: a template of columns, `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
+    """Source of right answers for the audit: a template such as `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
     seq_len: Annotated[int, Meta("rollouts", shared=3)] = Field(default=2048, ge=2)
     """Most tokens of prompt plus completion; a completion may have min(`max_tokens`, `seq_len` - prompt) tokens."""
     mode: Annotated[Literal["colocated", "split"] | None, Meta("run", 1, decides="rounding")] = None
-    """`colocated`: one process. `split`: one process per role; default with `--SECTION @ FILE` and several ranks or
-    servers."""
+    """`colocated`: one process. `split`: one process per role; the default with `--SECTION @ FILE`, several ranks, or
+    several servers."""
     trainer: TrainerConfig = TrainerConfig()
     """Loss, optimiser and updates."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
@@ -399,7 +399,6 @@ class RLConfig(RunConfig):
 
     @property
     def server_urls(self) -> list[str]:
-        """URLs of the servers to sample from in mode split: running servers, or servers that `inference` starts."""
         inference = self.inference
         ports = range(inference.port, inference.port + inference.replicas)
         return self.orchestrator.client.urls or [f"http://127.0.0.1:{port}/v1" for port in ports]

@@ -22,7 +22,7 @@ class AskedConfig(BaseConfig):
     timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
     """Seconds to wait for an answer (with all samples of a group) or for a server to start; then the run ends."""
     max_retries: Annotated[int, Meta(decides="nothing")] = Field(default=6, ge=0)
-    """Retries if the server is missing or fails; the waits between them double from 1 s."""
+    """Retries if the server is missing or fails; the waits between tries double from 1 s."""
 
 
 class ClientConfig(AskedConfig):

@@ -175,7 +175,7 @@ class OptimConfig(BaseConfig):
             raise UserError('optim.offload already has the state in host memory: leave out optim.state = "8bit"')
         if self.type != "adamw" and (self.offload or self.state == "8bit"):
             raise UserError(
-                f'optim.offload and optim.state = "8bit" are for AdamW: leave out these or optim.type = "{self.type}"'
+                f'optim.offload and optim.state = "8bit" are for AdamW: leave them out, or optim.type = "{self.type}"'
             )
         return self
 
@@ -230,7 +230,7 @@ class CkptConfig(BaseConfig):
 
 
 class ResumeConfig(BaseConfig):
-    """Go on from a checkpoint in `output_dir`. Bare `--resume` takes the newest complete one."""
+    """Go on from a checkpoint in `output_dir`. Bare `--resume` takes the newest complete checkpoint."""
 
     step: int | None = Field(default=None, ge=0)
     """Resume from this step's checkpoint instead of the newest."""
@@ -256,7 +256,6 @@ class StopConfig(BaseConfig):
 
     @property
     def target(self) -> str:
-        """The target in words: `>= 0.9`."""
         return f"<= {self.below:g}" if self.above is None else f">= {self.above:g}"
 
     def reached(self, value: float) -> bool:
