@@ -68,7 +68,6 @@ class SafeStream:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """Return the unescaped stream, for hone's escape sequences."""
     return stream.raw if isinstance(stream, SafeStream) else stream
 
 

@@ -41,7 +41,7 @@ _noted: set[tuple[Path, str]] = set()
 
 @contextmanager
 def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool, named: Iterable[str] = ()) -> Iterator[None]:
-    """In the block, execute only code that is allowed for the run in `folder`. `named`: functions the user allows."""
+    """In the block, execute only code allowed for the run in `folder`. `named`: functions that the user allows."""
     global _opened
     digests = frozenset(map(str, (info.get("sources") or {}).values()))
     files = frozenset(module_file(place).resolve() for place in named)

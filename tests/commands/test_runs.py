@@ -171,9 +171,7 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signalled(at_work: Path,
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
         info = json.loads((at_work / "run.json").read_text()) | {"pid": bystander.pid}
         (at_work / "run.json").write_text(json.dumps(info))
-        fails(
-            capsys, main(["runs", "stop", "--now"]), "outputs: killed after 3 of 4 steps: there is no process to stop"
-        )
+        fails(capsys, main(["runs", "stop", "--now"]), "outputs: killed after 3 of 4 steps: no process to stop")
         assert bystander.poll() is None
         bystander.communicate(b"\n")
     monkeypatch.setattr(runs, "holder", lambda path: 0)

@@ -147,7 +147,7 @@ def stop(config: configs.RunsStopConfig) -> int:
     path = find_run(config.run)
     one, pid = summary.summarize(path), holder(path)
     if pid is None:
-        raise UserError(f"{summary.status_text(one)}: there is no process to stop")
+        raise UserError(f"{summary.status_text(one)}: no process to stop")
     if pid == ELSEWHERE:
         raise UserError(
             f"{path} is being written by a process of another machine, container or user: stop the run "

@@ -142,7 +142,7 @@ def name_task(settings: Settings) -> None:
         name = next(iter(given))
         raise UserError(
             f"{name} is for a task of reward functions, but the task is {task.value}: add {flag(('reward',))} and "
-            f"{flag(('data',))}, or set the task's own arguments, orchestrator.env.args"
+            f"{flag(('data',))}, or set arguments of this task in orchestrator.env.args"
         )
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):
