@@ -37,7 +37,8 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 def uniforms(keys_B: np.ndarray, start: int, count: int) -> np.ndarray:
     """Draw uniform numbers in [0, 1), float64 `[B, count]`. Element (b, i) depends only on (keys_B[b], start + i).
 
-    SplitMix64's output function applied to key + (position + 1) x golden ratio (Steele, Lea & Flood 2014), top 53 bits.
+    The numbers are the top 53 bits of SplitMix64's output function (Steele, Lea & Flood 2014) at key + (position + 1) x
+    golden ratio.
     """
     counters = np.arange(start + 1, start + count + 1, dtype=np.uint64)
     z = keys_B.astype(np.uint64)[:, None] + counters[None, :] * _GOLDEN

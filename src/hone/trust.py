@@ -73,7 +73,7 @@ def is_stored(file: Path) -> bool:
 
 
 def check_function(place: str) -> None:
-    """Raise NotTrusted unless the user allows the function's file, or trusts the run and no run stores the file."""
+    """Raise NotTrusted unless the user allows the function's file, or trusts the run and the file is not stored."""
     file = module_file(place)
     if _opened is None:
         return
@@ -89,7 +89,7 @@ def check_function(place: str) -> None:
 
 
 def check_file(what: str, path: Path, digest: str) -> None:
-    """Unless the run is trusted, raise NotTrusted for a task file that is inside the run, or not the run's version.
+    """Unless the run is trusted, raise NotTrusted for a task file that is inside the run, or that has changed.
 
     Otherwise, print once for each run which file is executed.
     """

@@ -88,7 +88,8 @@ class LossConfig(BaseConfig):
 
 
 class CorrectionConfig(BaseConfig):
-    """Off-policy correction by ρ: a token's probability in the trainer before the update / in the sampler."""
+    """Off-policy correction by ρ, a token's probability in the trainer before the update, divided by its probability
+    in the sampler."""
 
     bare = "type"
 
@@ -207,7 +208,7 @@ assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for key
 
 
 def by_algorithm(config: Any) -> str:
-    """Return "by NAME" and the keys with other values than the algorithm's; "" if the config names no algorithm."""
+    """Return "by NAME", with the keys that differ from the algorithm, or "" if the config names no algorithm."""
     if config.algorithm is None:
         return ""
     values = {key: value_of(config, key) for key in ALGORITHMS[config.algorithm]}

@@ -60,7 +60,7 @@ class Meta:
     shared: int = 0
     """Place among the top-level keys that every role's section also takes; 0: the sections don't take this key."""
     agreed: Literal["", "always", "tiny"] = ""
-    """Orchestrator and trainer need the same value `always`, or (`tiny`) if the seed makes the model (`hone/tiny`)."""
+    """Orchestrator and trainer need the same value: `always`, or with `tiny` only if the model is `hone/tiny`."""
     listed: bool = True
     """True if lists of a run's changed settings name this key."""
 

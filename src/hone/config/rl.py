@@ -51,7 +51,7 @@ class TrainerConfig(MemoryConfig):
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); gradients are accumulated."""
     ranks: Annotated[int, Meta("ranks", -2, decides="rounding")] = Field(default=1, ge=1)
-    """Trainer processes that `rl` starts, which split model and batch (FSDP2). Under torchrun: its process count."""
+    """Number of trainer processes that `rl` starts or torchrun has started; they split model and batch (FSDP2)."""
     record_tokens: Annotated[bool, Meta(decides="nothing")] = True
     """Save entropy and trainer logprob of each trained token in tokens/ (about 5 bytes a token)."""
 
@@ -108,7 +108,7 @@ class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
     interval: Annotated[int, Meta("evaluation")] = Field(default=50, ge=1)
-    """Steps between evaluations; there is also one before and after training. Any eval key turns evaluation on."""
+    """Steps between evaluations; there is also one before and one after training. Any eval key turns evaluation on."""
     num_examples: Annotated[int, Meta("evaluation")] = Field(default=128, ge=1)
     """Number of held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)

@@ -38,7 +38,7 @@ class SFTDataConfig(BaseConfig):
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); gradients are accumulated."""
     too_long: Annotated[Literal["error", "drop", "truncate"], Meta("data")] = "error"
-    """Examples longer than `seq_len`: stop with an `error`, `drop` or `truncate`."""
+    """Examples longer than `seq_len`: stop with an `error`, `drop` them or `truncate` them."""
 
 
 class ValConfig(BaseConfig):

@@ -218,7 +218,7 @@ class CkptConfig(BaseConfig):
     """Checkpoints that resume exactly, in `output_dir/checkpoints/step_N`. Bare `--ckpt` turns them on."""
 
     interval: Annotated[int | None, Meta("run")] = Field(default=None, ge=1)
-    """Steps between checkpoints; if unset, only at the end and on a signal."""
+    """Steps between checkpoints; if unset, hone writes one only at the end and on a signal."""
     keep_last: int | None = Field(default=None, ge=1)
     """Number of newest checkpoints to keep, with their weights; by default all."""
     keep_interval: int | None = Field(default=None, ge=1)
@@ -336,8 +336,8 @@ class GradingConfig(BaseConfig):
     workers: int | None = Field(default=None, ge=0)
     """Processes; by default one per core. 0: run functions in hone's process, without limits, to debug them."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds that a function may take per completion; a function of `completions` gets the group's size times as many.
-    Deterministic runs count CPU seconds, and allow 6 times as many wall-clock seconds."""
+    """Seconds for a function per completion; a function of `completions` gets this time for each completion of
+    its group. Deterministic runs count CPU seconds, and allow 6 times as many wall-clock seconds."""
     memory_gib: float = Field(default=4.0, gt=0)
     """GiB of memory that a process may use in addition to its size after loading the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
