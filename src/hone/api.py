@@ -46,14 +46,15 @@ def rl(
     advantages: Advantages | str | None = None,
     **settings: Any,
 ) -> Run:
-    """Train by reinforcement learning, in this process, as `hone rl` does; return the run.
+    """Train by reinforcement learning in this process, as `hone rl` does; return the run.
 
-    `config` is a TOML file, an `RLConfig` or None; `settings` are its keys. The task is the config's, or `reward_funcs`
-    on the examples of `dataset` (see `hone.environments.functions`); `eval_dataset` turns evaluation on. A failed audit
-    only warns. The audit tries right answers, made by `reference` (a template such as "<answer>{answer}</answer>", or
-    a function) or derived from the column `answer`. `agent` is an async function that calls the model and returns the
-    reward (docs/agents.md). `loss` and `advantages` are functions that replace the algorithm's (docs/algorithms.md).
-    Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` continues it. Raises UserError on bad input.
+    `config` is a TOML file, an `RLConfig` or None; `settings` are keys of this config. The task comes from the config,
+    or from `reward_funcs` and the examples in `dataset` (see `hone.environments.functions`); `eval_dataset` turns
+    evaluation on. If the audit of the rewards fails, hone only warns. The audit tries right answers: from `reference`
+    (a template such as "<answer>{answer}</answer>", or a function), or by default from the column `answer`. `agent` is
+    an async function that calls the model and returns the reward (docs/agents.md). The functions `loss` and
+    `advantages` replace the algorithm's loss and advantages (docs/algorithms.md). Ctrl-C saves the run and raises
+    KeyboardInterrupt; `resume=True` continues the run. Raises UserError on bad input.
     """
     from hone.commands.training import train_rl
     from hone.config.parse import from_settings
@@ -68,10 +69,11 @@ def rl(
 
 @called_from(python=True)
 def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **settings: Any) -> Run:
-    """Fine-tune on examples, in this process, as `hone sft` does; return the run.
+    """Fine-tune on examples in this process, as `hone sft` does; return the run.
 
-    `config` is a TOML file, an `SFTConfig` or None; `settings` are its keys. `dataset`: a path, a hub id, a list of
-    dicts or a `datasets.Dataset`, with `messages`, or `prompt` and `completion`. Ctrl-C: as in `rl`.
+    `config` is a TOML file, an `SFTConfig` or None; `settings` are keys of this config. `dataset` is a path, a hub id,
+    a list of dicts or a `datasets.Dataset`, with the columns `messages`, or `prompt` and `completion`. Ctrl-C saves
+    the run and raises KeyboardInterrupt.
     """
     from hone.commands.training import train_sft
     from hone.loops.sft import with_dataset
@@ -94,7 +96,7 @@ def evaluate(
 
     `model` is a folder, a hub id or, with `base_url`, the name of a model behind a server; other keywords are keys of
     `hone eval`: `num_examples`, `rollouts_per_example`, `max_tokens`, … Results are saved only with `output_dir` or
-    `save=True`. Ctrl-C keeps the finished completions, and raises KeyboardInterrupt.
+    `save=True`. Ctrl-C ends the evaluation with the results so far, and raises KeyboardInterrupt.
     """
     from hone.commands.eval import saved
     from hone.config.base import changed

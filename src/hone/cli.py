@@ -1,4 +1,4 @@
-"""`hone COMMAND ...`: finds the command in a table, parses its config, calls its function with the config."""
+"""`hone COMMAND ...`: finds the command in a table, parses its config, and calls its function with the config."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ vf_eval = partial(script, "eval", "vf-eval")
 def call(name: str, argv: list[str], prog: str) -> int:
     """Run one command. Return its exit code: 2 after an error that the user can fix, 130 after Ctrl-C.
 
-    A process that joined other ranks exits here, without the interpreter's shutdown: after an error, shutdown would
-    wait for the other ranks; otherwise, a thread of gloo or of a checkpoint may abort it.
+    A process that joined other ranks exits here, without the interpreter's shutdown. After an error, the shutdown would
+    wait for the other ranks; without an error, a thread of gloo or of a checkpoint may abort the process.
     """
     ranked = name in ("sft", "trainer") and int(os.environ.get("WORLD_SIZE") or 1) > 1
     try:
@@ -124,7 +124,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
         print(render(config_class, prog))
         raise UserError(
-            f"there is neither a model nor a config file: say `{prog} @ FILE.toml`, or `--model.name MODEL` (hone/tiny "
+            f"there is neither a model nor a config file: use `{prog} @ FILE.toml` or `--model.name MODEL` (hone/tiny "
             "is a small random model to try things with)"
         )
     if getattr(config, "detach", False):
@@ -136,9 +136,9 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
 
 def prepare_process() -> None:
-    """Set environment variables that libraries read at import, unless they are set; call `write_backslashes`."""
+    """Set environment variables that libraries read at import, unless they are set. Also call `write_backslashes`."""
     write_backslashes()
-    # How long libgomp's threads spin while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
+    # Spins of libgomp's threads while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -150,14 +150,14 @@ def prepare_process() -> None:
 
 
 def write_backslashes() -> None:
-    """Make stdout and stderr write a character that their encoding lacks as `\\xfc` instead of raising."""
+    """Make stdout and stderr write an escape such as `\\xfc` for a character that their encoding lacks."""
     for stream in map(raw, (sys.stdout, sys.stderr)):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _check_text(argv: list[str]) -> None:
-    """Raise UserError for an argument that is not text in the locale: a run's files hold UTF-8."""
+    """Raise UserError for an argument that is not text, because a run's files hold UTF-8."""
     for word in argv:
         try:
             word.encode()
@@ -175,7 +175,7 @@ def _is_among_ranks() -> bool:
 @safe_output()
 @called_from(python=False)
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
-    """Return the exit code of `action`; only bugs raise errors. `quiet`: leave the error message to rank 0."""
+    """Run `action`; return its exit code, or print an error and return its code. `quiet`: only rank 0 prints errors."""
     write_backslashes()
     try:
         code = action() or 0

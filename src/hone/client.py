@@ -27,13 +27,13 @@ from hone.terminal import printable
 from hone.web import client_options, may_pass, retry_after
 
 HONE = "hone"
-"""`owned_by` of the models that hone's server lists."""
+"""Value of `owned_by` in the model list of hone's server."""
 CONNECT = 10.0
 """Most seconds to open a connection."""
 LONGEST_WAIT = 60.0
 """Most seconds between two tries, unless the server sends Retry-After."""
 LONGEST_RETRY_AFTER = 300.0
-"""Longest Retry-After in seconds that is obeyed."""
+"""Longest Retry-After, in seconds, that the client obeys."""
 _LONGEST_REASON = 300
 
 
@@ -41,8 +41,8 @@ _LONGEST_REASON = 300
 class Endpoint:
     """A server's URL, including `/v1`, and how to use it.
 
-    `timeout`: seconds for one answer; `patience`: for all tries together. Error messages name `log` (a file), `section`
-    (of the config) and `who` (the kind of server).
+    `timeout`: seconds for one answer; `patience`: seconds for all tries together. Error messages name the server's
+    `log` file, the config's `section`, and `who` (the kind of server).
     """
 
     url: str
@@ -57,7 +57,7 @@ class Endpoint:
 
 
 class RequestRejected(Halt):
-    """The server refuses the request, with a status, a reason, and perhaps a code."""
+    """The server refuses the request with a status, a reason, and perhaps an error code."""
 
     def __init__(self, url: str, status: int, reason: str, code: Any = None) -> None:
         super().__init__(f"{url} answers {status}: {reason}")
@@ -65,7 +65,7 @@ class RequestRejected(Halt):
 
 
 class ServerUnavailable(Halt):
-    """The server is unreachable or fails. `status`, `reason`: its last answer; `cause`: why there was no answer."""
+    """The server is unreachable or fails. `status` and `reason` are its last answer, or `cause` why there was none."""
 
     def __init__(self, text: str, status: int | None, reason: str = "", cause: Exception | None = None) -> None:
         super().__init__(text)
@@ -77,10 +77,10 @@ class ResponseTimeout(Halt):
 
 
 class Client:
-    """Sends requests to one server, inside one event loop; `async with` closes it.
+    """Sends requests to one server, inside one event loop; `async with` closes the client.
 
     An answer may have at most `largest` bytes. `asks_late_again`: retry after a timeout. `retries`: retries so far.
-    If `over` is set, it is raised instead of the next try.
+    If the error `over` is set, the client raises it instead of trying again.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Client:
         await self._http.aclose()
 
     async def request(self, method: str, url: str, body: Any = None, name: str = "") -> Any:
-        """Return the server's answer (httpx.Response). `name` decides the random waits between tries.
+        """Return the server's answer (httpx.Response). `name` is the seed of the random waits between tries.
 
-        Raises RequestRejected if another try can't help, ServerUnavailable after the last try, ResponseTimeout after
-        `endpoint.timeout`, or TooLarge.
+        Raises RequestRejected if another try can't help, ServerUnavailable after the last try, ResponseTimeout if an
+        answer takes longer than `endpoint.timeout`, or TooLarge.
         """
         import httpx
 
@@ -190,7 +190,7 @@ def one_line(text: str) -> str:
 
 
 def api_key(variable: str | None, flag: str) -> str | None:
-    """Return the API key in an environment variable; None if `variable` is None. UserError (with `flag`) if unset."""
+    """Return the API key in an environment variable; None if `variable` is None. Errors name the option `flag`."""
     if variable is None:
         return None
     if not variable.isidentifier():  # not shown: it may be the key

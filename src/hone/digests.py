@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 _SAMPLED = 64
-"""Most rows of a data set to digest."""
 
 
 def of_source(path: Path) -> str:
@@ -23,7 +22,7 @@ def text_sha256(text: str) -> str:
 
 
 def of_files(files: Iterable[Path], folder: Path) -> str:
-    """Compute SHA-256 over the names, relative to `folder`, and the contents of files, in the order given."""
+    """Compute SHA-256 over the names (relative to `folder`) and the contents of files, in the order given."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.relative_to(folder).as_posix()}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
@@ -31,7 +30,7 @@ def of_files(files: Iterable[Path], folder: Path) -> str:
 
 
 def of_rows(rows: Sequence[Any]) -> str:
-    """Digest the number of rows and up to 64 evenly spread rows: edits of other rows are not noticed."""
+    """Digest the number of rows and up to 64 evenly spread rows; a change of other rows is not noticed."""
     count = len(rows)
     indices = sorted({i * (count - 1) // max(1, _SAMPLED - 1) for i in range(_SAMPLED)}) if count else []
     from hone.types import content_hash  # loads numpy, which looking at runs does without

@@ -1,4 +1,4 @@
-"""Errors that a user can cause. The command line prints one sentence without a traceback, and exits with code 2."""
+"""Errors that a user can cause. The command line prints the error's sentence without a traceback and exits with 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 KEYWORDS = {"reward": "reward_funcs", "data": "dataset", "eval_data": "eval_dataset"}
-"""Keys of RLConfig, and their names as keywords of `hone.rl`, which take objects."""
+"""Keys of RLConfig → keywords of `hone.rl` that take objects instead."""
 _COMMANDS = re.compile(r"(`[^`]*`|\b(?:hone|rl|sft|inference|pip) [^;,()]*)")
 _FLAG = re.compile(r"--(no-)?([a-z][\w.-]*\w)(?: (?:[A-Z][A-Z_:/]*\b|(\d[\w.-]*)))?")
 _from_python: ContextVar[bool | None] = ContextVar("from_python", default=None)
@@ -30,7 +30,6 @@ def in_python(text: str) -> str:
 
 
 def for_reader(text: str) -> str:
-    """Return a message with keywords if `called_from` says that a program calls hone, else with flags."""
     return in_python(text) if _from_python.get() else text
 
 
@@ -51,7 +50,7 @@ def called_from(python: bool) -> Iterator[None]:
 
 
 class Halt(UserError):
-    """Ends a run; the loop saves the state and `metrics` first. End the text without a full stop: a remedy follows."""
+    """Ends a run after the loop has saved the state and `metrics`. The text has no full stop: a remedy follows."""
 
     def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(text)
@@ -59,7 +58,7 @@ class Halt(UserError):
 
 
 class AlarmStop(Halt):
-    """The alarm or observer `name` ends the run after a step: it is stopped, not failed. `remedy`: how to avoid it."""
+    """The alarm or observer `name` stops the run after a step, which is no failure. `remedy`: how to avoid the stop."""
 
     def __init__(self, step: int, name: str, remedy: str) -> None:
         how = f"the alarm {name} ({remedy.format(name.replace('_', '-'))})" if remedy else name

@@ -1,8 +1,8 @@
 """The tables of extensions, and how hone finds extensions (docs/extensions.md).
 
 An extension is a module `extension` in a folder of `hone.extensions`, or a module that an installed package names in
-the entry-point group `hone.extensions`. Its tables hold dotted paths, relative to the package of `module`, so that it
-imports nothing heavy. An extension is ignored if one in its `REQUIRES` is missing.
+the entry-point group `hone.extensions`. To load fast, its tables hold dotted paths, relative to the package of
+`module`. hone ignores an extension if another extension in its `REQUIRES` is missing.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ GROUP = "hone.extensions"
 
 
 class Command(NamedTuple):
-    """A command. In the package of `module`, the module `config` has the class `config_class`; `commands` has
-    `function`, which gets the config and returns the exit code.
+    """A command. In the package of `module`, the module `config` has the class `config_class`, and `commands` has
+    `function`, which takes the config and returns the exit code.
 
-    `bare`: a function in `commands` that gets the command line if the packages that read configs are missing.
+    `bare`: a function in `commands` that takes the command line instead, if packages for reading configs are missing.
     """
 
     summary: str
@@ -65,10 +65,11 @@ class Function(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """An observer of runs: `function(config, by_program)` returns it, or None. `by_program` is True from `hone.rl`.
+    """An observer of runs. `function(config, by_program)` returns it, or None; `hone.rl` sets `by_program`.
 
-    Runs call observers in order of `place` (display 0, first lines 30, going to the background 70), at the end in
-    reverse. `always`: used even if a program gives observers. `early`: it checks the config before any process starts.
+    A run calls observers by rising `place` (display 0, first lines 30, going to the background 70), at its end by
+    falling `place`. `always`: use the observer even if a program gives observers. `early`: the observer checks the
+    config before any process starts.
     """
 
     place: int
@@ -79,10 +80,10 @@ class Watch(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A config key, named CONFIG.KEY in `KEYS`: `run.report` is the key `report` of `hone sft` and `hone rl`.
+    """A config key, named PLACE.KEY in `KEYS`: `run.report` is the key `report` of `hone sft` and `hone rl`.
 
-    `kind`: "bool", "int", "float", "str", "list[str]", or a section's class in `config` of the package of `module`.
-    Default None turns a section off, `{}` means the section's defaults. `meta`: arguments of the key's `Meta`.
+    `kind`: "bool", "int", "float", "str", "list[str]", or the class of a section in `config`, in the package of
+    `module`. A section is off with the default None, and has its defaults with `{}`. `meta`: arguments of `Meta`.
     """
 
     kind: str
@@ -93,7 +94,7 @@ class Key(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """A base class with config keys and their checks, for the config's class. Its name in `KEYS` is arbitrary."""
+    """A class with config keys and checks, added to the config's base classes. Its name in `KEYS` is arbitrary."""
 
     fields_class: str
     module: str
@@ -102,7 +103,7 @@ class Fields(NamedTuple):
 class Record(NamedTuple):
     """A table that an extension writes to run.json, together with an event of the kind `event`.
 
-    The module at `path` has the functions `problem` and `in_words`; they get run.json (`info`) and the run's folder.
+    The module at `path` has the functions `problem` and `in_words`, which take run.json (`info`) and the run's folder.
     """
 
     event: str
@@ -114,15 +115,15 @@ class Record(NamedTuple):
         return load(self.module, f"{self.path}.problem")(info, folder)
 
     def in_words(self, info: Mapping[str, Any], folder: Path) -> list[str]:
-        """Return lines for people: the problem, or the table's content."""
+        """Return lines for people: the problem if there is one, else the table's content."""
         problem = self.problem(info, folder)
         return [problem] if problem else list(load(self.module, f"{self.path}.in_words")(info, folder))
 
 
 class Loader(NamedTuple):
-    """Loads the tasks with ids `PREFIX:TASK`: a function of the task's name and arguments that returns an Environment.
+    """Loads tasks with ids `PREFIX:TASK`. `function` takes the task's name and arguments, and returns an Environment.
 
-    `names_code`: the arguments can name code to import, so the user must trust the task of an opened run.
+    `names_code`: the arguments can name code to import, so the user must trust a run to load its task.
     """
 
     function: str
@@ -133,8 +134,8 @@ class Loader(NamedTuple):
 class Backend(NamedTuple):
     """A kind of sampling server; `name` is for messages.
 
-    `sampler` gets the config of `hone rl` before the run begins, and returns a `MakePolicy`. `serve` gets the config of
-    `hone inference`, and serves until stopped.
+    `sampler` takes the config of `hone rl` before the run begins, and returns a `MakePolicy`. `serve` takes the config
+    of `hone inference`, and serves until it is stopped.
     """
 
     name: str
@@ -143,14 +144,15 @@ class Backend(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A float32 number for each sampled token (0 for other tokens): computed after grading, stored with the rollouts,
-    and used in the tokens' advantages.
+    """A float32 number for each sampled token (0 for other tokens), such as a teacher's logprob. It is computed after
+    grading, stored with the rollouts, and used in the tokens' advantages.
 
-    `section`: the config section that turns the column on; it names the time in logs. `giver`, `doing`: for messages.
+    `section`: the config section that turns the column on and names its time in logs. `giver` ("a teacher") and `doing`
+    ("asking the teacher") are for messages.
 
-    `connect(config, renderer, vocab_size)` returns an `AddColumn` and the name of the giver, or raises UserError.
+    `connect(config, renderer, vocab_size)` returns an `AddColumn` and the giver's name, or raises UserError.
     `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a completion's tokens;
-    `advantage`: the value without the column. `metrics(scored)` gets a step's pairs (Segment, column).
+    `advantage` is the value without the column. `metrics(scored)` takes a step's pairs (Segment, column).
     """
 
     section: str
@@ -162,7 +164,7 @@ class Column(NamedTuple):
 
 
 class MakePolicy(Protocol):
-    """Make the policy of an open run; `stack` closes the policy."""
+    """Make the policy of an open run; closing `stack` closes the policy."""
 
     def __call__(
         self, stack: ExitStack, config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
@@ -172,7 +174,7 @@ class MakePolicy(Protocol):
 class Machines(Protocol):
     """The other machines that a config of `hone rl` or `hone eval` names.
 
-    In words, `place`: where the processes run; `process_place`: where one process runs. `cores`: per machine.
+    `place`, `process_place`: words for where the processes run, and where one process runs. `cores`: per machine.
     """
 
     place: str
@@ -181,27 +183,27 @@ class Machines(Protocol):
     graders: int
 
     def use_graders(self, env: Environment, grading: GradingConfig) -> GradingConfig:
-        """If `graders` > 0, run a task's functions on these machines. Return the config of the task's workers."""
+        """If `graders` > 0, run a task's reward functions on these machines. Return the config of its workers."""
         ...
 
     def serve(self, config: EvalConfig) -> AbstractContextManager[EvalConfig]:
-        """Serve an evaluation's model; entering returns the config with the server's URL."""
+        """Serve an evaluation's model; the context yields the config with the server's URL."""
         ...
 
     def nodes(self, config: RLConfig, say: Callable[[str], None]) -> AbstractContextManager[Any]:
-        """Connect a run's launcher to the machines; yields an object with `child`, which starts a process there."""
+        """Connect a run's launcher to the machines; the context yields an object with `child` to start a process."""
         ...
 
     def join(self) -> None:
-        """Connect the orchestrator to its launcher's machines."""
+        """Connect the orchestrator to the machines of its launcher."""
 
     def carrier(self, servers: Sequence[str], memory: Path | None) -> Callable[[int, Path], None]:
-        """Return a function of (server's index, folder) that copies the weights to the server's machine."""
+        """Return a function of (server's index, folder) that copies the folder's weights to the server's machine."""
         ...
 
 
 def load(module: str, path: str) -> Any:
-    """Import `path`, relative to the package of `module`. UserError if it fails for a package other than hone."""
+    """Import `path`, relative to the package of `module`. Raises UserError if a package other than hone fails."""
     home, _, name = f"{module.rpartition('.')[0] or module}.{path}".rpartition(".")
     try:
         return getattr(import_module(home), name)
@@ -226,7 +228,7 @@ def required(module: ModuleType) -> set[str]:
 
 
 def lacking(table: str, name: str) -> str:
-    """Say which missing extensions an extension needs to add `name` to a table; "" if no extension adds `name`."""
+    """Say which missing extensions are needed to add `name` to a table; "" if no ignored extension has `name`."""
     for extension, module in _found().items():
         if extension not in extensions() and name in getattr(module, table, {}):
             missing = ", ".join(sorted(required(module) - extensions().keys()))
@@ -259,7 +261,6 @@ def _installed() -> Iterator[tuple[str, ModuleType]]:
 
 
 def _declares(folder: str) -> bool:
-    """Return True if a package that is installed in a folder of `sys.path` names an extension."""
     with suppress(OSError):
         for info in os.listdir(folder or "."):
             if info.endswith("-info"):
@@ -293,7 +294,7 @@ def machines_of(config: Any) -> Machines | None:
 
 
 def gathered(table: str, core: dict[Any, Any]) -> dict[Any, Any]:
-    """Join a table of the core with the tables of all extensions. Raises UserError if two add the same name."""
+    """Join the core's table with the tables of all extensions. Raises UserError if two of them add the same name."""
     found, owners = dict(core), dict.fromkeys(core, "hone")
     for module in extensions().values():
         for name, value in getattr(module, table, {}).items():

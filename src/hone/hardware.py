@@ -12,25 +12,23 @@ from pathlib import Path
 
 CORES = "HONE_CORES"
 """Environment variable: number of cores that a process may use."""
-
 SHARES_GPU = "HONE_SHARES_GPU"
 """Environment variable: 1 if the run's server also uses the trainer's first GPU."""
-
 MIN_FP32_SIZE = 2**18
-"""Fewest elements of an fp32 weight to pack: for smaller weights the plain product is as fast on one thread."""
+"""Fewest elements of an fp32 weight that is packed; for smaller weights, plain products are as fast on one thread."""
 HEAD_CACHE_BYTES = 512 * 2**20
 """Default of `head_cache_bytes` on a CPU, and the smallest default on a GPU."""
 CACHE_SHARE = 16
-"""Bytes of `head_cache_bytes` for each logit in a GPU's chunk. Chunks are large, because each reads and writes the
-whole gradient of the head's weight."""
+"""On a GPU, a chunk of the head has `head_cache_bytes` / CACHE_SHARE logits or more. Chunks are large, because each
+chunk reads and writes the whole gradient of the head's weight."""
 MARGIN = 0.05
-"""Share of a device's memory that stays free, for fragmentation and because plans are not exact."""
+"""Share of a device's memory that stays free, because memory is fragmented and plans are not exact."""
 MAX_PACKED_BYTES = 8 * 2**30
-"""Weights of larger models are not packed: packing doubles their memory."""
+"""Weights of larger models are not packed, because packing doubles their memory."""
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the GPUs that this process may use: CUDA_VISIBLE_DEVICES, else all that the driver lists."""
+    """Return the GPUs that this process may use: CUDA_VISIBLE_DEVICES if set, else all GPUs that the driver lists."""
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         listed = [name.strip() for name in named.split(",")]
@@ -63,10 +61,10 @@ def takes_products_in_fp32(device: str) -> bool:
 
 
 def padded_rows(rows: int) -> int:
-    """Round `rows` up to a multiple of 16, so that few different numbers occur; add at most 1/8 or 15.
+    """Round `rows` up by at most 1/8 or 15, to a multiple of 16, so that few different numbers occur.
 
-    oneDNN compiles a kernel for every new shape, and stores a thousand kernels. A new number of tokens in each step
-    would double the time of a product and cost 20 MB a step.
+    oneDNN compiles a kernel for each new shape, and stores a thousand kernels. A new number of tokens in every step
+    would double the time of a product and take 20 MB more each step.
     """
     granule = max(16, (1 << (rows - 1).bit_length()) // 16)
     return -(-rows // granule) * granule
@@ -82,7 +80,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def ram() -> tuple[int, int]:
-    """Return (bytes that machine and cgroup allow this process, bytes that it uses plus free bytes).
+    """Return (bytes that machine and cgroup allow this process, free bytes plus bytes that this process uses).
 
     Cached files of the cgroup count as free, because the kernel drops them when memory is short.
     """
@@ -97,7 +95,6 @@ def ram() -> tuple[int, int]:
 
 
 def memory_fields(path: Path) -> dict[str, int]:
-    """Read a file with a name and a number in each line; return {} if there is no file."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

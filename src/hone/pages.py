@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def environment(loader: BaseLoader | None = None) -> Environment:
-    """Make a Jinja environment that escapes all values but Markup; an undefined name is an error."""
+    """Make a Jinja environment that escapes all values except Markup; an undefined name is an error."""
     from jinja2 import Environment, StrictUndefined
 
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

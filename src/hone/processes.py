@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""Options of prctl(2)."""
 TICK = 0.05
 """Longest time in seconds between checks of a process."""
 _WATCH = 0.2
@@ -40,10 +39,10 @@ _numbers = itertools.count()
 class Process:
     """A command in a separate session: Ctrl-C does not reach it, and its process group can be ended as a whole.
 
-    On Linux the process gets the signal `dies_with_parent` when the thread that started it ends; if `adopts_orphans` is
-    true, descendants that lose their parent become its children. `kill_marked` uses the environment variable `mark` to
-    find descendants that have left the group. `options` go to `subprocess.Popen`. `code`: the exit code, -N if signal N
-    ended the process, None while it runs.
+    On Linux the process gets the signal `dies_with_parent` when the thread that started it ends. With `adopts_orphans`,
+    descendants that lose their parent become children of the process. `kill_marked` finds descendants that have left
+    the group by the environment variable `mark`. `options` go to `subprocess.Popen`. `code` is the exit code, -N if
+    signal N ended the process, or None while it runs.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ def wait_all(
 
 
 def end_all(processes: Sequence[Process], seconds: float = math.inf, hurry: Callable[[], bool] = lambda: False) -> None:
-    """Send SIGTERM to all processes, `wait_all`, then kill the groups of processes that still run."""
+    """Send SIGTERM to all processes, wait as `wait_all` does, then kill the groups of processes that still run."""
     for process in processes:
         process.send(signal.SIGTERM)
     wait_all(processes, seconds, hurry)
@@ -124,7 +123,6 @@ def end_all(processes: Sequence[Process], seconds: float = math.inf, hurry: Call
 
 
 def signal_name(signum: int) -> str:
-    """Return a signal's name: "SIGKILL" for 9."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -160,14 +158,13 @@ def end_with(parent: int) -> None:
 def supervised(command: Sequence[str], grace: float) -> list[str]:
     """Return a command line that runs `command`, and kills the command's group when this process ends, even by SIGKILL.
 
-    The group also ends after SIGTERM, SIGINT or SIGHUP, and when `command` itself ends. It gets `grace` seconds to
-    end. Its temporary files are deleted.
+    The group also ends after SIGTERM, SIGINT or SIGHUP, and when `command` itself ends. The group gets `grace` seconds
+    to end, and its temporary files are deleted.
     """
     return [sys.executable, "-I", __file__, str(os.getpid()), str(grace), *command]
 
 
 def _supervise(parent: int, grace: float, command: list[str]) -> int:
-    """Run `command`; return its exit code, 128 + N if signal N ended it."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # descendants that lose their parent come here, to be waited for
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -190,7 +187,7 @@ if __name__ == "__main__":
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on now; another process may take it."""
+    """Return a port that nobody listens on now; another process may take it later."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

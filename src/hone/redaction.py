@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 T = TypeVar("T")
 SHORTEST = 6
-"""Shorter values are not removed: "none" and "EMPTY" are not keys."""
+"""Fewest characters of a value to remove: "none" and "EMPTY" are not keys."""
 _names = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY"}
 
 

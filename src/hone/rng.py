@@ -1,8 +1,8 @@
 """Named random streams. Every random choice of hone is a function of (seed, names): no global state, no draw order.
 
-A stream's 64-bit key is the first 8 bytes of BLAKE2b over the repr of its parts, so streams of different names are
-independent, and adding a stream changes no other. `uniforms` is the counter-based generator behind sampling: token t of
-a sample depends only on (key, t).
+A stream's 64-bit key is the first 8 bytes of BLAKE2b over the repr of (seed, *names). So streams with different names
+are independent, and a new stream changes no other stream. `uniforms` is the counter-based generator behind sampling:
+token t of a sample depends only on (key, t).
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 
 
 def uniforms(keys_B: np.ndarray, start: int, count: int) -> np.ndarray:
-    """Draw uniform numbers in [0, 1), float64 `[B, count]`: element (b, i) depends on (keys_B[b], start + i) alone.
+    """Draw uniform numbers in [0, 1), float64 `[B, count]`. Element (b, i) depends only on (keys_B[b], start + i).
 
-    SplitMix64's output function applied to key + (position + 1) x golden ratio (Steele, Lea & Flood 2014), top 53 bits.
+    The numbers are the top 53 bits of SplitMix64's output function (Steele, Lea & Flood 2014) at key + (position + 1) x
+    golden ratio.
     """
     counters = np.arange(start + 1, start + count + 1, dtype=np.uint64)
     z = keys_B.astype(np.uint64)[:, None] + counters[None, :] * _GOLDEN

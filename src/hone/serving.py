@@ -1,6 +1,6 @@
 """Serves a web application of hone on a socket until Ctrl-C.
 
-A server on the loopback address has no password: it trusts local programs, but no web page (`local_only`).
+A server on the loopback address has no password: it trusts local programs, but `local_only` refuses web pages.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_local(listener: socket.socket) -> bool:
-    """Return True if only this machine can connect: the address is a loopback address."""
     return ip_address(listener.getsockname()[0]).is_loopback
 
 
 def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
-    """Return uvicorn's config. `grace`: seconds for open requests at a stop; `keep_alive`: for idle connections."""
+    """Return uvicorn's config. Open requests get `grace` seconds at a stop, idle connections `keep_alive` seconds."""
     return uvicorn.Config(
         app,
         loop="asyncio",  # and not uvloop and httptools where they are installed: Trackio brings them
@@ -62,7 +61,7 @@ def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
 
 
 def serve(app: ASGIApp, listener: socket.socket, intro: str, grace: int) -> None:
-    """Serve until SIGINT or SIGTERM; then open requests get `grace` seconds. Prints `intro` once the server runs."""
+    """Serve until SIGINT or SIGTERM, then give open requests `grace` seconds. Print `intro` once the server runs."""
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -94,7 +93,7 @@ async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
-    """If only this machine can connect, refuse requests of web pages, by host name (DNS rebinding) and by Origin.
+    """If only this machine can connect, refuse web pages: requests with a foreign host (DNS rebinding) or Origin.
 
     A browser sends Origin with every request that can change something; other programs send no Origin.
     """

@@ -1,4 +1,4 @@
-"""Prints text of files, models and servers so that it can't control the terminal.
+"""Prints text from files, models and servers so that the text can't control the terminal.
 
 Commands run in `safe_output`, which prints through `printable`. Status lines and rich tables go to `raw`.
 """
@@ -68,7 +68,6 @@ class SafeStream:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """Return the stream that hone's own escape sequences are written to."""
     return stream.raw if isinstance(stream, SafeStream) else stream
 
 

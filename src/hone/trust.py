@@ -1,7 +1,7 @@
 """Decides which code is executed. Code that a run names is executed only if the user trusts the run.
 
-A command that opens a run does its work inside `opened_run`. Every loader of code (task files, functions, tasksets,
-agents, sandboxes that are off) asks this module. Outside `opened_run` the user's config names the code.
+A command that opens a run works inside `opened_run`. Every loader of code (task files, functions, tasksets, agents,
+sandboxes that are off) asks this module. Outside `opened_run`, the code is named by the user's config and is trusted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NotTrusted(UserError):
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run. `digests`: in run.json; `named`: files the user allows; `used`: those used so far."""
+    """A run. `digests`: of its code, from run.json; `named`: files that the user allows; `used`: named files loaded."""
 
     folder: Path
     digests: frozenset[str]
@@ -36,7 +36,7 @@ class OpenedRun:
 
 _opened: OpenedRun | None = None
 _noted: set[tuple[Path, str]] = set()
-"""(Run's folder, note) for each printed note."""
+"""(Folder of the run, text) of each printed note."""
 
 
 @contextmanager
@@ -58,11 +58,11 @@ def check_named(what: str) -> None:
     """Raise NotTrusted for code that the config of the opened run names, unless the run is trusted."""
     if _opened is not None and not _opened.trusted:
         allow = f"pass {FLAG}, or --reward for a reward function"
-        raise NotTrusted(f"the run names {what}, which is not executed: read its code, then {allow}")
+        raise NotTrusted(f"the run names {what}, which hone does not execute: read its code, then {allow}")
 
 
 def module_file(place: str) -> Path:
-    """Return the file that a function would have here: rewards.py for `rewards:f` and `rewards.py:f`."""
+    """Return the file of a function in the current folder: rewards.py for `rewards:f` and `rewards.py:f`."""
     module = place.rpartition(":")[0]
     return Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
 
@@ -73,7 +73,7 @@ def is_stored(file: Path) -> bool:
 
 
 def check_function(place: str) -> None:
-    """Raise NotTrusted unless the user names the function's file, or trusts the run and no run stores the file."""
+    """Raise NotTrusted unless the user allows the function's file, or trusts the run and the file is not stored."""
     file = module_file(place)
     if _opened is None:
         return
@@ -89,9 +89,9 @@ def check_function(place: str) -> None:
 
 
 def check_file(what: str, path: Path, digest: str) -> None:
-    """Unless the run is trusted, raise NotTrusted for a task file that is inside the run, or not the run's version.
+    """Unless the run is trusted, raise NotTrusted for a task file that is inside the run, or that has changed.
 
-    Prints once for each run which file is executed.
+    Otherwise, print once for each run which file is executed.
     """
     if _opened is None:
         return
@@ -109,7 +109,7 @@ def check_file(what: str, path: Path, digest: str) -> None:
 
 
 def note_digest(what: str, digest: Callable[[], str]) -> None:
-    """Print once for each run that trusted code has changed since that run."""
+    """If trusted code has changed since the opened run was made, print this once for each run."""
     if _opened is not None and (found := digest()) not in _opened.digests:
         _note(f"{what} is not what the run was made with (its digest {found[:8]} is not in run.json)")
 

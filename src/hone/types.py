@@ -1,4 +1,4 @@
-"""The records that hone's packages exchange. Imports no other hone module, and torch only for type checking.
+"""The records that hone's packages exchange. Imports no other module of hone, and torch only for type checking.
 
 Shapes: T tokens of a sequence, G completions of a group, N tokens and S segments of a packed batch.
 """
@@ -24,7 +24,7 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this mean greedy sampling: dividing logits by less may overflow float32."""
 
 LARGEST_REWARD = 1e6
-"""The largest absolute reward: above it, float32 advantages would lose small components."""
+"""The largest absolute reward. With larger rewards, float32 advantages would lose small components."""
 BOUND = f"±{LARGEST_REWARD:,.0f}"
 TOO_LARGE = f"is not within {BOUND}: scale the rewards down"
 
@@ -41,12 +41,12 @@ class Outcome(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """True if the grader failed: the sample has no reward; group statistics and the loss ignore the sample."""
+        """True if the grader failed. The sample has no reward, and group statistics and the loss ignore the sample."""
         return self in (Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT)
 
 
 def content_hash(value: Any, errors: str = "surrogatepass") -> str:
-    """Return the first 16 hex digits of the SHA-256 of `value` as canonical JSON. `errors`: as in `str.encode`."""
+    """Return the first 16 hex digits of the SHA-256 of `value` as canonical JSON."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode("utf-8", errors)).hexdigest()[:16]
 
@@ -95,8 +95,7 @@ Column = np.ndarray | Ragged
 """One value per token, or several (`Ragged`)."""
 Columns = Mapping[str, Column]
 """Columns by name. `candidates` (int32, ragged): the ids that a token was sampled from, if `top_k`, `top_p` or `min_p`
-cut the distribution; else empty. Extensions add more columns (float32, 0 where not sampled).
-"""
+cut the distribution. Extensions add columns (float32, 0 for tokens that were not sampled)."""
 
 
 def dense(columns: Columns, name: str) -> np.ndarray | None:
@@ -121,7 +120,7 @@ def where(columns: Columns, mask_T: np.ndarray) -> dict[str, Column]:
 
 
 def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
-    """Concatenate parts (number of tokens, columns). A missing column gives zeros, or no values if it is ragged."""
+    """Concatenate parts (number of tokens, columns). A column missing in a part gives zeros, or no values if ragged."""
     kinds = {name: one for _, columns in parts for name, one in columns.items()}
     found: dict[str, Column] = {}
     for name, kind in kinds.items():
@@ -153,11 +152,10 @@ def split(columns: Columns, lengths: Sequence[int] | np.ndarray) -> list[dict[st
 class Segment:
     """A sequence of T tokens, exactly as sampled: training takes these ids, and never encodes the text again.
 
-    `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token, False between
-    turns; `logprobs` `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled);
-    `versions` `[T]` policy version that sampled each token (-1 where not sampled); `messages` the conversation;
-    `stop_reason` how the last turn ended ("stop" or "length"); `turn_rewards` float64, one per turn, if a program
-    rewards each call of the model.
+    Arrays `[T]`: `token_ids` of prompt and completion; `sampled_mask`, True for tokens that the policy sampled;
+    `logprobs`, float32 natural logs of the probability under the sampling distribution (0 if not sampled); `versions`
+    of the policy that sampled the token (-1 if not sampled). `messages`: the conversation. `stop_reason`: how the last
+    turn ended, "stop" or "length". `turn_rewards`: float64, one per turn, if a program rewards each call of the model.
     """
 
     token_ids: np.ndarray
@@ -223,15 +221,14 @@ class Usage:
 class Rollout:
     """One sample: a conversation with the model, and its tokens.
 
-    `segments`: its token sequences: one, or several if a program branches (`branches` is true); empty if the server
-    answers in text (see `usage`). All segments have the sample's advantage, unless a program rewards each call.
-    `token_ids`, `sampled_mask`, `logprobs`, `versions`, `turns`, `prompt_tokens`, `completion_tokens` and `sampled_ids`
-    describe only the first segment. `messages` include the completion; `stop_reason`: how the last turn ended.
-    `completion_ids`: the sampled tokens if there are no segments.
+    `segments`: the token sequences: one, several if a program branches (`branches` is true), or none if the server
+    answers in text (see `usage`). Properties such as `token_ids`, `turns` and `prompt_tokens` describe only the first
+    segment. All segments have the sample's advantage, unless a program rewards each call. `messages` include the
+    completion. `stop_reason` says how the last turn ended. `completion_ids`: the sampled tokens if there is no segment.
 
-    In a task of several turns, `state` (JSON) is the environment's; `failure` (outcome, detail) says why the
-    environment stopped early. Two flags mean that a retry may end differently: `late`: a tool was ended at its
-    deadline; `killed`: a process was killed from outside at each try.
+    In a task of several turns, `state` (JSON) is the environment's state, and `failure` (outcome, detail) says why the
+    environment stopped early. A retry may end differently if `late` (a tool was ended at its deadline) or `killed` (a
+    process was killed from outside at each try).
     """
 
     sample_id: str
@@ -292,14 +289,14 @@ class Rollout:
 
     @property
     def completion_text(self) -> str:
-        """The policy's text, with an empty line between turns."""
+        """The text that the policy wrote, with an empty line between turns."""
         texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
         return "\n\n".join(texts[-max(1, self.turns) :])
 
 
 @dataclass(frozen=True)
 class Score:
-    """Grade of one completion: reward = sum over components of weight x value, in the rubric's order.
+    """Grade of one completion. The reward is the sum over components of weight x value, in the rubric's order.
 
     A component that abstained (returned None) is absent from `components`. If `outcome.is_failure`, the reward is NaN,
     and `detail` says why. `seconds` is wall time; reproducible files leave it out. `killed`: the grader's process was
@@ -329,10 +326,10 @@ class Group:
     """G rollouts of one example with their scores and advantages `[G]` float32.
 
     `draw` is the run-wide index of this draw of an example (the ledger's key). Failed samples have advantage 0.
-    `left_out`: a refill did not need the group. `env`: the task's name if there are several. `trains_all`: train on all
-    samples with a score, because the loss has a KL or entropy term. `least_graded`: fewest samples with a score for a
-    group to be trained on. `masks_truncated`: do not train on completions stopped by length. `call_advantages`: an
-    advantage for each turn, by rollout and segment, if a program rewards each call.
+    `left_out`: a refill did not need the group. `env`: the task's name if the run has several. `trains_all`: train on
+    all samples with a score, because the loss has a KL or entropy term. `least_graded`: a group with fewer scores is
+    not trained on. `masks_truncated`: do not train on completions that were stopped by length. `call_advantages`: if a
+    program rewards each call, the advantages of the turns, by rollout and segment.
     """
 
     example: Example
@@ -363,7 +360,7 @@ class Group:
 
     @property
     def all_masked(self) -> bool:
-        """True if every completion with a score was stopped by length, and is masked."""
+        """True if every completion with a score is masked, because it was stopped by length."""
         graded = [r for r, s in zip(self.rollouts, self.scores, strict=True) if not s.outcome.is_failure]
         masked = all(one.truncated for rollout in graded for one in rollout.segments)
         return self.masks_truncated and bool(graded) and masked
@@ -383,20 +380,20 @@ class PackedBatch:
     """Sequences concatenated for the train step. Tensors are on the model's device, tuples on the host, so that the
     host need not wait for a GPU.
 
-    S segments of `lengths` tokens: a token attends only to its segment and the segment's parent. If `parents[i]` is not
-    -1, segment i continues segment `parents[i]`: a prompt that a group shares, stored once. `parents` None: every
-    segment is a whole sequence. For each segment: `loss_lengths`, the number of tokens with loss; the indices of its
-    prompt (`groups`), completion (`samples`; -1: a shared prompt) and task (`pools`); the completion's reward
-    (`rewards`; None: not needed).
+    A batch has S segments of `lengths` tokens, N in all. A token attends only to its segment and the segment's parent:
+    segment i continues segment `parents[i]`, a prompt that a group shares and that is stored once; -1: no parent. If
+    `parents` is None, every segment is a whole sequence. Each segment has its number of trained tokens
+    (`loss_lengths`), the indices of its prompt (`groups`), completion (`samples`; -1 for a shared prompt) and task
+    (`pools`), and the completion's reward (`rewards`; None: not needed).
 
-    `[N]`: `token_ids`; `positions` within the sequence; `previous`, the index of the preceding token of the sequence,
-    -1 for a first token; all int64. `sampling_logprobs`, `advantages`, `weights` float32: the step's loss is the sum of
-    the tokens' losses times their weights, over all micro-batches and ranks. `old_logprobs` (None: the sampler's) and
-    `ref_logprobs` (None: no KL term). The logprob of token i is conditional on the tokens before it in its sequence.
+    `[N]` int64: `token_ids`; `positions` within the sequence; `previous`, the index of the sequence's preceding token,
+    or -1 for its first token. `[N]` float32: `sampling_logprobs`, `advantages`, `weights`, `old_logprobs` (None: the
+    sampler's), `ref_logprobs` (None: no KL term). The logprob of a token is conditional on the tokens before it in its
+    sequence. The step's loss is the sum of weight x loss of all tokens, over all micro-batches and ranks.
 
-    `loss_indices` `[M]` int64: the trained tokens, ascending. `sequence_lengths` int64: trained tokens of each
-    completion that has any. `num_loss_tokens`: trained tokens of all micro-batches and ranks, the divisor of
-    statistics. `minibatch`: the update's index within the step. `columns` of the M tokens are on the host.
+    `loss_indices` `[M]` int64: the indices of the M trained tokens, ascending. `sequence_lengths` int64: the numbers of
+    trained tokens of completions that have any. `num_loss_tokens`: trained tokens of all micro-batches and ranks, the
+    divisor of statistics. `minibatch`: the update's index in the step. `columns` of the M tokens are on the host.
     """
 
     token_ids: torch.Tensor
@@ -436,7 +433,7 @@ class PackedBatch:
 
 
 def with_column(groups: Sequence[Group], name: str, column: Sequence[np.ndarray | None]) -> list[Group]:
-    """Set column `name` in the first segment of each rollout, in order: float32 `[T]`; None removes it."""
+    """Set column `name` in the first segment of each rollout, in order, to float32 `[T]`; None removes the column."""
     rows = iter(column)
 
     def scored(rollout: Rollout) -> Rollout:

@@ -1,4 +1,4 @@
-"""Rules of all HTTP clients of hone: no proxy for this machine, no redirects, answers of bounded size.
+"""Rules for all HTTP clients of hone: no proxy for this machine, no redirects, answers of bounded size.
 
 httpx.AsyncClient(**client_options(url, MIB), timeout=10)
 """
@@ -24,7 +24,7 @@ class TooLarge(Exception):
 
 
 def is_local(url: str) -> bool:
-    """Return True if the server of a URL is on this machine, where no proxy can reach it."""
+    """Return True if the URL's server is on this machine, which a proxy could not reach."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     if host == "localhost" or host.endswith(".localhost") or host == socket.gethostname().lower():
         return True
@@ -59,7 +59,7 @@ def may_pass(status: int) -> bool:
 
 
 def retry_after(headers: Any) -> float | None:
-    """Return the seconds to wait by the header Retry-After (number or date) or retry-after-ms; None without header."""
+    """Return the seconds that Retry-After (number or date) or retry-after-ms asks to wait; None without the header."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name)
         if text is None:
@@ -77,7 +77,7 @@ def retry_after(headers: Any) -> float | None:
 
 
 def client_options(url: str, largest: int) -> dict[str, Any]:
-    """Return arguments of an httpx client for `url`; reading more than `largest` bytes raises TooLarge."""
+    """Return arguments of an httpx client for `url`. Reading an answer of more than `largest` bytes raises TooLarge."""
 
     async def bound(response: Any) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
@@ -111,7 +111,7 @@ def _bounded(stream: Any, largest: int) -> Any:
 
 
 def without_local_proxy(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return NO_PROXY variables for a program with this environment, to reach this machine without a proxy."""
+    """Return the variables that make a program with this environment reach this machine without a proxy."""
     known = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     hosts = ",".join(dict.fromkeys([*filter(None, known.split(",")), "127.0.0.1", "localhost", "::1"]))
     return {"no_proxy": hosts, "NO_PROXY": hosts}

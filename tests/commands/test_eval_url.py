@@ -143,7 +143,7 @@ def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
         (("a",), ("-k", "sk-123"), "-k takes the name of the environment variable that holds the API key, not the key"),
         (("a",), ("--threads", "2"), "--threads is for a model in this process"),
         (("a",), ("-S", '{"n": 4}'), "'n' is no sampling argument: set it with -r"),
-        (("a",), ("-S", '{"temperature": 0}', "-T", "0.5"), "temperature is given twice, in -S and by a flag"),
+        (("a",), ("-S", '{"temperature": 0}', "-T", "0.5"), "temperature is set twice, in -S and by a flag"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(here: Path, models, words, why: str, capsys):

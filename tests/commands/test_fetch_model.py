@@ -16,7 +16,7 @@ from hone.model import fetch, files
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["smollm3", "out"], "'smollm3' can't be fetched by name: use one of smollm2-135m"),
+        (["smollm3", "out"], "'smollm3' can't be fetched by name: use smollm2-135m"),
         (["smollm2-135m"], "write `hone fetch-model NAME OUT`"),
         (["smollm2-135m", "out", "--from", "bad.gguf"], "write `hone fetch-model NAME OUT`"),
         (["smollm2-135m", "full"], "full exists already: give a new folder"),

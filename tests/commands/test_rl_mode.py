@@ -56,6 +56,6 @@ def test_gpus_that_a_run_leaves_idle_are_named_with_what_would_use_them(monkeypa
 def test_a_mode_whose_extension_is_gone_is_refused_with_what_to_do(line, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("hone.extension._found", dict)
     monkeypatch.setattr("hone.extension.extensions", dict)
-    why = "an extension that is not installed.: install it, or train in one process, with one rank and one server"
-    with pytest.raises(UserError, match=f"^mode split can't run .it comes with {why}$"):
+    why = "an extension that is not installed. Install it, or train in one process, with one rank and one server"
+    with pytest.raises(UserError, match=f"^mode split can't run: it comes with {why}$"):
         rl.run(parse(RLConfig, [*line.split(), "--output-dir", str(tmp_path)], "rl"))

@@ -182,7 +182,7 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signalled(at_work: Path,
         raise PermissionError
 
     monkeypatch.setattr(runs.os, "kill", refuse)
-    fails(capsys, main(["runs", "stop"]), "process 1073741824, which writes outputs, is another user's")
+    fails(capsys, main(["runs", "stop"]), "process 1073741824 writes outputs and is another user's")
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_rollouts_by_a_vllm_that_is_up_are_not_cut(name: str, monkeypatch: pytes
         monkeypatch.setattr(sampling, "connect_to_server", lambda *_: server)
 
     up("vllm")
-    with pytest.raises(UserError, match="vLLM does not return the tokens"):
+    with pytest.raises(UserError, match="vLLM does not return each token"):
         sampling.other_sampler(config(**{name: CUT[name]}), None, 1)  # pyright: ignore[reportArgumentType]
     assert sampling.other_sampler(config(stop=["a"]), None, 1) is not None  # pyright: ignore[reportArgumentType]
     up("hone")

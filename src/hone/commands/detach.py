@@ -1,8 +1,8 @@
-"""Processes that outlive the process that started them, or must end with it. Imports nothing heavy.
+"""Runs commands in the background (`--detach`), and ends roles with their launcher. Imports nothing heavy.
 
-`--detach`: the command starts a second process in a session that survives closing the terminal, and shows its output
-until the run directory is open; then output goes to `logs/<kind>.out` there. If the second process fails before, the
-first ends with the same exit code. In mode split, roles end with their launcher, which passes them the typed command.
+With `--detach`, the command starts a second process in a session that survives closing the terminal. The first process
+shows the output of the second until the run directory is open; later output goes to `logs/<kind>.out` there. If the
+second process fails before, the first ends with the same exit code. In mode split, roles end when their launcher ends.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from hone.errors import UserError
 from hone.processes import Process, end_with
 
 DETACHED = "HONE_DETACHED"
-"""Environment variable of the background process: the typed command, and the pipe to report to."""
+"""Environment variable that gives the background process the typed command and the pipe to report to."""
 COMMAND, LAUNCHER = "HONE_LAUNCHED", "HONE_LAUNCHER"
-"""Environment variables of a role: the typed command as JSON, and the launcher's process id."""
+"""Environment variables that give a role the typed command as JSON, and the launcher's process id."""
 
 
 def in_background() -> bool:
-    """Return True in the background process, until `hand_over`."""
     return DETACHED in os.environ
 
 
 def start(name: str, argv: list[str]) -> int:
-    """Start command `name` with `argv` in the background; return 0 if its run opens, else its exit code."""
+    """Start command `name` with `argv` in the background; return 0 once the run is open, else the exit code."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--detach does not work with several ranks: start torchrun in the background (nohup, tmux, …)")
     received: list[int] = []  # Ctrl-C and SIGTERM are only noted here, so that no child is left behind
@@ -84,7 +83,6 @@ def start(name: str, argv: list[str]) -> int:
 
 
 def enter() -> None:
-    """Set up the background process: read the typed command, and ignore SIGHUP."""
     sys.argv = json.loads(os.environ[DETACHED])["command"]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -110,7 +108,6 @@ def hand_over(folder: Path, kind: str) -> None:
 
 
 def end_with_launcher() -> None:
-    """End this process when its launcher, if any, ends."""
     launcher = os.environ.pop(LAUNCHER, None)
     if launcher is not None and sys.platform != "linux":  # on Linux the kernel kills it
         threading.Thread(target=end_with, args=(int(launcher),), daemon=True).start()

@@ -20,7 +20,7 @@ from hone.terminal import make_console
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluate and report. Return 0; 1 if rollouts failed or too many could not be graded; 130 after Ctrl-C."""
+    """Evaluate and report. Return 0, 1 if rollouts failed or too many could not be graded, or 130 after Ctrl-C."""
     if config.base_url is None and (machines := machines_of(config)) is not None:
         with machines.serve(config) as served:
             return run(served)
@@ -67,7 +67,7 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 
 
 def saved(evaluation: Evaluation) -> EvalResult:
-    """Sample, grade and save, also after Ctrl-C; show progress."""
+    """Sample and grade with a progress line, and save the results, or after Ctrl-C the results so far."""
     config, env = evaluation.config, evaluation.env
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
     try:

@@ -21,8 +21,8 @@ def run(config: FetchModelConfig) -> int:
     else:
         if config.name not in KNOWN:
             raise UserError(
-                f"{config.name!r} can't be fetched by name: use one of {', '.join(KNOWN)}; for another "
-                "model, set `model.name` to its folder or hub id"
+                f"{config.name!r} can't be fetched by name: use {', '.join(KNOWN)}; for another model, set "
+                "`model.name` to its folder or hub id"
             )
         fetch(config.name, out)
     print(f"Wrote {out}")

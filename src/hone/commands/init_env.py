@@ -12,7 +12,7 @@ from hone.environments.task_files import is_taken
 from hone.errors import UserError
 
 RESERVED = {"environments", "tests", "examples", "outputs", "conftest", "setup"}
-"""Forbidden ids: hone's folders, and modules that pytest or installers run."""
+"""Forbidden ids: names of hone's folders, and of modules that pytest or installers run."""
 REPORT = """{id}: {task} (the task), {test} (its test), {recipes}/ (two recipes)
 next: pytest {test}        # after: pip install pytest
       sft @ {recipes}/tiny_sft.toml

@@ -1,7 +1,7 @@
 """`hone quickstart`: a new model, SFT, RL and an evaluation, on a CPU in minutes; and `hone examples [NAME]`.
 
-quickstart prints and runs hone commands. After Ctrl-C, the same command continues where it stopped. `--controls` adds
-two SFT-only rows with the same compute: one on the same, one on perfect demonstrations.
+quickstart prints and runs hone commands. After Ctrl-C, `hone quickstart` continues where it stopped. `--controls` adds
+two rows for SFT alone with the same compute, on the same and on perfect demonstrations.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from hone.runs.view import run_info
 
 @dataclass(frozen=True)
 class Recipe:
-    """Two recipes in `examples`, and the number of held-out examples to evaluate."""
-
     sft: str
     rl: str
     num_examples: int
@@ -44,13 +42,12 @@ RECIPES = {
     "tiny": Recipe("reverse_text/tiny_sft.toml", "reverse_text/tiny.toml", 512),
     "smollm2-135m": Recipe("smollm2/reverse_sft.toml", "smollm2/reverse.toml", 128),
 }
-"""By `--model`: a preset of `hone init-model`, or a pretrained model in `hone.model.files.KNOWN`."""
+"""Recipes for each `--model`: a preset of `hone init-model`, or a pretrained model of `hone.model.files.KNOWN`."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
 """Rows of `--controls`: name, folder, and noise of the demonstrations."""
 SAMPLES = 3
-"""Samples of each model to print below the table."""
 SUMMARY = "summary.json"
-"""Written at the end. If it is missing, the quickstart continues."""
+"""File written at the end. While it is missing, `hone quickstart` continues with the runs that are there."""
 
 
 def run(config: QuickstartConfig) -> int:
@@ -114,7 +111,7 @@ def run(config: QuickstartConfig) -> int:
 
 
 def train(words: list[str], folder: Path, goes_on: bool) -> float:
-    """Run or resume the training command `words` in `folder`; return the run's total seconds."""
+    """Run the training command `words` in `folder`, or resume it; return the run's total seconds."""
     begun = run_info(folder) if goes_on else None
     if begun is None or [word for word in begun.get("command", [])[1:] if word != "--resume"] != words:
         return run_command(words)
@@ -123,7 +120,7 @@ def train(words: list[str], folder: Path, goes_on: bool) -> float:
 
 
 def run_command(words: list[str]) -> float:
-    """Print and run a hone command, and pass signals to it; return its seconds. Raises CalledProcessError."""
+    """Print and run a hone command, and pass it signals; return its seconds. Raises CalledProcessError if it fails."""
     say(f"\n$ {shlex.join(words)}")
     start, running, early = time.monotonic(), list[Process](), list[int]()
     # -P: a file of the current folder must not replace a module of hone or of the standard library
@@ -151,7 +148,7 @@ def run_command(words: list[str]) -> float:
 
 
 class Measured:
-    """Rows of the table: each model's results on the same held-out examples, at T=1 and greedy."""
+    """Rows of the table: each model's results on the same held-out examples, at temperature 1 and greedy."""
 
     def __init__(self, env: dict[str, Any], num_examples: int, seed: int) -> None:
         self.env, self.num_examples, self.seed = env, num_examples, seed
@@ -224,7 +221,6 @@ def examples(config: ExamplesConfig) -> int:
 
 
 def find_examples() -> Path:
-    """Return the folder of all recipes: in the installed package, or `examples` of a checkout."""
     package = Path(hone.__file__).parent
     bundled = package / "examples"
     return bundled if bundled.is_dir() else package.parents[1] / "examples"

@@ -15,7 +15,7 @@ from hone.runs.outputs import with_own_folder
 from hone.runs.view import SPOOL
 
 SECONDS = 10.0
-"""Seconds to wait for a server's answer before loading the model; a slower server is checked later."""
+"""Seconds to wait for a server's answer before the model is loaded; a slower server is checked after that."""
 
 
 def run(config: RLConfig) -> int:
@@ -33,7 +33,7 @@ def run(config: RLConfig) -> int:
     if runner is None and config.mode != "colocated":
         why = lacking("MODES", str(config.mode)) or "it comes with an extension that is not installed"
         raise UserError(
-            f"mode {config.mode} can't run ({why}): install it, or train in one process, with one rank and one server"
+            f"mode {config.mode} can't run: {why}. Install it, or train in one process, with one rank and one server"
         )
     if config.orchestrator.client.base_url is not None:
         check_server(config)
@@ -45,9 +45,10 @@ def run(config: RLConfig) -> int:
 
 
 def with_mode(config: RLConfig, here: bool = True) -> RLConfig:
-    """Set the mode: one process, unless the config has a mode, several ranks or several servers.
+    """Set the mode: one process, unless the config sets a mode, several ranks or several servers.
 
-    `here`: count this machine's GPUs. In mode split, by default one rank per GPU without a server, if ranks can run.
+    In mode split, also set `trainer.ranks` if it is unset: one rank for each GPU that no server uses, if model and
+    optimiser work with several ranks. `here`: count the GPUs of this machine.
     """
     several, ranks = config.trainer.ranks > 1 or len(config.server_urls) > 1, config.trainer.ranks
     mode = config.mode or ("split" if several else "colocated")
@@ -69,13 +70,12 @@ def _can_have_ranks(config: RLConfig) -> bool:
 
 
 def _gpus(config: RLConfig) -> int:
-    """Return the number of GPUs that the run may use; 0 if the config names a device or a server."""
     automatic = config.model.device == "auto" and config.orchestrator.client.base_url is None
     return len(visible_gpus()) if automatic else 0
 
 
 def check_server(config: RLConfig) -> None:
-    """Before anything is loaded, raise UserError if a URL has no server, or the server refuses this run's weights."""
+    """Raise UserError, before anything is loaded, if no server answers at a URL, or it refuses this run's weights."""
     from hone.client import Endpoint, api_key
     from hone.loops.reach import connect_to_server
 

@@ -30,15 +30,13 @@ from hone.runs.reader import Run
 from hone.runs.view import OVER
 
 HINTS = 5
-"""Below the list: most runs with a resume command."""
+"""Most unfinished runs to print commands for, below the list."""
 INDENT = 13
-"""Width of labels of `hone runs show`."""
 POLL = 0.1
 """Seconds between checks that the run has ended."""
 SLACK = 10.0
-"""Seconds after the grace period before hone reports the delay."""
+"""Seconds after the grace period before hone reports that the run is late."""
 ROWS = 40
-"""Default number of draws in the table."""
 
 
 def list_runs(config: configs.RunsListConfig) -> int:
@@ -104,7 +102,6 @@ def show(config: configs.RunsShowConfig) -> int:
 
 
 def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield (label, texts) for each part of the page; a part without texts is not printed."""
     info, run = one.info, one.files
     yield "id", [f"{info['id']} ({one.kind}{f' on {one.task}' if one.task else ''}, seed {info['seed']})"]
     yield "command", [summary.typed(info["command"], info.get("ranks", 1))]
@@ -161,7 +158,7 @@ def stop(config: configs.RunsStopConfig) -> int:
     except ProcessLookupError:
         pass  # it has ended meanwhile
     except PermissionError:
-        raise UserError(f"process {pid}, which writes {path}, is another user's: only that user can stop it") from None
+        raise UserError(f"process {pid} writes {path} and is another user's: only that user can stop it") from None
     grace = one.config.get("grace_seconds", 25.0)
     if not config.now:
         print(f"Asked process {pid} to end: it finishes its step within {grace:g} s, and saves.", flush=True)

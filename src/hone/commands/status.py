@@ -18,7 +18,7 @@ from hone.terminal import hanging, printable, raw
 
 
 class Status:
-    """A status line. Call `clear` before printing anything else. `stream`: by default standard output."""
+    """A status line on `stream` (default: standard output). Call `clear` before you print anything else."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = raw(stream or sys.stdout)
@@ -40,7 +40,7 @@ class Status:
 
 
 class Ticking:
-    """Context manager that shows words and the elapsed seconds."""
+    """Context manager that shows words and the elapsed seconds in a status line."""
 
     def __init__(self, status: Status, words: str) -> None:
         self._status, self._words, self._began, self._over = status, words, time.monotonic(), threading.Event()
@@ -64,7 +64,6 @@ class Ticking:
 
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows with the same keys; the keys are the column headings."""
     for line in aligned([{name: str(cell).replace("\n", "\\n") for name, cell in row.items()} for row in rows]):
         print(line)
 
@@ -79,7 +78,7 @@ def print_json(text: str) -> None:
 
 
 def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
-    """Print a label, then up to `most` texts, one per line, then how many texts were left out."""
+    """Print a label, then up to `most` texts, one per line, then the number of texts left out."""
     if most is not None and len(texts) > most:
         texts = (*texts[:most], f"and {len(texts) - most} more")
     for number, text in enumerate(texts):
@@ -87,7 +86,7 @@ def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
 
 
 def command(*words: str, **flags: Any) -> str:
-    """Return a shell command line. One-letter flags are short, dicts become JSON, None and {} are left out."""
+    """Return a shell command line. One-letter flags get one dash, dicts become JSON, None and {} are left out."""
     line = list(words)
     for name, value in flags.items():
         if value is not None and value != {}:

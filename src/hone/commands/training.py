@@ -1,4 +1,4 @@
-"""`hone sft`, `hone orchestrator`, and `hone rl` in one process: observers, and lines printed at start and end."""
+"""Runs `hone sft`, `hone orchestrator`, and `hone rl` in one process, with observers and lines at start and end."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hone.loops.sft import SFT
 
 PACE = "as fast as hone's own from 100M parameters on, in up to twice the time below"
-"""Time of transformers' layers over hone's, on one Zen 3 core, Qwen3's shape. Training: 1.1
-to 1.2 with 0.4M parameters, 1.0 with 100M. Sampling: 1.5 to 1.9 with 0.4M, 1.0 to 1.1 with 100M."""
+"""Time with transformers' layers / time with hone's, for Qwen3's shape on one Zen 3 core. Training: 1.1 to 1.2 with
+0.4M parameters, 1.0 with 100M. Sampling: 1.5 to 1.9 with 0.4M, 1.0 to 1.1 with 100M."""
 
 
 def sft(config: SFTConfig) -> int:
@@ -55,7 +55,7 @@ def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> S
 
 
 def train_rl(config: RLConfig, by_program: bool = False, **task: Any) -> RL:
-    """Train in this process with a command's observers. `task`: arguments of `RL` (`dataset`, `reward_funcs`, …)."""
+    """Train in this process with a command's observers. `task`: arguments of `RL`, such as `dataset`."""
     from hone.loops.rl import RL
 
     return train(RL(config, observers=attached(config, "rl", by_program), **task))
@@ -70,7 +70,7 @@ def train(training: Any) -> Any:
 
 
 def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) -> list[Observer]:
-    """Return the observers of a run, from the core and extensions. `by_program`: `hone.rl` started the run."""
+    """Return a run's observers, of the core and of extensions. `by_program`: `hone.rl` started the run."""
     display = make_display(config.display, Progress(kind, config.max_steps))
     builtin = [(0, display), (30, Introduction()), (70, HandOver())]
     more = [
@@ -80,7 +80,7 @@ def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) 
 
 
 class Introduction(Observer):
-    """Prints a run's plan at its start, but not at a resume."""
+    """Prints the plan of a new run, but not of a resumed run."""
 
     def check(self, training: Any) -> None:
         self._training = training
@@ -100,7 +100,7 @@ class HandOver(Observer):
 
 
 def introduction(training: Any) -> Iterator[str]:
-    """Yield the run's plan. In mode split, the trainer's `hello` describes the model."""
+    """Yield the texts of the run's plan. In mode split, they describe the model by the trainer's message `hello`."""
     config, sft, others = training.config, training.kind == "sft", getattr(training, "processes", training)
     hello = getattr(others, "hello", None)
     ranks = hello.ranks if hello else training.ranks.world if sft else 1

@@ -1,7 +1,7 @@
 """Loss, off-policy correction and advantages, and the keys of published algorithms (`docs/algorithms.md`).
 
-Defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; equal weight for each token, but 0 in
-groups of equal rewards; no KL.
+By default, the advantage is the reward minus the group's mean, without a scale; PPO's surrogate clips the ratio at 0.8
+and 1.28; each token has equal weight, but 0 in groups of equal rewards; and there is no KL term.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ class LossConfig(BaseConfig):
     function: str | None = None
     """A custom loss, `MODULE:FUNCTION`, instead of `type`."""
     old_policy: Literal["sampler", "trainer"] = "sampler"
-    """Denominator of the importance ratio. `sampler`: the sampler (corrects for older weights and other kernels);
-    `trainer`: the weights before the step's first update (implied by a `correction`)."""
+    """Policy in the denominator of the importance ratio. `sampler`: the sampler, which corrects for its older weights
+    and other kernels. `trainer`: the trainer before the step's first update; a `correction` implies this choice."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
-    """Lower clip of the ratio: 1 - eps_low (default 0.2; gspo: 3e-4). dppo: largest fall in probability (0.2)."""
+    """Lower bound of the ratio: 1 - eps_low (default 0.2; gspo: 3e-4). dppo: largest fall of a token's probability."""
     eps_high: float | None = Field(default=None, ge=0)
-    """Upper clip of the ratio: 1 + eps_high (0.28; gspo: 4e-4). cispo: eps_high (5). dppo: largest rise (0.2)."""
+    """Upper bound of the ratio: 1 + eps_high, for cispo eps_high. dppo: largest rise of a token's probability. Default:
+    0.28; gspo: 4e-4; cispo: 5; dppo: 0.2."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Upper clip of the ratio if the advantage is negative; by default 3 if `max_async_level` > 0, else off."""
+    """Upper bound of the ratio if the advantage is negative; by default 3 if `max_async_level` > 0, else off."""
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of the squared log ratio in dppo."""
     aggregation: Annotated[Literal["token", "sequence", "prompt", "constant"], Meta("training")] = "token"
-    """Units of equal weight in the step's loss: `token`, `sequence` (completion) or `prompt`. `constant`: divide by the
-    longest possible completion."""
+    """Unit that has equal weight in the step's loss: `token`, `sequence` (completion) or `prompt`. `constant`: divide a
+    completion's summed loss by the longest possible length."""
     count_filtered: bool = False
     """Count groups of equal rewards in the divisor of the loss."""
     kl_coef: Annotated[float, Meta("training")] = Field(default=0.0, ge=0)
@@ -49,7 +50,7 @@ class LossConfig(BaseConfig):
     """Estimate of a token's KL: log ratio (`k1`), half of its square (`k2`), or Schulman's `k3`."""
     kl_in: Literal["loss", "reward"] = "loss"
     """`loss`: add the KL to the loss. `reward`: subtract a completion's summed KL from its reward, before baseline and
-    scale (scale `token_std`: from each token's reward, the sum from this token on)."""
+    scale; with the scale `token_std`, subtract from each token's reward the KL summed from this token to the end."""
     kl_bias_correction: bool = False
     """Multiply the KL in the loss by the ratio. `k1` and `k3` then have the gradient of
     KL(policy || reference), as with `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""
@@ -60,7 +61,6 @@ class LossConfig(BaseConfig):
 
     @property
     def regularized(self) -> bool:
-        """True if the loss has a KL or entropy term, or the reward a KL term."""
         return self.kl_coef > 0 or self.entropy_coef > 0
 
     @property
@@ -76,31 +76,33 @@ class LossConfig(BaseConfig):
     def _check_loss(self) -> LossConfig:
         if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1" and not self.kl_bias_correction:
             raise UserError(
-                'the gradient of k1 in the loss is 0 on average: take kl_estimator "k2" or "k3", or kl_in "reward"'
+                'the gradient of k1 in the loss is 0 on average: set kl_estimator to "k2" or "k3", or kl_in to "reward"'
             )
         if self.kl_bias_correction and self.kl_in == "reward":
             raise UserError('kl_bias_correction is for the KL in the loss: leave it out, or set kl_in = "loss"')
         if self.kl_coef and self.kl_in == "reward" and self.kl_estimator != "k1":
-            raise UserError('the KL in the reward is estimated by k1, the log ratio: set kl_estimator = "k1", too')
+            raise UserError('the KL in the reward is estimated by k1, the log ratio: also set kl_estimator = "k1"')
         if self.reference_interval and not self.kl_coef:
-            raise UserError("reference_interval updates the reference of the KL divergence: set kl_coef, too")
+            raise UserError("reference_interval updates the reference of the KL divergence: also set kl_coef")
         return self
 
 
 class CorrectionConfig(BaseConfig):
-    """Off-policy correction by ρ = probability of a token in the trainer before the update / in the sampler."""
+    """Off-policy correction by ρ, a token's probability in the trainer before the update, divided by its probability
+    in the sampler."""
 
     bare = "type"
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
-    """Weight; ρ = trainer's / sampler's probability. `token`, `sequence`: min(ρ, `cap`) (truncated IS); `band`: ρ if
-    from `low` to `high`, else 0 (IcePop); `geometric`: 1 if a completion's geometric mean is in range, else 0."""
+    """A token's weight in the loss; ρ = trainer's / sampler's probability. `token`: min(ρ, `cap`) (truncated importance
+    sampling); `sequence`: with the product of a completion's ρ; `band`: ρ if `low` <= ρ <= `high`, else 0 (IcePop);
+    `geometric`: 1 if the geometric mean of a completion's ρ is from `low` to `high`, else 0."""
     cap: float = Field(default=2.0, gt=0)
-    """Largest weight (`token`, `sequence`)."""
+    """Largest weight, for `token` and `sequence`."""
     low: float | None = Field(default=None, ge=0)
-    """Lowest ρ (band: 0.5, geometric: 0.99)."""
+    """Lowest accepted ρ; by default 0.5 for `band`, 0.99 for `geometric`."""
     high: float | None = Field(default=None, gt=0)
-    """Highest ρ (band: 5, geometric: 1.01)."""
+    """Highest accepted ρ; by default 5 for `band`, 1.01 for `geometric`."""
 
     @property
     def range(self) -> tuple[float, float]:
@@ -121,21 +123,23 @@ class AdvantageConfig(BaseConfig):
     function: str | None = None
     """Custom advantages, `MODULE:FUNCTION`, instead of the keys below."""
     baseline: Annotated[Literal["group", "leave_one_out", "batch"], Meta("training")] = "group"
-    """Mean reward of the `group`, the group's other completions (`leave_one_out`, RLOO), or the step (`batch`)."""
+    """Mean reward to subtract: of the `group`, of the group's other completions (`leave_one_out`, RLOO), or of the step
+    (`batch`)."""
     scale: Annotated[Literal["none", "group_std", "batch_std", "token_std", "group_mean"], Meta("training")] = "none"
-    """Divisor: 1 (`none`, Dr. GRPO), standard deviation (GRPO: `group_std`) or group's mean (MaxRL). `token_std`:
-    subtract the mean over the step's tokens, then divide by their standard deviation (REINFORCE++)."""
+    """Divisor: 1 (`none`, Dr. GRPO), standard deviation in the group (`group_std`, GRPO) or step (`batch_std`), or the
+    group's mean (`group_mean`, MaxRL). `token_std`: subtract the mean over the step's tokens, then divide by the
+    tokens' standard deviation (REINFORCE++)."""
     std_ddof: int = Field(default=1, ge=0, le=1)
     """The variance of n rewards divides by n - std_ddof; 1 is usual (TRL, most papers' code)."""
     std_eps: float = Field(default=1e-4, ge=0)
-    """Added to the standard deviation."""
+    """Added to the standard deviation before the division."""
     components: Literal["sum", "normalize"] = "sum"
-    """`sum`: add reward components. `normalize` (GDPO): normalise each in its group, add them, and normalise the sum
-    over the step, instead of `baseline` and `scale`."""
+    """`sum`: add the reward components. `normalize` (GDPO): normalise each component in its group, add the components,
+    and normalise the sum over the step; `baseline` and `scale` are not used."""
 
     @property
     def divides_by_mean(self) -> bool:
-        """True if advantages divide by a mean reward (rewards must be 0 or more)."""
+        """True if advantages divide by a mean reward, so that rewards must be 0 or more."""
         return self.scale == "group_mean" and self.components == "sum" and self.function is None
 
     @property
@@ -204,7 +208,7 @@ assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for key
 
 
 def by_algorithm(config: Any) -> str:
-    """Return "by NAME" and the keys that differ from the algorithm's values; "" without an algorithm."""
+    """Return "by NAME", with the keys that differ from the algorithm, or "" if the config names no algorithm."""
     if config.algorithm is None:
         return ""
     values = {key: value_of(config, key) for key in ALGORITHMS[config.algorithm]}

@@ -32,7 +32,7 @@ SYNONYMS = {
     "optimizer": "optim",
     "steps": "max_steps",
 }
-"""hone's keys, by other trainers' names."""
+"""Other trainers' names → hone's keys, for hints."""
 CLOSE = 0.8
 """Least similarity of an unknown name to a suggested key."""
 
@@ -45,21 +45,22 @@ class Meta:
     """
 
     common: str | None = ""
-    """Kinds of this key (see `BaseConfig.headings`); "": not common. None: no key of this section is common."""
+    """Kinds of this key, which choose its headings (`BaseConfig.headings`). "": the key is not common. None: no key of
+    this section is common."""
     place: int = 0
-    """Place under the heading: -1 is first, 1 is last. A section's place is the default for its keys."""
+    """Place under the heading: -1 is first, 1 is last. Keys with 0 take their section's place."""
     decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
-    """Part of a run that the key or its section decides. A resume may change all but the first two.
+    """Part of a run that the key decides. A resume may change keys of all kinds but `bytes` and `digest`.
 
-    `bytes`: the results. `digest`: the results, compared by the digest of the named file. `rounding`: only the rounding
-    of numbers. `nothing`: no number. `start`: the start of a process; config.toml omits it.
+    `bytes`: the results. `digest`: the results, and a resume compares the digest of the named file. `rounding`: only
+    the rounding of numbers. `nothing`: no number. `start`: the start of a process; config.toml omits the key.
     """
     from_machine: bool = False
-    """If the value is None, the machine decides."""
+    """True if the machine decides the value when it is None."""
     shared: int = 0
-    """Place among the top-level keys that every role's section also takes; 0: sections don't take it."""
+    """Place among the top-level keys that every role's section also takes; 0: the sections don't take this key."""
     agreed: Literal["", "always", "tiny"] = ""
-    """Orchestrator and trainer need the same value: `always`, or if the model is `hone/tiny` (made from the seed)."""
+    """Orchestrator and trainer need the same value: `always`, or with `tiny` only if the model is `hone/tiny`."""
     listed: bool = True
     """True if lists of a run's changed settings name this key."""
 
@@ -69,16 +70,16 @@ class Meta:
         return self.decides not in ("bytes", "digest")
 
     def within(self, section: Meta) -> Meta:
-        """Return this field's Meta, completed by its section's Meta."""
+        """Return this field's Meta, with values of its section's Meta where the field has none."""
         common = None if section.common is None else self.common
         decides = section.decides if section.decides != "bytes" else self.decides
         return replace(self, common=common, place=self.place or section.place, decides=decides)
 
 
 _KINDS = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list[str]}
-"""Types of an extension's keys, besides sections."""
+"""Types of an extension's keys, by name; a key of another type is a section."""
 PLACES = {"run": "", "rl": "", "eval": "", "engine": "inference."}
-"""Places where extensions add keys (`run`: `hone sft` and `hone rl`), and the prefix of the keys' paths."""
+"""Configs that extensions add keys to (`run`: `hone sft` and `hone rl`), and the prefix of the keys' paths."""
 ADDED: dict[str, Any] = {}
 """Defaults of the keys that extensions add, by path."""
 
@@ -123,7 +124,6 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
 
 
 def _refuse_taken(key: Fields, added: type[BaseModel], parents: Sequence[type[BaseModel]]) -> None:
-    """Raise UserError if `added` would replace a key or a check of the config's class."""
     checks = {name for name in vars(added) if name.startswith("_")} - set(dir(BaseConfig))
     for name in sorted(added.model_fields.keys() | checks):
         if any(name in parent.model_fields or hasattr(parent, name) for parent in parents):
@@ -149,20 +149,20 @@ class BaseConfig(pydantic_config.BaseConfig):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     positional: ClassVar[str] = ""
-    """Fields set by words without a flag, in order: with `env`, `hone eval gsm8k` is `--env gsm8k`."""
+    """Fields that words without a flag set, in order: with "env", `hone eval gsm8k` means `--env gsm8k`."""
     bare: ClassVar[str] = ""
-    """Field that a value for the whole section sets: with `id`, `--env countdown` is `--env.id countdown`."""
+    """Field that a value for the whole section sets: with "id", `--env countdown` means `--env.id countdown`."""
     section: ClassVar[str] = ""
-    """Section that takes the keys of files and flags which the top level does not have."""
+    """Section for keys in files and flags that the top level does not have."""
     is_role: ClassVar[bool] = False
     """True for a section that also takes the shared top-level keys."""
     headings: ClassVar[str] = ""
-    """Headings of `--help`, with the kinds of common keys under a heading: `Run: run below; Training` (by default the
-    kind is the heading). Without headings, `--help` shows all keys."""
+    """Headings of `--help`, each with the kinds of common keys below it: `Run: run below; Training` (the only kind of
+    `Training` is `training`). Without headings, `--help` shows all keys."""
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """Meaning of each value of a key, for `--help KEY`."""
     partial: ClassVar[bool] = False
-    """True if files get only keys that were set; another section has the defaults."""
+    """True if config.toml has only the keys that were set, because another section has the defaults."""
 
     @classmethod
     def kinds(cls) -> dict[str, set[str]]:
@@ -181,13 +181,12 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     @classmethod
     def compose(cls, settings: Settings) -> dict[str, Any]:
-        """Return the tree to validate."""
         return settings.tree()
 
     @model_validator(mode="before")
     @classmethod
     def _coerce_dict_str_values(cls, data: Any) -> Any:
-        """Replace `"None"` by null; the library's method would also turn `{answer = "5"}` into a number."""
+        """Replace `"None"` by null; the overridden method would also make the text in `{answer = "5"}` a number."""
         return _with_nulls(data)
 
 
@@ -218,7 +217,7 @@ class Settings(dict[Path, Setting]):
     """Sections that were given as `--SECTION @ FILE`."""
 
     def put(self, path: Path, setting: Setting) -> None:
-        """Set a leaf; drop leaves above or below this path. {} as the value only turns on a section that is off."""
+        """Set a leaf, and drop the leaves above or below its path. The value {} only turns on a section that is off."""
         below = [known for known in self if known[: len(path)] == path]
         if setting.value == {} and any(not self[known].is_off for known in below):
             return
@@ -227,7 +226,7 @@ class Settings(dict[Path, Setting]):
         self[path] = setting
 
     def put_tree(self, tree: Any, path: Path = (), source: str = "", is_flag: bool = False) -> Settings:
-        """Set all leaves of a tree. A config object gives only explicitly set keys."""
+        """Set all leaves of a tree. A config object gives only the keys that were set explicitly."""
         tree = tree.model_dump(exclude_unset=True) if isinstance(tree, BaseModel) else tree
         if isinstance(tree, dict) and (tree or not path):
             for name, value in tree.items():
@@ -254,7 +253,7 @@ class Settings(dict[Path, Setting]):
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a config class. `type`: its annotation without `| None`; `free`: it lies inside a free-form dict."""
+    """A key of a config class. `type`: its annotation without `| None`; `free`: the key lies in a free-form dict."""
 
     path: Path
     type: Any
@@ -288,7 +287,7 @@ def is_dict(annotation: Any) -> bool:
 
 
 def unwrap(annotation: Any) -> tuple[Any, bool]:
-    """Unwrap `int | None` → (int, True); anything else → (itself, False)."""
+    """Return (int, True) for `int | None`, else (the annotation, False)."""
     if get_origin(annotation) in (Union, types.UnionType):
         inner = [arg for arg in get_args(annotation) if arg is not type(None)]
         if len(inner) == 1:
@@ -308,7 +307,7 @@ def value_of(config: Any, name: str) -> Any:
 
 
 def changed(config: Model, values: Mapping[str, Any]) -> Model:
-    """Return the config with new `values`, given by dotted name; they are not validated."""
+    """Return the config with `values` ({dotted name: value}), which are not validated."""
     for name, value in values.items():
         section, dot, key = name.partition(".")
         config = config.model_copy(update={section: changed(getattr(config, section), {key: value}) if dot else value})
@@ -321,7 +320,6 @@ def meta_of(field: FieldInfo) -> Meta:
 
 @cache
 def shared_keys(cls: type[BaseModel]) -> list[str]:
-    """Return the top-level keys that every role's section also takes, in order."""
     places = {name: meta_of(field).shared for name, field in cls.model_fields.items()}
     return sorted(filter(places.get, places), key=places.__getitem__)
 
@@ -347,7 +345,6 @@ def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
 
 
 def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterator[Key]:
-    """Yield every key, each section before its keys."""
     for name, field in cls.model_fields.items():
         key = Key.of((*prefix, name), field, meta)
         yield key
@@ -356,7 +353,7 @@ def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterato
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
-    """Return the key most similar to `unknown` by name, then by section; None if no similarity reaches CLOSE."""
+    """Return the key most similar to `unknown`, by name and then by section; None if no key is similar (CLOSE)."""
     from hone.config.trl import TRL
 
     of_trl = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key}

@@ -1,4 +1,4 @@
-"""Writes a resolved config as TOML that `@ file` reads back to an equal config; compares such tables."""
+"""Writes a resolved config as TOML that `@ file` reads back to an equal config, and compares such TOML tables."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def plain(value: Any) -> Any:
 def non_defaults(
     cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None = None, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return by dotted name the values of `table` (from `to_toml`) that differ from `default` (or `cls`'s defaults).
+    """Return the values of `table` (from `to_toml`) that differ from `default`, or from the defaults of `cls`.
 
-    An optional section is compared with its defaults; if it equals them, its value is "on". Unknown keys are included.
+    Names are dotted. A section that is off by default, and now has only default values, has the value "on". Keys that
+    `cls` doesn't know are included.
     """
     found = {}
     for name, value in table.items():
@@ -55,7 +56,7 @@ def non_defaults(
 
 
 def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:
-    """Remove values of a wrong type from `table`, but no other invalid values; return the removed dotted names."""
+    """Remove values of a wrong type from `table`, but no other invalid values; return the dotted names removed."""
     try:
         cls.model_validate_json(json.dumps(table, default=str), strict=True)
         return []

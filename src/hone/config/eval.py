@@ -18,9 +18,9 @@ MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
 NEEDS_SERVER = {"api_key_var", "concurrency", "timeout", "max_retries"}
 NEEDS_PROCESS = {"precision", "threads", "kv_gib", "chat_template", "special_tokens"}
-"""Fields for a server (`base_url`), and fields for a model in this process."""
+"""Fields that only a server (`base_url`) uses, and fields that only a model in this process uses."""
 SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
-"""Sampling arguments with separate flags."""
+"""Sampling arguments that have a flag besides `sampling_args`."""
 
 
 @with_keys("eval")
@@ -44,7 +44,7 @@ class EvalConfig(BaseConfig):
     model: str = Field(default="hone/tiny", validation_alias=AliasChoices("model", "m"))
     """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the model's name on the server."""
     base_url: str | None = Field(default=None, validation_alias=AliasChoices("base_url", "b", "api_base_url"))
-    """Server that speaks OpenAI's chat protocol, such as http://localhost:8000/v1. Without it the model runs here."""
+    """URL of a server with OpenAI's chat protocol, such as http://localhost:8000/v1; by default the model runs here."""
     api_key_var: KeyVariable = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))
     """Environment variable that holds the server's API key."""
     num_examples: int = Field(default=5, ge=1, validation_alias=AliasChoices("num_examples", "n"))
@@ -60,10 +60,10 @@ class EvalConfig(BaseConfig):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample among the likeliest tokens with this total probability (nucleus sampling); 1 is off."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
-    """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them unchanged; null omits one. In this
-    process `seq_len` (at least `max_tokens`) limits prompt plus completion."""
+    """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them unchanged; an argument that is null
+    is not sent. In this process, `seq_len` (at least `max_tokens`) limits prompt plus completion."""
     profile: Path | None = None
-    """Measure training examples instead of held-out ones, and write the pass rate of each to this Parquet file."""
+    """Measure training examples instead of held-out ones, and write each example's pass rate to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
     """Save samples and results."""
     seed: int = Field(default=0, ge=0)
@@ -79,7 +79,7 @@ class EvalConfig(BaseConfig):
     threads: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory of the KV cache, in GiB; by default 4, on a GPU half of the free memory."""
+    """Memory of the KV cache, in GiB; by default 4 on a CPU, and half of the free memory on a GPU."""
     grading: GradingConfig = GradingConfig()
     """Execution of reward functions."""
     chat_template: str | None = None
@@ -99,9 +99,9 @@ class EvalConfig(BaseConfig):
         for name in meant & NEEDS_SERVER if self.base_url is None and machines_of(self) is None else ():
             raise UserError(f"{flag((name,))} is for a server: give the server's URL with -b")
         for name in meant & NEEDS_PROCESS if self.base_url is not None else ():
-            raise UserError(f"{flag((name,))} is for a model in this process: leave it out with a server (-b)")
+            raise UserError(f"{flag((name,))} is for a model in this process: leave it out if a server (-b) is used")
         for name in meant & SAMPLING & self.sampling_args.keys():
-            raise UserError(f"{name} is given twice, in -S and by a flag or file: leave one out")
+            raise UserError(f"{name} is set twice, in -S and by a flag or file: leave out one of the two")
         limit = self.sampling_args.get("seq_len")
         if limit is not None and (type(limit) is not int or limit < 2):
             raise UserError("seq_len (-S) should be a whole number of 2 or more")
@@ -112,7 +112,7 @@ class EvalConfig(BaseConfig):
         return "train" if self.profile else "eval"
 
     def sampling(self) -> dict[str, Any]:
-        """Return all sampling arguments: the flags, overridden by `sampling_args`."""
+        """Return all sampling arguments: the flags' values, overridden by `sampling_args`."""
         flags = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
         flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
         # Servers refuse two names of one limit, and apply a limit equal to `seq_len` themselves.
@@ -123,13 +123,13 @@ class EvalConfig(BaseConfig):
 
     @property
     def seq_len(self) -> int | None:
-        """Most tokens of prompt plus completion in this process; None: the model's context."""
+        """Most tokens of prompt plus completion in this process; None: the model's context is the limit."""
         limit = self.sampling_args.get("seq_len")
         return None if limit is None or (self.max_tokens or MAX_TOKENS) > limit else limit
 
 
 def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an RL config.toml's sampling settings of evaluations; max_tokens and stop default to training's."""
+    """Return the sampling of an RL run's evaluations. `max_tokens` and `stop` default to the values in training."""
     orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
     training, evaluated = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
     if len(tasks := orch.get("envs", [])) == 1:

@@ -30,21 +30,19 @@ INDENT = 34
 
 
 class Row(NamedTuple):
-    """One line of help: a key with its flag, type and text, or a section with its heading."""
-
     path: Path
     left: str
     text: str
     is_section: bool = False
     meta: Meta = PLAIN
     order: tuple[tuple[bool, int], ...] = ()
-    """Sort key: the places of the row's sections, then of the row; a section comes after the keys of its level."""
+    """Sort key: the places of the row's sections, then the row's place. A section comes after the keys of its level."""
 
 
 def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
-    """Return the help page of a command, wrapped to the terminal; if the config has headings, only its common keys.
+    """Return the help page of a command, wrapped to the terminal's width.
 
-    `topic` is a section, a key, `all`, or "".
+    `topic` is a section, a key, `all`, or "": all keys, but only the common keys if the config has headings.
     """
     width = min(shutil.get_terminal_size().columns, 120)
     nested = list(_rows(cls, Row((), "", "")))
@@ -96,7 +94,7 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
 
 
 def _rows(cls: type[BaseModel], above: Row, default: Any = None, off: str = "") -> Iterator[Row]:
-    """Yield the keys of section `above`, a section before its keys. `off`: " with SECTION" if it is off by default."""
+    """Yield a row for each key below `above`. `off`: " with SECTION" for keys of a section that is off by default."""
     for number, (name, field) in enumerate(cls.model_fields.items()):
         # Users write `json` for the field `as_json`: pydantic already uses the name `json`.
         names = names_of(name, field)
@@ -122,7 +120,6 @@ def _rows(cls: type[BaseModel], above: Row, default: Any = None, off: str = "") 
 
 
 def _type(annotation: Any) -> str:
-    """Return the notation of a value's type: INT, {a,b}, JSON."""
     if get_origin(annotation) is Literal:
         return "{" + ",".join(map(str, get_args(annotation))) + "}"
     if get_origin(annotation) in (tuple, list):

@@ -1,7 +1,8 @@
 """Keys that set other keys: `reward` and `data` (the task), `algorithm`, and top-level keys that sections share.
 
-Shared keys (`model`, `max_steps`, `ckpt`, …) are top-level keys of the RL config, but each role's file may set them, so
-that it can be used alone. Files that disagree are an error. A top-level flag (`--max-steps 5`) overrides files.
+Shared keys (`model`, `max_steps`, `ckpt`, …) are top-level keys of the RL config, but the file of a role may also set
+them, so that this file can be used alone. It is an error if two files disagree. A top-level flag (`--max-steps 5`)
+overrides files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hone.config.base import Path, Setting, Settings, dotted, flag, shared_keys
 from hone.errors import UserError
 
 SERVER_THAT_IS_UP = "http://localhost:8000/v1"
-"""URL of the sampler if section files are given, but no file for inference."""
+"""URL of the sampler if section files are given, but no file for the section `inference`."""
 TASK_KEYS = {
     "reward": "rewards",
     "agent": "agent",
@@ -29,9 +30,9 @@ TASK_KEYS = {
     "system_prompt": "system_prompt",
     "reference": "reference",
 }
-"""Top-level keys of a task without a file, and the task's argument that each key sets."""
+"""Top-level keys of a task without a task file → the argument of the task that the key sets."""
 NEEDED = ("reward", "agent", "agent_command", "data")
-"""A task without a file needs one of these keys."""
+"""A task without a task file needs one of these keys."""
 FUNCTIONS = "functions"
 """Id of a task made from reward functions and a data set (hone.environments.functions)."""
 ENV = ("orchestrator", "env")
@@ -40,7 +41,7 @@ SECTIONS = ("trainer", "orchestrator", "inference")
 
 
 def task_label(env_id: str, args: Mapping[str, Any]) -> str:
-    """Return a task's name: its id; without a task file, its first reward function, agent or data file."""
+    """Return a task's name: its id, or for a task without a file its first reward function, agent or data file."""
     if env_id != FUNCTIONS:
         return env_id
     rewards = args.get("rewards") or args.get("agent") or ""
@@ -50,27 +51,27 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
 
 
 def task_of_run(kind: str, table: dict[str, Any], template: str) -> dict[str, Any]:
-    """Return the task in the config.toml of a run of `hone KIND`, or the whole table if it has no task.
+    """Return the task in `table`, the config.toml of a run of `hone KIND`; if it has no task, return `table`.
 
-    `template`: the template's name in the result. Raises UserError if there are several tasks.
+    `template`: the key of the task's template in the result. Raises UserError if the run has several tasks.
     """
     section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
     if len(section.get("envs", [])) > 1:
-        raise UserError("the run has several tasks: name one; -a gives its arguments")
+        raise UserError("the run has several tasks: name one of them, and give its arguments with -a")
     env = section.get("env", {})
     found = {"env": env.get("id"), "env_args": env.get("args"), template: env.get("template")}
     return {name: value for name, value in found.items() if value} if found["env"] else table
 
 
 def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
-    """Merge settings into one tree. Section files set split mode; if they lack inference, a server must run."""
+    """Merge settings into one tree. Section files set mode split; without a file for `inference`, a server must run."""
     tree, files = hoist(settings, cls).tree(), settings.section_files
     if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
         client = tree.setdefault("orchestrator", {}).setdefault("client", {})
         if "inference" in files and client.get("base_url"):
             raise UserError(
                 "--inference @ FILE starts a server, but orchestrator.client.base_url names a running server: leave "
-                "out either (the run's server listens at inference.port)"
+                "out one of the two (the started server listens at inference.port)"
             )
         if "inference" not in {*files, *(path[0] for path in settings)}:
             client.setdefault("base_url", SERVER_THAT_IS_UP)
@@ -78,7 +79,7 @@ def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
-    """Move sections' shared keys to the top level; null is unset. Raises UserError if two places disagree."""
+    """Move the sections' shared keys to the top level; a null doesn't count. Raises UserError if two values differ."""
     name_task(settings)
     name_algorithm(settings)
     shared = shared_keys(cls)
@@ -106,7 +107,7 @@ def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
 
 
 def name_algorithm(settings: Settings) -> None:
-    """Set the algorithm's keys that are unset; if a flag names the algorithm, also override keys of files."""
+    """Set the algorithm's keys that are unset. If a flag names the algorithm, its keys also override files."""
     named = settings.get(("algorithm",))
     if named is None or named.is_off:
         return
@@ -125,7 +126,7 @@ def name_algorithm(settings: Settings) -> None:
 def name_task(settings: Settings) -> None:
     """Replace the task's id by the task that `reward` and `data` describe, unless a flag sets another id.
 
-    `eval_data` turns evaluation on. Raises UserError if flags set both, or if a value is not a text.
+    `eval_data` turns evaluation on. Raises UserError if flags set both tasks, or if a value is not a text.
     """
     given = {name: setting for name in TASK_KEYS if (setting := settings.pop((name,), None))}
     for name, kind, objects in (
@@ -141,7 +142,7 @@ def name_task(settings: Settings) -> None:
         name = next(iter(given))
         raise UserError(
             f"{name} is for a task of reward functions, but the task is {task.value}: add {flag(('reward',))} and "
-            f"{flag(('data',))}, or set the task's own arguments, orchestrator.env.args"
+            f"{flag(('data',))}, or set arguments of this task in orchestrator.env.args"
         )
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):
@@ -170,7 +171,6 @@ def name_task(settings: Settings) -> None:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return numbers from a flag (texts) or a file. Raises UserError for anything else."""
     try:
         return [float(one) for one in (value if isinstance(value, list) else [value])]
     except (TypeError, ValueError):

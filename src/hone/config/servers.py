@@ -20,9 +20,9 @@ class AskedConfig(BaseConfig):
     api_key_var: Annotated[KeyVariable, Meta(decides="nothing")] = None
     """Environment variable that holds the server's API key."""
     timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
-    """Seconds to wait for an answer (all samples of a group) or for a server to start; then the run ends."""
+    """Seconds to wait for an answer (with all samples of a group) or for a server to start; then the run ends."""
     max_retries: Annotated[int, Meta(decides="nothing")] = Field(default=6, ge=0)
-    """Retries if the server is missing or fails; the waits between them double from 1 s."""
+    """Retries if the server is missing or fails; the waits between tries double from 1 s."""
 
 
 class ClientConfig(AskedConfig):
@@ -31,8 +31,8 @@ class ClientConfig(AskedConfig):
     place = "orchestrator.client"
 
     base_url: Annotated[list[str] | None, Meta("server", decides="rounding")] = None
-    """Sample from the server at this URL, such as http://localhost:8000/v1, or from several (repeatable); all get the
-    weights of every step. Several imply mode split."""
+    """Sample from the server at this URL, such as http://localhost:8000/v1 (repeatable). Every server gets the weights
+    of each step. Several servers imply mode split."""
 
     @field_validator("base_url", mode="before")
     @classmethod

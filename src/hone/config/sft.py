@@ -12,8 +12,8 @@ from hone.errors import UserError
 
 
 class SFTDataConfig(BaseConfig):
-    """Text to imitate: a data set (`name` or `path`), an environment's demonstrations (`env`) or a model's own best
-    completions (`run`)."""
+    """Text to imitate: a data set (`name` or `path`), an environment's demonstrations (`env`) or the best completions
+    of a run (`run`)."""
 
     name: Annotated[str | None, Meta("data")] = None
     """Hub id of a data set with columns `messages`, or `prompt` and `completion`."""
@@ -24,7 +24,7 @@ class SFTDataConfig(BaseConfig):
     template: Annotated[dict[str, Any] | None, Meta("data")] = None
     """Make SFT's columns (and `tools`) from other columns: `prompt = "{question}"`, `completion = "{answer}"`."""
     env: EnvConfig | None = None
-    """Task with a `demonstrate` function to imitate; new demonstrations each step."""
+    """Task to imitate by its `demonstrate` function, which makes new demonstrations for each step."""
     run: Annotated[str | None, Meta("data")] = None
     """Directory or id of an RL run or an evaluation: imitate the best recorded completion of each example."""
     min_reward: Annotated[float, Meta("data")] = 1.0
@@ -38,7 +38,7 @@ class SFTDataConfig(BaseConfig):
     micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); gradients are accumulated."""
     too_long: Annotated[Literal["error", "drop", "truncate"], Meta("data")] = "error"
-    """Examples longer than `seq_len`: stop with an `error`, `drop` or `truncate`."""
+    """Examples longer than `seq_len`: stop with an `error`, `drop` them or `truncate` them."""
 
 
 class ValConfig(BaseConfig):
@@ -47,13 +47,13 @@ class ValConfig(BaseConfig):
     interval: Annotated[int, Meta("training")] = Field(default=50, ge=1)
     """Steps between validations; the last step is always validated."""
     fraction: Annotated[float, Meta("training")] = Field(default=0.05, gt=0, lt=1)
-    """Share of the data set to hold out; for a task, its eval split is used."""
+    """Share of the data set to hold out; if the data come from a task, its eval split is used instead."""
     max_examples: int = Field(default=256, ge=1)
     """Most examples in one validation."""
 
 
 class SFTOptimConfig(OptimConfig):
-    """AdamW, or Muon, with SFT's usual learning rate."""
+    """AdamW or Muon with the usual learning rate of SFT."""
 
     lr: Annotated[float, Meta("training")] = Field(default=2e-5, gt=0)
     """Peak learning rate."""

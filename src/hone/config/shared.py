@@ -17,22 +17,21 @@ from hone.web import shown_url
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
 DEFAULT_PRECISION: Precision = "fp32" if takes_products_in_fp32("cpu") and not has_gpu_driver() else "bf16_linear"
-"""Default `precision` of commands that compute here: fp32 where bf16 products are slow."""
+"""Default `precision` of commands that compute in this process: fp32 if the machine is slow in bf16."""
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
 """Name of an environment variable; its value is never written."""
 MOMENTS = {"adamw": (2, 2), "muon": (1, 2)}
-"""Moments per weight: (in the layers' matrices, in other weights)."""
+"""Moments per weight by optimiser: (for the layers' matrices, for other weights)."""
 TRANSPORT = ".transport"
 """Default folder of the transport, in the run directory."""
 
 
 def transport_weights(path: Path) -> Path:
-    """Return the transport's folder of weights for servers."""
     return path / "weights"
 
 
 def server_url(url: str, key_flag: str) -> str:
-    """Return the URL without a slash at its end. Raises UserError if it is no URL, or has a password or a query."""
+    """Return `url` without a slash at its end. Raises UserError if `url` is no URL, or has a password or a query."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -62,8 +61,8 @@ class ExecutedRun(OneRun):
     trust_local_task: bool = False
     """Execute code that the run names: functions, an agent, a verifiers taskset, a changed task file. Read it first."""
     reward: list[str] = []
-    """Allow this function of the run, with its whole file: `rewards:exact`, or a notebook's `RUN/rewards.py:exact`
-    (allowed only if named here). Read it first."""
+    """Execute this function of the run, and its whole file: `rewards:exact`, or a notebook's `RUN/rewards.py:exact`,
+    which is executed only if named here. Read the file first."""
 
 
 class InitConfig(BaseConfig):
@@ -96,21 +95,20 @@ class InitConfig(BaseConfig):
 
 
 class LoraConfig(BaseConfig):
-    """Train only low-rank adapters B A of all linear layers (LoRA, arXiv:2106.09685). Any key turns it on."""
+    """Train only low-rank adapters B A of all linear layers (LoRA, arXiv:2106.09685). Any key turns LoRA on."""
 
     rank: Annotated[int, Meta("training")] = Field(default=16, ge=1)
     """Rank of the adapter: a matrix `[out, in]` gets rank x (out + in) trained weights."""
     alpha: int = Field(default=32, ge=1)
     """B A is multiplied by alpha / rank."""
     base: Literal["8bit", "4bit"] | None = None
-    """Store frozen matrices in this many bits (4: NF4, as QLoRA); by default in the dtype of matrix products."""
+    """Format of the frozen matrices: `8bit`, or `4bit` (NF4, as QLoRA); by default the dtype of matrix products."""
     path: str | None = None
     """Start from the adapter in this folder (PEFT's layout), with its rank and alpha; by default B is 0."""
 
     @model_validator(mode="before")
     @classmethod
     def _as_the_adapter(cls, data: Any) -> Any:
-        """Take rank and alpha from the named adapter, unless they are set."""
         if not isinstance(data, dict) or not isinstance(data.get("path"), str):
             return data
         try:
@@ -126,8 +124,8 @@ class ModelConfig(BaseConfig):
     bare = "name"
 
     name: Annotated[str, Meta("task data role", -1, decides="digest", agreed="always")] = "hone/tiny"
-    """A folder in Hugging Face layout, a hub id, `smollm2-135m` (fetched without the hub, if need be), or `hone/tiny`
-    (random weights, made from the seed)."""
+    """A folder in Hugging Face layout, a hub id, `smollm2-135m` (from the package index if not from the hub), or
+    `hone/tiny` (random weights, made from the seed)."""
     chat_template: Annotated[str | None, Meta("task data", decides="digest")] = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False
@@ -135,10 +133,10 @@ class ModelConfig(BaseConfig):
     device: Annotated[str, Meta("machine")] = "auto"
     """`auto` (CUDA if there is one, else CPU), `cpu`, `cuda`, `cuda:1`."""
     implementation: Literal["auto", "hone", "transformers"] = "auto"
-    """Code of the model: `hone`'s decoder, or `transformers`' for many more families; `auto`: hone's if it supports the
-    model."""
+    """Code that runs the model: hone's decoder (`hone`), or `transformers` for many more families. `auto`: `hone`
+    if hone supports the model."""
     compile: bool = False
-    """On a GPU: fuse each layer's norm, RoPE and SwiGLU by torch.compile; takes half a minute at the start."""
+    """On a GPU, fuse each layer's norm, RoPE and SwiGLU with torch.compile, which takes half a minute at the start."""
     init: Annotated[InitConfig, Meta(decides="digest", agreed="tiny")] = InitConfig()
     """Size of `hone/tiny`."""
 
@@ -166,10 +164,10 @@ class OptimConfig(BaseConfig):
     max_norm: float = Field(default=1.0, gt=0)
     """Clip the gradient's global L2 norm to this."""
     state: Literal["fp32", "8bit"] = "fp32"
-    """AdamW's two moments: fp32, or blockwise 8 bits (pip install 'torchao>=0.18'), a quarter of the memory. Full
-    training that doesn't fit a GPU gets 8 bits or `offload`, unless you set the key."""
+    """AdamW's two moments: fp32, or blockwise 8 bits (pip install 'torchao>=0.18'), a quarter of the memory. If full
+    training doesn't fit a GPU, hone chooses `8bit` or `offload`, unless you set the key."""
     offload: bool = False
-    """Keep moments and master weights in host memory and update them there; a GPU holds 8 to 12 bytes per weight."""
+    """Keep moments and master weights in host memory, and update them there. The GPU holds 8 to 12 bytes per weight."""
 
     @model_validator(mode="after")
     def _check_state(self) -> OptimConfig:
@@ -177,7 +175,7 @@ class OptimConfig(BaseConfig):
             raise UserError('optim.offload already has the state in host memory: leave out optim.state = "8bit"')
         if self.type != "adamw" and (self.offload or self.state == "8bit"):
             raise UserError(
-                f'optim.offload and optim.state = "8bit" are for AdamW: leave out these or optim.type = "{self.type}"'
+                f'optim.offload and optim.state = "8bit" are for AdamW: leave them out, or optim.type = "{self.type}"'
             )
         return self
 
@@ -195,15 +193,15 @@ class MemoryConfig(BaseConfig):
     """Tensors that a train step keeps for the backward pass."""
 
     checkpointing: Annotated[Checkpointing | None, Meta(decides="rounding", from_machine=True)] = None
-    """Saved activations: all (`none`), each layer's input (`layer`), or outputs of products and attention
-    (`selective`); others are recomputed. By default the fastest choice that fits the device's memory at the start."""
+    """Activations to save: all (`none`), each layer's input (`layer`), or the outputs of matrix products and attention
+    (`selective`). The rest is recomputed. By default the fastest choice that fits the device's memory at the start."""
     head_cache_bytes: Annotated[int | None, Meta(from_machine=True, listed=False)] = Field(default=None, ge=0)
-    """Keep the softmax over the vocabulary for the backward pass if it takes at most this many bytes, else recompute.
-    Default: 512 MiB; on a GPU, enough for a micro-batch if there is room at the start."""
+    """Keep the softmax over the vocabulary for the backward pass if it takes at most this many bytes, else recompute
+    it. Default: 512 MiB; on a GPU, enough for a micro-batch if there is room at the start."""
 
 
 class SchedulerConfig(BaseConfig):
-    """Learning rate over steps: a linear warm-up, then the peak, or a decay to `min_ratio` x peak at the last step."""
+    """Learning rate over steps: a linear warm-up to the peak, then no change, or a decay to `min_ratio` x peak."""
 
     type: Annotated[Literal["constant", "linear", "cosine", "wsd"], Meta("training")] = "constant"
     """Shape after the warm-up; `wsd` (warm-up, stable, decay) keeps the peak, then falls linearly to the end."""
@@ -220,7 +218,7 @@ class CkptConfig(BaseConfig):
     """Checkpoints that resume exactly, in `output_dir/checkpoints/step_N`. Bare `--ckpt` turns them on."""
 
     interval: Annotated[int | None, Meta("run")] = Field(default=None, ge=1)
-    """Steps between checkpoints; if unset, only at the end and on a signal."""
+    """Steps between checkpoints; if unset, hone writes one only at the end and on a signal."""
     keep_last: int | None = Field(default=None, ge=1)
     """Number of newest checkpoints to keep, with their weights; by default all."""
     keep_interval: int | None = Field(default=None, ge=1)
@@ -232,7 +230,7 @@ class CkptConfig(BaseConfig):
 
 
 class ResumeConfig(BaseConfig):
-    """Go on from a checkpoint in `output_dir`. Bare `--resume` takes the newest complete one."""
+    """Go on from a checkpoint in `output_dir`. Bare `--resume` takes the newest complete checkpoint."""
 
     step: int | None = Field(default=None, ge=0)
     """Resume from this step's checkpoint instead of the newest."""
@@ -258,7 +256,6 @@ class StopConfig(BaseConfig):
 
     @property
     def target(self) -> str:
-        """The target in words: `>= 0.9`."""
         return f"<= {self.below:g}" if self.above is None else f">= {self.above:g}"
 
     def reached(self, value: float) -> bool:
@@ -266,16 +263,16 @@ class StopConfig(BaseConfig):
 
 
 class BudgetConfig(BaseConfig):
-    """Save and stop before a limit is reached. A run's resumes count together."""
+    """Save and stop before a limit is reached. A run and its resumes count together."""
 
     hours: Annotated[float | None, Meta("run")] = Field(default=None, gt=0)
-    """Wall-clock hours of this run's processes, including startup."""
+    """Limit in wall-clock hours of this run's processes, including startup."""
     usd: Annotated[float | None, Meta("run")] = Field(default=None, gt=0)
     """Limit in US dollars; needs `usd_per_hour`."""
     usd_per_hour: float | None = Field(default=None, gt=0)
     """Price of the machine in US dollars per hour, to record the run's cost. Sets no limit."""
     tokens: int | None = Field(default=None, ge=1)
-    """Tokens trained on or sampled, including prompts: metric `tokens/total`."""
+    """Limit of tokens trained on or sampled, including prompts (metric `tokens/total`)."""
 
     @model_validator(mode="after")
     def _check_limits(self) -> BudgetConfig:
@@ -302,7 +299,7 @@ class SamplingConfig(BaseConfig):
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Sample among tokens with at least this fraction of the likeliest token's probability; 0 is off."""
     stop: list[str] = []
-    """Texts that end a completion (repeatable). Graders don't see them; their tokens are trained on."""
+    """Texts that end a completion (repeatable). Graders don't see these texts; their tokens are trained on."""
 
     @field_validator("stop")
     @classmethod
@@ -323,29 +320,29 @@ class EnvConfig(BaseConfig):
     bare = "id"
 
     id: Annotated[str, Meta("task data")] = "reverse-text"
-    """Module of the task, `_` written as `-`: in `environments/`, the current directory or an installed package."""
+    """Module of the task, with `-` for `_`, from `environments/`, the current directory or an installed package."""
     args: Annotated[dict[str, Any], Meta("task data")] = {}
     """Keyword arguments of the task's `load_environment`, as JSON, or by key (`--….env.args.max_len 16`)."""
     template: dict[str, Any] | None = None
     """Columns for the task, made from columns of its data set: `question = "{problem}"`."""
 
     def same_task(self, other: EnvConfig) -> bool:
-        """Return True if id, args and template are equal."""
         return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
 
 
 class GradingConfig(BaseConfig):
-    """Execution of reward functions in separate processes (not of functions marked `@inline`)."""
+    """Execution of reward functions in separate processes; functions marked `@inline` run in hone's process."""
 
     workers: int | None = Field(default=None, ge=0)
     """Processes; by default one per core. 0: run functions in hone's process, without limits, to debug them."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds per completion (functions of `completions`: times the group's size); in deterministic runs CPU seconds,
-    with a limit of 6 times as many wall-clock seconds."""
+    """Seconds for a function per completion; a function of `completions` gets this time for each completion of
+    its group. Deterministic runs count CPU seconds, and allow 6 times as many wall-clock seconds."""
     memory_gib: float = Field(default=4.0, gt=0)
-    """GiB of memory that a process may use beyond its size after loading the task."""
+    """GiB of memory that a process may use in addition to its size after loading the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
-    """If more than this share of the last 1,000 completions can't be graded, training stops; `eval` returns 1."""
+    """Training stops if more than this share of the last 1,000 completions can't be graded; `eval` returns 1 if more
+    than this share of all completions can't be graded."""
 
 
 @with_keys("engine")
@@ -353,21 +350,21 @@ class EngineConfig(BaseConfig):
     """The sampler."""
 
     port: Annotated[int, Meta(decides="nothing")] = Field(default=8000, ge=1, le=65535)
-    """Port of the server; further replicas take the next ones."""
+    """Port of the server; further replicas take the next ports."""
     replicas: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=256)
-    """Number of servers that `rl` starts, each on separate GPUs. Several imply mode split."""
+    """Number of servers that `rl` starts, each on separate GPUs. Several servers imply mode split."""
     backend: Annotated[Literal["hone"], Meta("server")] = "hone"
     """`hone`: hone's engine."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory of the KV cache, in GiB; by default 4, on a GPU chosen by free memory. Completions wait if it is full."""
+    """GiB for the KV cache; by default 4 on a CPU, chosen by free memory on a GPU. Completions wait if it is full."""
     batch_invariant: bool = False
-    """hone's engine: a sample's numbers don't depend on the rest of the batch; slower."""
+    """In hone's engine, make a sample's numbers independent of the rest of the batch, which is slower."""
     cuda_graphs: Annotated[bool | None, Meta(from_machine=True)] = None
-    """hone's engine on a GPU: decode with CUDA graphs; by default true, but not with `batch_invariant`."""
+    """In hone's engine on a GPU, decode with CUDA graphs; by default true, but not with `batch_invariant`."""
 
     @property
     def gpus(self) -> int:
-        """GPUs that each server is spread over."""
+        """Number of GPUs that each server uses."""
         return 1
 
     @property
@@ -390,7 +387,7 @@ class TransportConfig(BaseConfig):
     path: Annotated[Path | None, Meta("role")] = None
     """Transport folder; by default `.transport` in `output_dir`. May be on NFS."""
     max_tokens: int = Field(default=16_777_216, ge=1)
-    """Sampling pauses while batches for the trainer hold this many tokens (a single batch may hold more)."""
+    """Sampling pauses while the batches that wait for the trainer hold this many tokens (one batch may hold more)."""
 
 
 @with_keys("run")

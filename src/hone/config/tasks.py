@@ -14,10 +14,10 @@ from hone.errors import UserError
 
 
 class TaskConfig(EnvConfig):
-    """Task, and selection of its training examples."""
+    """A task, and a selection of its training examples."""
 
     profile: Path | None = None
-    """Pass rates of training examples, as `hone eval ENV --profile FILE` measures them."""
+    """File with pass rates of training examples, which `hone eval ENV --profile FILE` writes."""
     pass_rate: tuple[float, float] | None = None
     """With `profile`: train only on examples within these two pass rates, such as [0.1, 0.9]."""
 

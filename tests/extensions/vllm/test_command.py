@@ -152,6 +152,6 @@ def test_a_small_model_gets_one_thread(tmp_path: Path, monkeypatch: pytest.Monke
 def test_its_rollouts_may_be_stopped_and_not_cut() -> None:
     stop = ["--inference.backend", "vllm", "--orchestrator.sampling.stop", "</a>"]
     assert parse(RLConfig, stop, "rl").orchestrator.sampling.stop == ["</a>"]
-    for cut, words in (("top-p", "vLLM does not return the tokens.*leave top_k"), ("min-p", "needs: .*hone's engine")):
+    for cut, words in (("top-p", "vLLM does not return each token.*leave out"), ("min-p", "needs: .*hone's engine")):
         with pytest.raises(UserError, match=words):
             parse(RLConfig, [*stop, f"--orchestrator.sampling.{cut}", "0.9"], "rl")

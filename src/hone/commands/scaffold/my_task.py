@@ -21,7 +21,7 @@ FORMAT_HINT = " Give the answer in <answer> tags, such as <answer>abc</answer>."
 
 
 def read_answer(text: str) -> str | None:
-    """CHANGE: return the answer, right or wrong, without case, quotes and emphasis; None if text is no answer."""
+    """CHANGE: return the answer, right or wrong, in lower case without quotes and emphasis; None if there is none."""
     word = text.strip(" .*_`'\"").lower()
     return word if word.isalpha() else None
 
@@ -32,12 +32,12 @@ PARSER = AnswerParser(read_answer)
 
 # Reward functions run in separate processes, with a time limit; with `@inline`, in hone's process.
 def correctness(completion: list[Message], answer: str) -> float:
-    """CHANGE: 1 if the answer is right, else 0. A well-formed answer, right or wrong, earns 0.1."""
+    """CHANGE: return 1 if the answer is right, else 0. A wrong answer that is well-formed gets a reward of 0.1."""
     return float(PARSER.value(completion) == answer)
 
 
 def make_row(split: str, rng: np.random.Generator) -> dict[str, str]:
-    """CHANGE: one problem, drawn from `rng` alone. A tenth of the problems, chosen by content, is only for "eval"."""
+    """CHANGE: draw one problem from `rng`. A tenth of all problems, chosen by their letters, is only for "eval"."""
     while True:
         letters = "".join(rng.choice(LETTERS, size=rng.integers(3, 8)))
         held_out = zlib.crc32(letters.encode()) % 10 == 0
@@ -46,14 +46,14 @@ def make_row(split: str, rng: np.random.Generator) -> dict[str, str]:
 
 
 class MyTask(SingleTurnEnv):
-    """Rows have `letters`."""
+    """The task. A row has the column `letters`."""
 
     def __init__(self, *, prompt: str, demo_noise: float, **kwargs) -> None:
         super().__init__(id="my-task", parser=PARSER, rubric=answer_rubric(correctness), **kwargs)
         self.prompt, self.demo_noise = prompt, demo_noise
 
     def format_row(self, row: dict[str, str]) -> dict:
-        """CHANGE: question and right answer of a row; `info` is for reward functions and demonstrations."""
+        """CHANGE: return a row's question and right answer; `info` is for reward functions and demonstrations."""
         letters = row["letters"]
         question = self.prompt.replace("{letters}", letters)
         return {"question": question, "answer": "".join(sorted(letters)), "info": {"letters": letters}}
@@ -63,7 +63,7 @@ class MyTask(SingleTurnEnv):
         return PARSER.wrap(example.answer)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
-        """CHANGE: a text for SFT to imitate. With `demo_noise` 1, each letter is replaced with 10 % probability."""
+        """CHANGE: return a text for SFT to imitate. `demo_noise` 1 replaces each letter with 10 % probability."""
         rate = 0.1 * self.demo_noise
         return PARSER.wrap("".join(str(rng.choice(LETTERS)) if rng.random() < rate else c for c in example.answer))
 
@@ -76,7 +76,7 @@ def load_environment(
     format_hint: bool = True,
     demo_noise: float = 0.0,
 ) -> SingleTurnEnv:
-    """my-task on generated problems. `format_hint` adds the answer format to the prompt."""
+    """Return my-task on generated problems. `format_hint` adds the answer format to the prompt."""
 
     def rows(split: str, count: int):
         return generated_rows(functools.partial(make_row, split), count, seed=seed, env_id="my-task", split=split)
