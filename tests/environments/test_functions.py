@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import math
 import os
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from hone.environments.functions import given_task, place_of
 from hone.environments.kept_source import standalone_source
 from hone.errors import UserError
 from hone.evaluation.remote import evaluate_url
-from hone.types import Outcome, Rollout
+from hone.types import Rollout
 
 ROOT = Path(__file__).parents[2]
 ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1), "level": i} for i in range(20)]
@@ -127,40 +126,6 @@ def test_a_function_of_completions_must_return_a_list_of_as_many(value, got):
     assert scores[2].outcome.is_failure == (got != "a list of 1")
 
 
-def test_a_group_is_given_in_one_call_with_its_columns_repeated():
-    """Without rollouts that failed; the others of the group have their values, also where one has none."""
-    calls = []
-
-    def shortest(completions, prompts, answer, level, **columns):
-        calls.append((completions, prompts, answer, level, columns))
-        lengths = [len(text) for text in completions]
-        low, high = min(lengths), max(lengths)
-        return [None if n == 4 else math.nan if n == 3 else (high - n) / (high - low or 1) for n in lengths]
-
-    async def rank(completions):
-        return [sorted(completions, reverse=True).index(text) for text in completions]
-
-    env = task([shortest, rank])
-    one, two = env.split("train")[0], env.split("train")[1]
-
-    def reply(example, text, **more):
-        return Rollout(text, [*example.prompt, {"role": "assistant", "content": text}], "stop", **more)
-
-    texts = ["b", "a", "1234567", "123", "1234", "12345"]
-    made = [(one, reply(one, texts[0])), (two, reply(two, texts[1])), *((one, reply(one, t)) for t in texts[2:])]
-    made.append((one, reply(one, "lost", failure=(Outcome.GRADER_ERROR, "the environment broke off"))))
-    scores = env.grade_many(made, 0, [example.id for example, _ in made])
-    (mine, prompts, answer, level, columns), other = calls
-    assert mine == ["b", "1234567", "123", "1234", "12345"] and other[0] == ["a"] and columns == {}
-    assert (prompts, answer) == ([one.prompt[0]["content"]] * 5, [one.answer] * 5)
-    assert level == [one.info["level"]] * 5
-    expected = [{"shortest": 1.0, "rank": 0}, {"shortest": 0.0, "rank": 0}, {"shortest": 0.0, "rank": 1}]
-    expected += [{"rank": 4}, {"rank": 3}, {"shortest": 2 / 6, "rank": 2}, {}]
-    assert [score.components for score in scores] == expected
-    assert scores[3].detail == "shortest returned nan, which is not a finite number"
-    assert [i for i, score in enumerate(scores) if score.outcome.is_failure] == [3, 6]
-
-
 def test_sampled_tokens_are_offered_and_texts_without_them_are_refused():
     def by_ids(completion_ids, **columns):
         return [float(len(ids)) for ids in completion_ids]
@@ -252,12 +217,6 @@ def test_partials_objects_and_bound_methods_are_rewards_and_kept(here, monkeypat
     env.close_workers()
 
 
-@pytest.mark.parametrize("func", [lambda completion: 1.0, Judge, len, "a".count, functools.partial(lambda x: 1.0)])
-def test_what_is_no_named_function_is_refused(func):
-    with pytest.raises(UserError, match="in reward_funcs is not a named function"):
-        task([func])
-
-
 def test_tables_and_numbers_of_numpy():
     def graded(completions, level):
         return np.array([float(level[0] == 5)])
@@ -266,50 +225,6 @@ def test_tables_and_numbers_of_numpy():
     assert components(task([graded], table)) == {"graded": 1.0}
     assert components(task([graded], datasets.Dataset.from_pandas(table))) == {"graded": 1.0}
     assert components(task([graded], [{"prompt": c, "level": np.int64(5)} for c in "ab"])) == {"graded": 1.0}
-
-
-def test_weights_and_correctness():
-    def first(completion):
-        return 0.5
-
-    def second(completion, answer):
-        return float(completion[-1]["content"] == answer)
-
-    env = task([first, second], reward_weights=[0.1, 2], correct=second)
-    example = env.split("train")[0]
-    assert env.rubric.correctness == "second"
-    assert env.grade(example, example.answer).reward == pytest.approx(0.05 + 2)
-    assert [str(env.grade(example, text).outcome) for text in (example.answer, "no")] == ["correct", "wrong"]
-    assert task([first, second]).rubric.correctness == "first"
-
-
-def test_a_tenth_of_the_prompts_is_held_out_and_rows_are_those_of_their_file(here):
-    def any_text(completion):
-        return 1.0
-
-    given = given_task(Path("out"), {}, ROWS * 2, None, [any_text])
-    env = given.load()
-    train, held_out = ({e.prompt[0]["content"] for e in env.split(name)} for name in ("train", "eval"))
-    assert len(held_out) == 2 and not train & held_out and len(train | held_out) == 20
-    (here / "rewards.py").write_text("def any_text(completion):\n    return 1.0\n")
-    (here / "data.jsonl").write_text(given.files["data.jsonl"])
-    again = load_environment("functions", rewards="rewards:any_text", data="data.jsonl")
-    for name in ("train", "eval"):
-        assert [e.id for e in again.split(name)] == [e.id for e in env.split(name)]
-
-
-def test_functions_of_a_file_run_in_workers_and_may_import_what_lies_beside_it(here):
-    (here / "sub").mkdir()
-    (here / "sub" / "graders.py").write_text(
-        "import os\nimport helping\n\ndef graded(completion):\n    return float(helping.parent == os.getpid())\n"
-    )
-    (here / "sub" / "helping.py").write_text(f"parent = {os.getpid()}\n")
-    (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    env = load_environment("functions", rewards=["sub/graders.py:graded"], data="rows.jsonl")
-    assert components(env) == {"graded": 0.0}
-    (here / "sub" / "helping.py").write_text("parent = 0\n")
-    again = load_environment("functions", rewards="sub/graders.py:graded", data="rows.jsonl")
-    assert again.digests([]) != env.digests([])
 
 
 def test_the_flags_stand_for_the_task(here):
@@ -345,31 +260,6 @@ def test_what_a_run_names_is_not_called_unless_it_is_trusted(env_id, named):
         load_environment(env_id, **args)
 
 
-SCALE = {"b": 2, "a": math.inf}
-NAMES = {"y", "x"}
-
-
-class Parser:
-    known = NAMES
-
-    def find(self, text):
-        return [SCALE.get(name, 1) for name in self.known if name in text]
-
-
-def deep(completion, answer: str = "") -> float:
-    return sum([len(Parser().find(text)) + math.pi for text in [completion]])
-
-
-def test_what_a_function_uses_is_written_down_before_it():
-    text, why = standalone_source([deep])
-    assert why == ""
-    names: dict = {}
-    exec(text, names)
-    assert names["deep"]("x") == deep("x") and names["SCALE"] == SCALE and names["NAMES"] == NAMES
-    assert "NAMES = set(['x', 'y'])" in text  # the same in every process
-    assert "from __future__ import annotations" in text and text.index("class Parser") < text.index("def deep")
-
-
 def test_the_text_is_the_same_in_every_process(here):
     source = (
         "seen, counted, table, words = [], {'b': 1}, {'x', 'y', 'z'}, ('p',)\n"
@@ -380,30 +270,6 @@ def test_the_text_is_the_same_in_every_process(here):
     )
     texts = {printed(source, PYTHONHASHSEED=seed) for seed in "12"}
     assert len(texts) == 1 and "table = set([" in texts.pop()
-
-
-def test_an_answer_is_read_by_name_or_among_all_columns():
-    def by_name(completions, answer):
-        return [float(text == right) for text, right in zip(completions, answer, strict=True)]
-
-    def among_all(completions, **columns):
-        return [float(text == right) for text, right in zip(completions, columns["answer"], strict=True)]
-
-    def of_none(completions, **columns):
-        return [float("<answer>" in text) for text in completions]
-
-    assert [task([func]).reads_answer for func in (by_name, among_all, of_none)] == [True, True, False]
-
-
-def test_an_object_that_holds_itself_is_kept(here):
-    text = printed(
-        "class Loop:\n"
-        "    def __init__(self):\n        self.me, self.worth = self, 2.0\n\n"
-        "    def __call__(self, completion):\n        return self.me.me.worth\n\n"
-        "from hone.environments.kept_source import standalone_source\n"
-        "text, why = standalone_source([Loop()])\nnames = {}\nexec(text, names)\nprint(why, names['reward_Loop'](''))"
-    )
-    assert text.strip() == "2.0"
 
 
 LENGTH = 3
@@ -431,16 +297,3 @@ def test_what_can_not_be_written_down_is_told_and_what_is_not_used_does_not_matt
     names: dict = {}
     exec("def typed(completion):\n    return 1.0", {"__name__": __name__}, names)
     assert standalone_source([names["typed"]])[1] == "there is no source of typed"  # as of one typed into a console
-
-
-def test_a_row_without_the_answer_that_a_function_of_lists_takes_is_refused():
-    def right(completions, answer):
-        return [float(text == one) for text, one in zip(completions, answer, strict=True)]
-
-    def lenient(completions, answer=None, **columns):
-        return [0.0 for _ in completions]
-
-    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": float("nan")}]
-    with pytest.raises(UserError, match="row 1: 'answer' must be non-empty text, not None"):
-        task([right], rows).split("train")
-    assert len(task([lenient], rows).split("train"))

@@ -39,14 +39,6 @@ def test_environments_comes_before_the_current_directory_and_both_before_install
         assert load_environment(write(here / place, label=place).stem).system_prompt == place
 
 
-def test_a_task_file_does_not_stand_in_for_the_package_of_its_name(here: Path):
-    write(here / "environments" / "safetensors.py", label="task")
-    assert load_environment("safetensors").system_prompt == "task"
-    import safetensors
-
-    assert "environments" not in str(safetensors.__file__)
-
-
 TYPED = """
 from __future__ import annotations
 import typing
@@ -95,13 +87,6 @@ def test_ids_that_are_none(here: Path, env_id: str, why: str):
     (here / "gone.py").symlink_to("nowhere.py")
     with pytest.raises(UserError, match=why):
         load_environment(env_id)
-
-
-def test_a_library_that_nothing_loads_leaves_one_thing_to_do(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hone.extension._found", dict)
-    monkeypatch.setattr("hone.extension.extensions", dict)
-    with pytest.raises(UserError, match=r"^'words:cat' is not an environment id: install the extension that brings"):
-        load_environment("words:cat")
 
 
 @pytest.mark.parametrize(
