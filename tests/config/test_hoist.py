@@ -67,15 +67,6 @@ def test_places_that_disagree_are_named_with_their_values_and_files(line: str, m
         rl(line)
 
 
-def test_a_server_is_started_or_is_up() -> None:
-    assert rl(FILES).server_urls == ["http://localhost:8000/v1"]
-    assert rl(f"{FILES} --inference @ infer.toml").orchestrator.client.base_url is None
-    up = "--orchestrator.client.base-url http://localhost:8001/v1"
-    assert rl(f"{FILES} {up}").server_urls == ["http://localhost:8001/v1"]
-    several = rl(f"{up} --orchestrator.client.base-url http://localhost:8002/v1/")
-    assert several.server_urls == ["http://localhost:8001/v1", "http://localhost:8002/v1"]
-
-
 def test_an_explicit_root_flag_overrides_files_and_section_flags() -> None:
     assert rl("@ root.toml --model.name Z").model.name == "Z"
     assert rl("--trainer @ train.toml --orchestrator @ other.toml --max-steps 3").max_steps == 3
@@ -96,34 +87,11 @@ def test_files_of_their_own_choose_split_mode_and_tables_never_do() -> None:
     assert rl("@ mode.toml --trainer @ train.toml").mode == "colocated"
 
 
-def test_hoisting_from_python_leaves_what_was_handed_in_as_it_was() -> None:
-    tree = {"trainer": {"model": {"name": "M"}, "max_steps": 5}}
-    assert RLConfig.model_validate(tree).max_steps == 5
-    assert tree == {"trainer": {"model": {"name": "M"}, "max_steps": 5}}
-    with pytest.raises(ValueError, match=r"max_steps = 4 and trainer.max_steps = 5 disagree"):
-        RLConfig(max_steps=4, trainer={"max_steps": 5})
-
-
-def test_a_flag_for_what_rewards_overrides_files_that_say_otherwise() -> None:
-    Path("rewards.toml").write_text('reward = ["a:exact"]\ndata = "rows.jsonl"\n')
-    Path("agent.toml").write_text('data = "rows.jsonl"\n[orchestrator.env.args]\nagent = "a:agent"\n')
-    assert rl("@ rewards.toml --agent b:agent").orchestrator.env.args == {"data": "rows.jsonl", "agent": "b:agent"}
-    args = {"data": "rows.jsonl", "agent_command": "run"}
-    assert rl("@ agent.toml --agent-command run").orchestrator.env.args == args
-    assert rl("@ agent.toml --reward b:exact").orchestrator.env.args == {"data": "rows.jsonl", "rewards": ["b:exact"]}
-
-
 TASK = ("--reward", "r:f", "--data", "a.jsonl")
 
 
 def parsed(*words: str) -> RLConfig:
     return parse(RLConfig, list(words), "rl")
-
-
-@pytest.mark.parametrize("words", [["1.0", "0.5"], ["[1.0, 0.5]"], ["1", "--reward-weights", "0.5"]])
-def test_weights_of_rewards_are_numbers(words: list[str]) -> None:
-    args = parsed(*TASK, "--reward-weights", *words).orchestrator.env.args
-    assert args == {"rewards": ["r:f"], "data": "a.jsonl", "weights": [1.0, 0.5]}
 
 
 def test_a_task_without_a_file_takes_evaluation_data_a_system_prompt_and_a_reference() -> None:
