@@ -26,6 +26,11 @@ def start(pids: str, broken: str = "") -> Callable[[Any], Any]:
     if broken == "dies":
         print("no such library", file=sys.stderr, flush=True)
         os._exit(7)
+    if broken == "is killed once" and not Path(pids).read_text():
+        Path(pids).write_text("killed\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if broken == "is always killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if broken == "writes":
         os.write(answers_pipe(), b"hello\n")
     print("a warning while it starts", file=sys.stderr, flush=True)
@@ -33,6 +38,7 @@ def start(pids: str, broken: str = "") -> Callable[[Any], Any]:
     ways = Ways()
 
     def answer(question: Any) -> Any:
+        Ways.begun += 1
         way = getattr(ways, question.replace(" ", "_"), None) if isinstance(question, str) else None
         shown = None if way is None else way()
         return question if shown is None else shown
@@ -44,6 +50,8 @@ class Ways:
     """The ways; what they return, if anything, is the answer."""
 
     pids: Path
+    begun = 0
+    """How many questions were begun."""
 
     def spin(self) -> NoReturn:
         while True:
@@ -83,6 +91,13 @@ class Ways:
 
     def kill_its_parent(self) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+    def kill_its_parent_and_answer(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+
+    def stop_its_parent_and_sleep(self) -> None:
+        os.kill(os.getppid(), signal.SIGSTOP)
         time.sleep(600)
 
     def close_everything(self) -> None:
@@ -149,8 +164,20 @@ class Ways:
             time.sleep(600)
         self.spin()
 
+    def fork_many_that_spin(self) -> None:
+        """Twenty share one core, so that each waits for it nearly all the time."""
+        for _ in range(20):
+            if self._fork():
+                os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+                self.spin()
+        time.sleep(8)
+
     def fork_and_answer_twice(self) -> None:
         self._fork()
+
+    def leave_a_child(self) -> None:
+        if self._fork():
+            time.sleep(600)
 
     def leave_a_daemon(self) -> None:
         """Twice forked, in a session of its own, without our environment: as daemons do it."""
@@ -172,6 +199,25 @@ class Ways:
         for thread in threads:
             thread.join()
         return sum(found)
+
+    def leave_a_thread(self) -> None:
+        threading.Thread(target=self.spin, daemon=True).start()
+
+    def leave_an_end(self) -> None:
+        """Ends the process as soon as it is at another question."""
+        begun = Ways.begun
+
+        def end() -> None:
+            while Ways.begun == begun:
+                time.sleep(0.01)
+            os._exit(5)
+
+        threading.Thread(target=end, daemon=True).start()
+
+    def spin_a_while(self) -> None:
+        end = time.thread_time() + 1.0
+        while time.thread_time() < end:
+            pass
 
     def _fork(self) -> bool:
         """True in the process that was forked."""

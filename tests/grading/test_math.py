@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from hone.grading import GraderFailure, math
 from hone.grading.math import readable, same
+from hone.types import Outcome
 
 EQUAL = {
     "0.5": [r"\frac{1}{2}"],
@@ -148,6 +150,30 @@ def test_whether_an_answer_is_the_gold_one(answer: str, gold: str, equal: bool |
 def test_what_nobody_can_work_out_is_not_read_and_code_neither(answer: str):
     assert not readable(answer) and same(answer, r"\frac{1}{2}") is None
     assert same(answer, answer) is True  # equal text is equal
+
+
+def test_what_takes_too_long_is_a_timeout_and_the_next_question_is_answered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(math, "CPU_SECONDS", 3)
+    math._worker().close()  # so that a worker with the shorter time is started
+    assert same("2", "1+1") is True
+    failure = same(r"\binom{999999999}{499999999}", "9")
+    assert isinstance(failure, GraderFailure) and failure.outcome is Outcome.GRADER_TIMEOUT
+    assert failure.detail == "comparing the answer took 3 seconds of processor time"
+    assert same("3", "1+2") is True
+    math._worker().close()
+
+
+def test_an_error_of_math_verify_is_a_failure_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch):
+    def broken(question):
+        raise RuntimeError(f"cannot compare {question}")
+
+    monkeypatch.setattr(math, "inside", lambda: True)
+    monkeypatch.setattr(math, "_right_here", lambda: broken)
+    failure = same("7^2", "48+1")
+    assert isinstance(failure, GraderFailure) and failure.outcome is Outcome.GRADER_ERROR
+    assert failure.detail.endswith("RuntimeError: cannot compare ['7^2', '48+1']")
+    monkeypatch.undo()
+    assert same("7^2", "48+1") is True
 
 
 def test_an_answer_is_not_evaluated(tmp_path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +20,7 @@ from processes import children, until
 
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.grading.pool import Pool
+from hone.grading.pool import Pool, Worker
 from hone.types import Outcome
 
 SCRIPT = Path(__file__).with_name("process_script.py")
@@ -34,6 +37,15 @@ def pids(tmp_path: Path) -> Path:
 def pool(pids: Path) -> Iterator[Pool]:
     with Pool(SCRIPT, [str(pids)], "testing", workers=2) as pool:
         yield pool
+
+
+def both_ready(pool: Pool) -> list[tuple[int, int]]:
+    """(keeper, process) of two workers that have answered or can: one alone may have answered all that came first."""
+    while not all(process and process.ready for process in pool._processes):
+        pool.ask_all(["sleep a little"] * 2, 5.0, 60.0)
+    pairs = [(keeper, process) for keeper in pool.pids for process in children(keeper)]
+    assert [keeper for keeper, _ in pairs] == pool.pids
+    return pairs
 
 
 FAILURES = [
@@ -83,6 +95,13 @@ def test_what_leaves_traces_is_answered_and_leaves_none(question, pool, pids):
     assert all(map(gone, forked))
 
 
+def test_a_process_that_kills_its_keeper_harms_no_question_after_it(pool):
+    """Its own answer comes or not, whichever is faster."""
+    questions = [1, "kill its parent and answer", 2, "kill its parent and answer", 3, 4]
+    for question, answer in zip(questions, pool.ask_all(questions, 5.0, 60.0), strict=True):
+        assert answer == question or (isinstance(question, str) and answer.detail.endswith("was killed"))
+
+
 def test_a_question_whose_process_was_killed_from_outside_is_asked_again(pool, pids):
     assert pool.ask_all([1, "be killed once", 2], 5.0, 60.0) == [1, "be killed once", 2]
     assert all(map(gone, map(int, pids.read_text().split())))
@@ -92,6 +111,36 @@ def test_a_question_whose_process_is_killed_again_has_a_failure_that_says_so(poo
     failure, other = pool.ask_all(["be killed", 1], 5.0, 60.0)
     assert (failure.outcome, failure.lost, failure.killed, other) == (ERROR, True, True, 1)
     assert len(set(pids.read_text().split())) == 2, "asked twice, of two processes"
+
+
+def test_a_process_that_is_killed_while_it_starts_is_replaced(pids):
+    with Pool(SCRIPT, [str(pids), "is killed once"], "testing", workers=1) as pool:
+        assert pool.ask_all([1, 2], 5.0, 60.0) == [1, 2]
+    with (
+        Pool(SCRIPT, [str(pids), "is always killed"], "testing", workers=1) as pool,
+        pytest.raises(UserError, match="could not start: the process that was starting was ended by SIGKILL"),
+    ):
+        pool.ask_all([1], 5.0, 60.0)
+
+
+def test_a_process_whose_thread_goes_on_is_replaced(pids):
+    """The thread would take the time of the next question, or end it."""
+    with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
+        questions = ["leave a thread", "spin a while", "leave an end", "sleep a little", "spin a while"]
+        assert pool.ask_all(questions, 1.7, 60.0) == questions
+
+
+def test_failures_leave_no_file_open(pids):
+    """A thousand of them in one round would be more than a process may have."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/proc/self/fd"))
+    with Pool(SCRIPT, [str(pids)], "testing", workers=2) as pool:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, limits[1]))
+            answers = pool.ask_all(["leave a child", "close everything"] * 30, 5.0, 60.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert answers[::2] == ["leave a child"] * 30 and all(isinstance(answer, GraderFailure) for answer in answers[1::2])
 
 
 def test_what_a_question_changes_is_put_back_for_the_next(pids):
@@ -118,6 +167,19 @@ def test_the_kernel_holds_the_limits_and_each_question_has_its_own(pids):
         assert timer == 0 and cpu == -1
 
 
+def test_a_process_that_died_between_two_rounds_is_replaced(pool):
+    for keeper, process in both_ready(pool):
+        os.kill(process, signal.SIGKILL)
+        assert gone(keeper)
+    assert pool.ask_all([3, 4, 5], 5.0, 60.0) == [3, 4, 5]
+
+
+def test_a_keeper_that_is_stopped_is_ended_with_its_process(pool, monkeypatch):
+    monkeypatch.setattr("hone.grading.pool._END_SECONDS", 0.2)
+    failure, other = pool.ask_all(["stop its parent and sleep", 1], 5.0, 5.0)
+    assert (failure.outcome, other) == (TIMEOUT, 1)
+
+
 @pytest.mark.parametrize(
     ("broken", "shown"),
     [
@@ -133,6 +195,22 @@ def test_a_process_that_cannot_start_is_one_error_in_its_own_words(broken, shown
     ):
         pool.ask_all(list(range(1000)), 5.0, 60.0)
     assert str(error.value).endswith(shown) and pool.pids == []
+
+
+def test_a_forked_process_has_processes_of_its_own(pool):
+    """Its answers would else be taken for those of the process that it was forked from."""
+    pool.ask_all([1, 2], 5.0, 60.0)
+    keepers = pool.pids
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            right = pool.pids == [] and pool.ask_all(list(range(300)), 5.0, 60.0) == list(range(300))
+            pool.close()
+            os._exit(0 if right else 1)
+        os._exit(2)
+    assert pool.ask_all(list(range(1000, 1300)), 5.0, 60.0) == list(range(1000, 1300))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pool.pids == keepers and pool.ask_all([3], 5.0, 60.0) == [3]
 
 
 def test_questions_are_asked_while_others_are_still_to_come(pool, pids):
@@ -163,6 +241,14 @@ def test_time_in_which_a_process_waited_for_a_core_is_not_its_own(pids):
             one.wait()
     assert starved == "wait for a core"
     assert (asleep.outcome, asleep.detail) == (TIMEOUT, "testing took 1 seconds")
+
+
+def test_a_question_that_starves_its_own_processes_is_ended(pool, pids, monkeypatch):
+    """Each of twenty waits nearly all the time: without a bound it would have twenty seconds, and answer in eight."""
+    monkeypatch.setattr("hone.grading.pool._MOST_STARVED", 1)
+    failure, other = pool.ask_all(["fork many that spin", 1], None, 1.0)
+    assert (failure.outcome, failure.detail, other) == (TIMEOUT, "testing took 1 seconds", 1)
+    assert all(map(gone, map(int, pids.read_text().split())))
 
 
 def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool, interruptible):
@@ -207,3 +293,15 @@ def test_what_was_started_ends_when_hone_is_killed(pids):
         process.kill()
     assert forked
     assert len(keepers) == len(processes) == 2 and all(map(gone, keepers + processes + forked))
+
+
+def test_the_process_ends_with_its_worker(tmp_path):
+    worker = Worker(SCRIPT, [str(tmp_path / "pids")], "testing")
+    assert worker.ask("a", 5, 60.0) == "a"
+    [keeper] = worker._pool.pids
+    [process] = children(keeper)
+    del worker
+    gc.collect()
+    for pid in (keeper, process):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
