@@ -1,7 +1,8 @@
-"""A resolved config is TOML that reads back equal."""
+"""A resolved config is TOML that reads back equal, with every default written out."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,12 @@ def test_round_trip_through_a_file(cls: type[BaseConfig], argv: list[str], tmp_p
     again = parse(cls, ["@", str(file)], "prog")
     assert again == config
     assert to_toml(again) == to_toml(config)
+
+
+def test_defaults_are_written_and_nulls_are_left_out() -> None:
+    tree = tomllib.loads(to_toml(RLConfig(ckpt={}, threads=None)))
+    assert tree["ckpt"] == {"background": True} and "resume" not in tree and "threads" not in tree
+    assert tree["trainer"]["correction"] == {"type": "none", "cap": 2.0}
+    assert tree["trainer"]["optim"]["lr"] == 1e-6
+    assert "max_steps" not in tree["trainer"] and tree["max_steps"] == 100
+    assert tree["output_dir"] == "outputs" and "mode" not in tree

@@ -87,6 +87,23 @@ def test_files_of_their_own_choose_split_mode_and_tables_never_do() -> None:
     assert rl("@ mode.toml --trainer @ train.toml").mode == "colocated"
 
 
+def test_hoisting_from_python_leaves_what_was_handed_in_as_it_was() -> None:
+    tree = {"trainer": {"model": {"name": "M"}, "max_steps": 5}}
+    assert RLConfig.model_validate(tree).max_steps == 5
+    assert tree == {"trainer": {"model": {"name": "M"}, "max_steps": 5}}
+    with pytest.raises(ValueError, match=r"max_steps = 4 and trainer.max_steps = 5 disagree"):
+        RLConfig(max_steps=4, trainer={"max_steps": 5})
+
+
+def test_a_flag_for_what_rewards_overrides_files_that_say_otherwise() -> None:
+    Path("rewards.toml").write_text('reward = ["a:exact"]\ndata = "rows.jsonl"\n')
+    Path("agent.toml").write_text('data = "rows.jsonl"\n[orchestrator.env.args]\nagent = "a:agent"\n')
+    assert rl("@ rewards.toml --agent b:agent").orchestrator.env.args == {"data": "rows.jsonl", "agent": "b:agent"}
+    args = {"data": "rows.jsonl", "agent_command": "run"}
+    assert rl("@ agent.toml --agent-command run").orchestrator.env.args == args
+    assert rl("@ agent.toml --reward b:exact").orchestrator.env.args == {"data": "rows.jsonl", "rewards": ["b:exact"]}
+
+
 TASK = ("--reward", "r:f", "--data", "a.jsonl")
 
 

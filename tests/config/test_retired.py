@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from hone.config.base import BaseConfig
-from hone.config.parse import parse
+from hone.config.parse import CONFIG_OF, parse
 from hone.config.retired import RETIRED
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.extensions.server.config import ServeConfig
+from hone.runs.settings import changes, flat, read_toml, run_toml
 
 OVERLAP = "orchestrator.grading.overlap"
 KEYS = [
@@ -43,3 +46,15 @@ def test_a_value_that_changed_nothing_is_dropped_and_another_refused(
     file.write_text(f"{refused}\n")
     with pytest.raises(UserError, match=re.escape(f" in {file}: {RETIRED[name].instead}")):
         parse(cls, ["@", str(file)], "hone")
+
+
+def test_a_run_that_has_a_harmless_value_is_read_as_if_it_had_none_and_another_is_shown(tmp_path: Path) -> None:
+    config, file = parse(RLConfig, ["--orchestrator.refill", "--model.name", "hone/tiny"], "rl"), tmp_path / "a.toml"
+    table = tomllib.loads(run_toml(config, "rl"))
+    for cut, overlap in ((0.0, True), (0, False), (0.0, "None"), (0.25, "None")):
+        table["orchestrator"]["refill"]["cut"], table["orchestrator"]["grading"]["overlap"] = cut, overlap
+        file.write_text(f"{CONFIG_OF}rl\n{tomli_w.dumps(table)}")
+        settings = flat(read_toml(file))
+        assert "orchestrator.grading.overlap" not in settings
+        assert settings.get("orchestrator.refill.cut", 0) == cut
+        assert cut or (parse(RLConfig, ["@", str(file)], "rl") == config and changes(settings, config, {}) == [])
