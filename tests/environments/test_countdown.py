@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from countdown import Expression, read_expression, solve
 
 from hone.environments import load_environment
+from hone.errors import UserError
 from hone.types import Outcome
 
 
@@ -92,3 +95,13 @@ def test_what_solve_finds_is_worth_the_target_of_these_numbers():
         assert expression and expression.value == target and sorted(expression.numbers) == sorted(nums)
     found = [solve([3, 3, 8, 8], 24), solve([2, 3, 4], 20), solve([5], 5), solve([3, 8], 3)]
     assert found == ["8/(3-8/3)", "(2+3)*4", "5", None] and solve([3, 8], 3, use_all=False) == "3"
+
+
+def test_the_first_rows_to_train_and_the_next_to_evaluate(tmp_path: Path):
+    path = str(tmp_path / "rows.jsonl")
+    Path(path).write_text("".join(json.dumps({"target": 10 + i, "nums": [1 + i, 4, 5]}) + "\n" for i in range(40)))
+    env = load_environment("countdown", dataset=path, num_train_examples=20, num_eval_examples=5)
+    assert [e.answer for e in env.split("train")] == [str(10 + i) for i in range(20)]
+    assert [e.answer for e in env.split("eval")] == [str(30 + i) for i in range(5)]
+    with pytest.raises(UserError, match="has 40 rows, fewer than the 45 asked for"):
+        load_environment("countdown", dataset=path, num_train_examples=40, num_eval_examples=5).split("train")

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime
+from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -53,6 +56,28 @@ def test_a_missing_number_is_missing_in_every_format(tmp_path: Path):
     env = SingleTurnEnv(id="e", rubric=Rubric([lambda answer: 1.0]), dataset=load_rows(tmp_path / "e.jsonl"))
     with pytest.raises(UserError, match=r"e.jsonl, line 1: 'answer' must be non-empty text, not None"):
         env.split("train")[0]
+
+
+def test_a_table_of_pandas_gives_what_its_file_gives(tmp_path: Path):
+    columns = {
+        "prompt": [[{"role": "user", "content": "q"}]] * 2,
+        "when": [datetime(2024, 1, 2, 3), None],
+        "day": [date(2024, 1, 2)] * 2,
+        "price": [Decimal("1.50")] * 2,
+        "level": [5, None],
+    }
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table(columns), path)
+    first = {"when": "2024-01-02 03:00:00", "day": "2024-01-02", "price": "1.50", "level": 5}
+    first = {"prompt": columns["prompt"][0]} | first
+    expected = [first, first | {"when": None, "level": None}]
+    assert list(load_rows(path)) == list(given_rows(pandas.read_parquet(path), "dataset")) == expected
+
+
+def test_shards_of_int_and_double_are_one_column(tmp_path: Path):
+    for name, value in (("a", 1), ("b", 1.5)):
+        pq.write_table(pa.table({"level": [value]}), tmp_path / f"{name}.parquet")
+    assert [row["level"] for row in load_rows(tmp_path)] == [1.0, 1.5]
 
 
 def test_a_folder_is_read_in_order_and_only_the_split_that_it_names(tmp_path: Path):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
+import signal
+import threading
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -88,6 +91,36 @@ def test_with_patience_others_are_waited_for_as_long_as_that():
         assert batches.sampled == sampled
 
 
+def test_a_turn_that_its_rollout_has_left_is_not_sampled():
+    async def leaves(driver: Driver, index: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(driver.ask_turn(index, "left"), 0.05)
+        await asyncio.sleep(0.5)
+
+    async def waits(driver: Driver, index: int) -> None:
+        await asyncio.sleep(1.0)
+
+    batches = Batches()
+    run(batches, leaves, waits, patience=0.2)
+    assert batches.sampled == []
+
+
+def test_a_timeout_of_a_rollout_passes_while_its_turn_is_sampled():
+    left: list[float] = []
+
+    async def impatient(driver: Driver, index: int) -> str:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await driver.ask_turn(index, "a")
+        left.append(time.monotonic() - began)
+        return await driver.ask_turn(index, "b")
+
+    batches = Batches(seconds=1.0)
+    assert run(batches, impatient) == ["b"] and batches.sampled == [["a"], ["b"]]
+    assert left[0] < 1.0
+
+
 def test_what_a_rollout_raises_is_raised_here_and_ends_all():
     threads, ended = _thread._count(), list[int]()
 
@@ -123,3 +156,67 @@ def test_a_rollout_that_keeps_the_loop_from_running_ends_the_batch(monkeypatch):
 
     with pytest.raises(Halt, match="blocks the event loop"):
         run(Batches(), blocks)
+
+
+def test_a_cell_of_a_notebook_may_drive_rollouts():
+    """Its thread runs an event loop already."""
+    batches = Batches()
+
+    async def cell() -> list[Any]:
+        return run(batches, two_turns, two_turns)
+
+    assert asyncio.run(cell()) == ["0a0b", "1a1b"]
+
+
+def test_ctrl_c_hands_over_what_has_ended_and_begins_nothing():
+    handed: list[tuple[int, Any]] = []
+    drivers: list[Driver] = []
+
+    async def asks(driver: Driver, index: int) -> Any:
+        drivers.append(driver)
+        await driver.ask_answer(index, "?")
+
+    async def ends(driver: Driver, index: int) -> str:
+        await asyncio.sleep(0.1)
+        return "done"
+
+    async def stays(driver: Driver, index: int) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    def respond(items: list[Any]) -> list[Any]:
+        until = time.monotonic() + 60
+        while not drivers[0]._results and time.monotonic() < until:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    batches = Batches()
+    batches.respond = respond
+    with pytest.raises(KeyboardInterrupt):
+        jobs = [asks, ends, stays, two_turns]
+        run(batches, *jobs, patience=0.02, concurrency=2, finished=lambda *one: handed.append(one))
+    assert handed == [(1, "done"), (2, None)] and batches.sampled == []
+
+
+def test_ctrl_c_ends_all_rollouts():
+    threads, ended = _thread._count(), list[int]()
+
+    async def waits(driver: Driver, index: int) -> None:
+        threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(index)
+
+    main = threading.main_thread().ident
+    with pytest.raises(KeyboardInterrupt):
+        run(Batches(), waits)
+    assert ended == [0]
+    until(lambda: _thread._count() <= threads, "the thread of the rollouts has ended")
+
+
+def test_a_thread_that_can_not_start_is_a_lack_of_memory(monkeypatch) -> None:
+    monkeypatch.setattr(driving, "_thread", SimpleNamespace(start_new_thread=lambda *_: None))
+    monkeypatch.setattr(driving, "START_SECONDS", 0.01)
+    with pytest.raises(MemoryError, match="the thread that runs the rollouts did not start"):
+        run(Batches(), two_turns)

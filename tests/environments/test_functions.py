@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from hone.environments.functions import given_task, place_of
 from hone.environments.kept_source import standalone_source
 from hone.errors import UserError
 from hone.evaluation.remote import evaluate_url
-from hone.types import Rollout
+from hone.types import Outcome, Rollout
 
 ROOT = Path(__file__).parents[2]
 ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1), "level": i} for i in range(20)]
@@ -124,6 +125,40 @@ def test_a_function_of_completions_must_return_a_list_of_as_many(value, got):
     assert [str(score.outcome) for score in scores[:2]] == ["grader_error"] * 2
     assert [score.components for score in scores[:2]] == [{"ours": 1.0}] * 2
     assert scores[2].outcome.is_failure == (got != "a list of 1")
+
+
+def test_a_group_is_given_in_one_call_with_its_columns_repeated():
+    """Without rollouts that failed; the others of the group have their values, also where one has none."""
+    calls = []
+
+    def shortest(completions, prompts, answer, level, **columns):
+        calls.append((completions, prompts, answer, level, columns))
+        lengths = [len(text) for text in completions]
+        low, high = min(lengths), max(lengths)
+        return [None if n == 4 else math.nan if n == 3 else (high - n) / (high - low or 1) for n in lengths]
+
+    async def rank(completions):
+        return [sorted(completions, reverse=True).index(text) for text in completions]
+
+    env = task([shortest, rank])
+    one, two = env.split("train")[0], env.split("train")[1]
+
+    def reply(example, text, **more):
+        return Rollout(text, [*example.prompt, {"role": "assistant", "content": text}], "stop", **more)
+
+    texts = ["b", "a", "1234567", "123", "1234", "12345"]
+    made = [(one, reply(one, texts[0])), (two, reply(two, texts[1])), *((one, reply(one, t)) for t in texts[2:])]
+    made.append((one, reply(one, "lost", failure=(Outcome.GRADER_ERROR, "the environment broke off"))))
+    scores = env.grade_many(made, 0, [example.id for example, _ in made])
+    (mine, prompts, answer, level, columns), other = calls
+    assert mine == ["b", "1234567", "123", "1234", "12345"] and other[0] == ["a"] and columns == {}
+    assert (prompts, answer) == ([one.prompt[0]["content"]] * 5, [one.answer] * 5)
+    assert level == [one.info["level"]] * 5
+    expected = [{"shortest": 1.0, "rank": 0}, {"shortest": 0.0, "rank": 0}, {"shortest": 0.0, "rank": 1}]
+    expected += [{"rank": 4}, {"rank": 3}, {"shortest": 2 / 6, "rank": 2}, {}]
+    assert [score.components for score in scores] == expected
+    assert scores[3].detail == "shortest returned nan, which is not a finite number"
+    assert [i for i, score in enumerate(scores) if score.outcome.is_failure] == [3, 6]
 
 
 def test_sampled_tokens_are_offered_and_texts_without_them_are_refused():
@@ -270,6 +305,19 @@ def test_the_text_is_the_same_in_every_process(here):
     )
     texts = {printed(source, PYTHONHASHSEED=seed) for seed in "12"}
     assert len(texts) == 1 and "table = set([" in texts.pop()
+
+
+def test_an_answer_is_read_by_name_or_among_all_columns():
+    def by_name(completions, answer):
+        return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+    def among_all(completions, **columns):
+        return [float(text == right) for text, right in zip(completions, columns["answer"], strict=True)]
+
+    def of_none(completions, **columns):
+        return [float("<answer>" in text) for text in completions]
+
+    assert [task([func]).reads_answer for func in (by_name, among_all, of_none)] == [True, True, False]
 
 
 LENGTH = 3

@@ -39,6 +39,14 @@ def test_environments_comes_before_the_current_directory_and_both_before_install
         assert load_environment(write(here / place, label=place).stem).system_prompt == place
 
 
+def test_a_task_file_does_not_stand_in_for_the_package_of_its_name(here: Path):
+    write(here / "environments" / "safetensors.py", label="task")
+    assert load_environment("safetensors").system_prompt == "task"
+    import safetensors
+
+    assert "environments" not in str(safetensors.__file__)
+
+
 TYPED = """
 from __future__ import annotations
 import typing

@@ -21,6 +21,13 @@ def test_the_chosen_examples_are_repeated_and_stay_what_they_were(task):
     assert list(env.split("eval"))[:20] == task.split("eval")[:20] and len(env.split("eval")) == 1000
 
 
+def test_what_the_task_is_counts_in_the_digests():
+    found = [
+        load_environment("one-shot", task=name).digests(["train"])["environment"] for name in ("gsm8k", "math-problems")
+    ]
+    assert found[0] != found[1]
+
+
 @pytest.mark.needs("sandbox")
 def test_a_task_of_several_turns_stays_one():
     env = load_environment("one-shot", task="math-python", args={"max_turns": 3, "sandbox": "none"})

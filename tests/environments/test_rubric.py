@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from rollouts_made import one_token
 
@@ -131,6 +133,24 @@ def test_a_grader_that_draws_is_decided_by_seed_example_and_sample():
     assert drawn(env.grade_many(reversed(pairs), seed=7)) == drawn(scores)[::-1]
     assert [env.grade(*pair, seed=7).components["noise"] for pair in pairs] == drawn(scores)
     assert env.grade(example, "<t>4</t>").components["noise"] == stream(0, "grader", example.id, "", "noise").random()
+
+
+def test_numbers_of_other_kinds_are_taken():
+    for value, reward in ((True, 1.0), (np.float64(0.5), 0.5), (np.True_, 1.0), (np.uint8(3), 3.0), (3, 3.0)):
+        score = grade(make(lambda completion, value=value: value))
+        assert score.reward == reward and type(score.components["<lambda>"]) is float
+
+
+class Lying(float):
+    def __float__(self):
+        return 1.0
+
+
+@pytest.mark.parametrize("value", [Lying(0.0), np.array(0.5), np.timedelta64(1, "s"), Fraction(1, 2), 1 + 0j])
+def test_what_is_no_plain_number_is_refused_with_the_remedy(value):
+    score = grade(make(lambda completion: value))
+    assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward)
+    assert type(value).__name__ in score.detail and score.detail.endswith("return float(…) of it")
 
 
 def test_each_function_has_arguments_of_its_own_but_for_what_it_adds_to_the_state():

@@ -13,7 +13,8 @@ from scramble import split_words as words_of_splits
 
 from hone import rng
 from hone.environments import load_environment
-from hone.environments.data import common_words
+from hone.environments.data import common_words, load_rows
+from hone.errors import UserError
 from hone.types import Outcome, content_hash
 
 DIGESTS = [
@@ -106,6 +107,31 @@ def test_rewards(task: str, args: dict, row: dict, rewards: dict):
     ]
     scores = env.grade_many(pairs)
     assert [(round(score.reward, 9), score.outcome) for score in scores] == expected, [s.detail for s in scores]
+
+
+def test_what_separates_characters_is_not_paid_for():
+    env = load_environment("reverse-text", separator=" ")
+    example = env.example(text="one")
+    assert (example.prompt[-1]["content"], example.answer) == ("o n e", "e n o")
+    answers = {"e n o": 1.0, "e n x": 2 / 3, "o n e": 1 / 3, "eno": 0.0, "e  n  o": 0.75}
+    scores = env.grade_many([(example, f"<reversed_text>{text}</reversed_text>") for text in answers])
+    assert [score.reward for score in scores] == pytest.approx([*answers.values()])
+    assert [score.outcome for score in scores] == [Outcome.CORRECT] + [Outcome.WRONG] * 4
+
+
+def test_the_set_on_the_hub_is_asked_for_by_its_config(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def read(source, split):
+        asked.append((source, split))
+        return load_rows(Path(__file__), split)
+
+    monkeypatch.setattr("hone.environments.data.load_rows", read)
+    env = load_environment("gsm8k", dataset="openai/gsm8k")
+    for split in ("train", "eval"):
+        with pytest.raises(UserError):
+            env.split(split)
+    assert asked == [("openai/gsm8k:main", "train"), ("openai/gsm8k:main", "test")]
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,17 @@ def test_answers(one, answer) -> None:
     assert text == answer or (text.startswith(answer) and answer.startswith("error:"))
 
 
+def test_long_answers_are_cut() -> None:
+    def shout(n: int) -> str:
+        return "a" * n
+
+    env = make(shout, max_chars=10)
+    assert texts(env, says(call("shout", {"n": 10}), call("shout", {"n": 13}))) == [
+        "a" * 10,
+        "a" * 10 + "… (3 more characters)",
+    ]
+
+
 def test_a_broken_tool_fails_the_sample_and_others_are_told() -> None:
     message = says(call("crash", {"how": "broken"}))
     failure = respond(ENV, message)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
+from graders import gone
 
 from hone.config.shared import GradingConfig
-from hone.environments import Environment, load_environment
+from hone.environments import Environment, Parser, Rubric, SingleTurnEnv, load_environment
 from hone.grading import GraderFailure
 from hone.types import Example, Outcome, Rollout
 
 TASK = '''
-import asyncio, json, os, sys
+import asyncio, json, os, sys, time
 from hone.environments import MultiTurnEnv, Parser, Rubric, SingleTurnEnv
 
 
@@ -53,6 +55,11 @@ def harmed(text):
 def graded(completion, answer, info, state, rng):
     """A number of all that it is given."""
     harmed(text := completion[-1]["content"])
+    if text == "spin":
+        while True:
+            pass
+    if text == "sleep":
+        time.sleep(600)
     if text == "raise":
         raise RuntimeError("no grade")
     if text == "nothing":
@@ -66,12 +73,18 @@ def where(state):
 
 
 async def judged(completion):
-    text = completion[-1]["content"]
+    harmed(text := completion[-1]["content"])
     if text == "wait":
         await asyncio.sleep(600)
+    if text == "block":
+        time.sleep(1.5)
     if text.startswith("soon"):
         await asyncio.sleep(0.5)
     return 1.0
+
+
+def place(completion):
+    return float(os.getpid())
 
 
 class Chat(MultiTurnEnv):
@@ -90,10 +103,10 @@ class Chat(MultiTurnEnv):
         return [{"role": "user", "content": f"{text} {state['turns']}"}]
 
 
-KINDS = {"plain": [graded, where], "async": [judged]}
+KINDS = {"plain": [graded, where], "async": [judged], "where": [place]}
 
 
-def load_environment(kind: str = "plain", chat: bool = False):
+def load_environment(kind: str = "plain", chat: bool = False, **others):
     made = Chat if chat else SingleTurnEnv
     return made(rubric=Rubric(KINDS[kind]), parser=Whole(), dataset=[{"question": "q", "answer": "a"}])
 '''
@@ -104,7 +117,7 @@ def _task(here: Path) -> None:
     (here / "graded_task.py").write_text(TASK)
 
 
-def load(workers: int, timeout: float = 10.0, **kwargs) -> Environment:
+def load(workers: int | None, timeout: float = 10.0, **kwargs) -> Environment:
     env = load_environment("graded-task", **kwargs)
     env.use_workers(GradingConfig(workers=workers, timeout=timeout))
     return env
@@ -221,12 +234,47 @@ def test_what_hangs_or_ends_costs_its_group_which_has_the_time_of_all_its_comple
     assert shown(grouped(groups, 2, early=True)) == shown(scores)
 
 
+def test_what_goes_wrong_costs_its_own_completion():
+    env = load(2, timeout=0.5)
+    texts = ["a", "exit", "b", "spin", "a", "raise", "sleep", "b"] * 2
+    clean = grades(load(0), [text if text in ("a", "b", "raise") else "a" for text in texts])
+    for text, score, right in zip(texts, grades(env, texts), clean, strict=True):
+        if text in ("a", "b", "raise"):
+            assert shown([score]) == shown([right])
+    scores = grades(env, ["exit", "spin", "sleep"])
+    assert [score.outcome for score in scores] == ["grader_error", "grader_timeout", "grader_timeout"]
+    assert [score.detail for score in scores] == [
+        "the process that was grading ended with 0",
+        "grading took 0.5 seconds of processor time (grading.timeout allows 0.5 s of the processor, 3 s by the clock)",
+        "grading took 3 seconds (grading.timeout allows 0.5 s of the processor, 3 s by the clock)",
+    ]
+    assert all(score.reward != score.reward and score.components == {} for score in scores)
+    env.use_workers(GradingConfig(timeout=1.0), deterministic=False)  # the clock decides
+    detail = "grading took 1 seconds (grading.timeout allows 1 s)"
+    assert [score.detail for score in grades(env, ["spin", "sleep"])] == [detail] * 2
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_async_functions_wait_together_and_each_has_its_own_deadline(workers):
     scores = grades(load(workers, timeout=1.0, kind="async"), ["soon"] * 40 + ["wait", "soon"] * 10)
     assert [score.outcome for score in scores[:40]] == ["correct"] * 40
     assert [score.outcome for score in scores[40:]] == ["grader_timeout", "correct"] * 10
     assert scores[40].detail == "judged took 1 seconds"
+
+
+def test_an_async_function_that_does_not_wait_harms_no_other():
+    scores = grades(load(1, timeout=1.0, kind="async"), ["soon", "block", "soon", "soon"])
+    assert [score.outcome for score in scores] == ["correct"] * 4
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_what_was_graded_by_a_process_that_was_killed_is_graded_again_and_only_the_guilty_fails(kind):
+    right = shown(grades(load(0, kind=kind), ["a", "b", "die 0", "a"]))
+    scores = grades(load(1, kind=kind), ["a", "b", "die 1", "a"])
+    assert len(list(Path().glob("died-*"))) == 1 and not any(score.killed for score in scores)
+    assert [one[:4] for one in shown(scores)] == [one[:4] for one in right]
+    scores = grades(load(1, kind=kind), ["a", "b", "die 99", "a"])
+    assert [(score.outcome.is_failure, score.killed) for score in scores] == [(i == 2, i == 2) for i in range(4)]
 
 
 FAIR = {"components": {"graded": 1.0, "where": 0.0}, "answer": "'a'", "failure": None, "seconds": 0.0}
@@ -245,6 +293,21 @@ def test_a_process_that_says_what_it_likes_gives_no_reward_but_a_sum_of_finite_c
     assert (last.reward, last.outcome, last.weights) == (1.0, "correct", {"graded": 1.0, "where": 1.0})
 
 
+def test_what_no_worker_can_load_runs_here():
+    own = float(os.getpid())
+
+    def place(env: Environment) -> float:
+        return env.grade(env.example(question="q"), "x").reward
+
+    other_parser, other_rubric = load(None, kind="where"), load(None, kind="where")
+    other_parser.parser = Parser()
+    other_rubric.rubric = Rubric([lambda completion: float(os.getpid())])
+    assert place(load(None, kind="where")) != own
+    for env in (load(0, kind="where"), load(None, kind="where", given=(1, 2)), other_parser, other_rubric):
+        assert place(env) == own
+    assert place(SingleTurnEnv(rubric=other_rubric.rubric)) == own
+
+
 def test_conversations_are_answered_in_workers_too():
     def asked(*texts: str) -> list:
         return [([{"role": "assistant", "content": text}], {"turns": n}) for n, text in enumerate(texts)]
@@ -260,3 +323,17 @@ def test_conversations_are_answered_in_workers_too():
     ended = "the process that was answering the model ended with 0"
     assert there[6] == GraderFailure(Outcome.GRADER_ERROR, ended, lost=True)
     assert turns[0] == ([{"role": "assistant", "content": "a"}], {"turns": 0})
+
+
+def test_workers_are_started_ahead_and_end_with_the_environment():
+    env = load(2)
+    env.start_workers(100)
+    assert env._workers is not None
+    started = env._workers.pool.pids
+    grades(env, ["a"])
+    assert len(started) == 2 and env._workers.pool.pids == started
+    env.close_workers()
+    assert all(map(gone, started))
+    fresh = load_environment("reverse-text")
+    fresh.start_workers(100)
+    assert fresh._workers is None, "nothing of it runs in workers"
