@@ -109,3 +109,10 @@ def test_what_the_audit_found_is_in_the_run(tasks, tiny_model_dir, capsys):
     capsys.readouterr()
     assert main(["runs", "show", "outputs"]) == 0
     assert "audit        nothing found, of " in capsys.readouterr().out
+
+
+def test_a_page_is_not_put_into_a_run(tasks, tiny_model_dir, capsys):
+    assert rl(tiny_model_dir, "--no-audit") == 0
+    assert main(["audit", "says", "--html", "outputs/report.html"]) == 2
+    assert "lies in the run" in capsys.readouterr().err
+    assert main(["audit", "says", "--html", "outputs"]) == 2

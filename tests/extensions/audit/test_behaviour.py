@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from made import prober, right, sums, task_file
 
 from hone.config.shared import GradingConfig
-from hone.environments import Rubric
+from hone.environments import Rubric, load_environment
 from hone.extensions.audit.behaviour import check_behaviour
 from hone.extensions.audit.probes import subjects_of
 from hone.extensions.audit.report import Verdict
@@ -89,3 +90,21 @@ def test_a_task_that_no_process_can_load_is_tried_here() -> None:
     done = check_behaviour(env, prober(env, 3).subjects)
     assert [finding.name for finding in done.findings] == ["global-state"]
     assert not done.figures["isolated"] and "in one process" in done.summary
+
+
+def test_a_fresh_process_leaves_the_task_as_it_was() -> None:
+    env = load_environment("math-problems")
+    env.use_workers(GradingConfig(workers=2, timeout=7.0))
+    example = env.split("train")[0]
+    env.grade(example, "")
+    before, limits = env._workers, env.limits
+    with env.fresh_process(hash_seed=3) as isolated:
+        assert isolated and env.isolated and env._workers is not before
+        assert env.limits.workers == 1 and env.limits.timeout == 7.0
+        env.grade(example, "")
+        (pid,) = env._workers.pool.pids  # type: ignore[union-attr]
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if Path("/proc").is_dir() else []
+        assert not variables or b"PYTHONHASHSEED=3" in variables
+    assert env._workers is before and env.limits == limits and not env.isolated
+    assert before is not None and all(Path(f"/proc/{one}").exists() or os.name != "posix" for one in before.pool.pids)
+    env.close_workers()

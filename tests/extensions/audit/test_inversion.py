@@ -8,6 +8,7 @@ import pytest
 from made import TAGS, form, prober, right, sums
 
 from hone.environments import Range, Rubric, ToolEnv, calls_of
+from hone.errors import UserError
 from hone.extensions.audit.inversion import check_inversion, contribution
 from hone.extensions.audit.report import Check, Verdict
 from hone.types import Example, Message
@@ -111,6 +112,16 @@ def test_a_component_that_leaves_its_declared_range() -> None:
     ranges = {"right": EITHER, "form": Range(right=(0.5, 1.0), wrong=(0.0, 0.9))}
     check = check_inversion(prober(sums(Rubric([right, form], ranges=ranges, correctness="right"))))
     assert "form is 1 for a wrong answer and declares 0 to 0.9" in found(check)["range"]
+
+
+def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
+    env = tooled(Rubric([right]))
+
+    def refuse() -> None:
+        raise UserError("there is no sandbox")
+
+    env.check_rollouts = refuse  # type: ignore[method-assign]
+    assert [(f.name, f.verdict) for f in check_inversion(prober(env)).findings] == [("not-played", Verdict.NOTE)]
 
 
 def test_a_negative_weight_swaps_the_ends() -> None:

@@ -80,3 +80,8 @@ def test_findings(groups: list[str], max_tokens: int | None, name: str, verdict:
         assert title in finding.title
         if name == "length" and verdict is Verdict.FAIL:
             assert [shown.text for shown in finding.shown] == ["[assistant] T1", "[assistant] T2"]
+
+
+def test_what_could_not_be_graded_leaves_the_rates() -> None:
+    assert policy_check(result("CEWW", "CWWW"), 64).figures["pass_rate"] == 2 / 7
+    assert policy_check(result("EE"), 64).figures["pass_rate"] is None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from made import form, prober, right, sums
 
 from hone.environments import Environment, NumberParser, Rubric, SingleTurnEnv, inline, read_number
+from hone.environments.functions import given_task
+from hone.extensions.audit.probes import Prober, Text, subjects_of
 from hone.extensions.audit.report import Finding, Verdict
 from hone.extensions.audit.reward import check_exploits, check_reference, check_restylings
 
@@ -92,3 +95,22 @@ def test_a_point_for_garbage_names_its_component() -> None:
     assert finding.title.startswith("texts without an answer earn up to 0.1, by has_tags: tags-only")
     assert audited(sums(Rubric([right, form], [1.0, 0.1]))).keys() & {"garbage-paid"}  # "§§§" is an answer to it
     assert "garbage-paid" not in audited(sums(Rubric([number, inline(form)], [1.0, 0.1]), parser=NUMBERS))
+
+
+def test_texts_of_one_example_are_one_group_and_a_text_that_breaks_the_call_is_found() -> None:
+    calls = []
+
+    def longest(completions, answer):
+        calls.append(completions)
+        if "boom" in completions:
+            raise ValueError("boom")
+        return [float(len(text) == max(map(len, completions))) for text in completions]
+
+    env = given_task(Path("out"), {}, [{"prompt": f"{i}?", "answer": "1"} for i in range(4)], None, [longest]).load()
+    one, two = subjects_of(env, 2, 0)
+    probes = Prober(env, [one, two]).grade([Text(one, "a", "aa"), Text(two, "b", "b"), Text(one, "c", "aaaa")])
+    assert calls == [["aa", "aaaa"], ["b"]] and [probe.correct for probe in probes] == [False, True, True]
+    calls.clear()
+    probes = Prober(env, [one]).grade([Text(one, "a", "aa"), Text(one, "boom", "boom"), Text(one, "c", "aaaa")])
+    assert calls == [["aa", "boom", "aaaa"], ["aa"], ["boom"], ["aaaa"]]
+    assert [(probe.failed, probe.correct) for probe in probes] == [(False, True), (True, False), (False, True)]
