@@ -10,6 +10,7 @@ from hone.algorithms.advantages import (
     normalized_components,
     overlong_penalty,
 )
+from hone.config.rl import AdvantageConfig
 
 REWARDS = np.array([[1.0, 0.0, 0.0, 0.5], [0.2, 0.2, 0.8, 0.4]])
 ALL = np.ones((2, 4), dtype=bool)
@@ -157,6 +158,11 @@ def test_a_group_in_which_no_component_varies_has_no_advantages():
 def test_the_overlong_penalty_grows_over_the_buffer():
     assert overlong_penalty(np.array([70, 80, 90, 100, 120]), 100, 20).tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
     assert overlong_penalty(np.array([99, 100]), 100, 0, 0.5).tolist() == [0.0, 0.5]
+
+
+def test_the_default_is_the_groups_mean_and_a_std_is_that_of_trl():
+    settings = AdvantageConfig()
+    assert (settings.baseline, settings.scale, settings.std_ddof, settings.std_eps) == ("group", "none", 1, 1e-4)
 
 
 def test_a_token_s_advantage_has_its_own_part_of_the_reverse_kl_to_a_teacher():

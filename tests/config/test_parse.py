@@ -97,6 +97,28 @@ def test_later_files_win_sections_files_win_over_root_files_and_flags_win_over_a
 
 
 @pytest.mark.parametrize(
+    ("flag", "suggestion"),
+    [
+        ("--trainer.optim.learning_rate", "--trainer.optim.lr"),
+        ("--trainer.lr", "--trainer.optim.lr"),
+        ("--orchestrator.rollouts-per-exampel", "--orchestrator.rollouts-per-example"),
+        ("--evaluation.interval", "--orchestrator.eval.interval"),
+        ("--batch-size", "--orchestrator.batch-size"),
+        ("--trainer.lora.alpha", "--model.lora.alpha"),
+        # What hone lacks is not taken for a key of another meaning.
+        ("--model.dora.magnitude", None),
+        ("--zzzzqqqq", None),
+    ],
+)
+def test_an_unknown_flag_names_the_nearest(flag: str, suggestion: str | None) -> None:
+    hint = f": did you mean {suggestion}?" if suggestion else ", and no flag is similar; --help all lists all flags"
+    assert refused(RLConfig, flag, "1") == f"unknown flag {flag}{hint}"
+
+
+# -- What is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("@ name.toml", "unknown key trainer.optim.learning_rate in name.toml: did you mean trainer.optim.lr?"),
@@ -143,6 +165,12 @@ def test_rl_settings_that_cannot_work(line: str, words: list[str]) -> None:
     message = refused(RLConfig, *line.split())
     for word in words:
         assert word in message, message
+
+
+def test_sft_needs_exactly_one_source_of_data() -> None:
+    assert "has no data to imitate: set exactly one of data.name" in refused(SFTConfig)
+    message = refused(SFTConfig, "--data.path", "a.jsonl", "--data.env.id", "reverse-text")
+    assert "has data.path and data.env: set exactly one" in message
 
 
 def test_an_evaluation_takes_the_task_of_a_runs_config(tmp_path):

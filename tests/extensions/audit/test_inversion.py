@@ -9,6 +9,7 @@ from made import TAGS, form, prober, right, sums
 
 from hone.environments import Range, Rubric, ToolEnv, calls_of
 from hone.errors import UserError
+from hone.extensions.audit.conversations import made_up_call
 from hone.extensions.audit.inversion import check_inversion, contribution
 from hone.extensions.audit.report import Check, Verdict
 from hone.types import Example, Message
@@ -122,6 +123,26 @@ def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
 
     env.check_rollouts = refuse  # type: ignore[method-assign]
     assert [(f.name, f.verdict) for f in check_inversion(prober(env)).findings] == [("not-played", Verdict.NOTE)]
+
+
+LEAF = {"required": ["x"], "properties": {"x": {"type": "string"}}}
+TREE = {"type": "object", "required": ["left"], "properties": {"left": {"$ref": "#/$defs/Tree"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "integer", "minimum": 5}, 5),
+        ({"enum": ["b", "c"]}, "b"),
+        ({"type": "array", "items": {"type": "number"}, "minItems": 2}, [1, 1]),
+        ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, True),
+        ({"$ref": "#/$defs/Leaf"}, {"x": "1"}),
+        ({"$ref": "#/$defs/Tree"}, {"left": "1"}),
+    ],
+)
+def test_made_up_arguments_follow_the_schema(schema: dict, value: object) -> None:
+    parameters = {"required": ["a"], "properties": {"a": schema, "b": {}}, "$defs": {"Leaf": LEAF, "Tree": TREE}}
+    assert made_up_call({"function": {"name": "f", "parameters": parameters}}) == ("f", {"a": value})
 
 
 def test_a_negative_weight_swaps_the_ends() -> None:
