@@ -3,7 +3,7 @@ from operator import attrgetter
 
 import pytest
 
-from hone.config.algorithms import ALGORITHMS, by_algorithm
+from hone.config.algorithms import ALGORITHMS
 from hone.config.dump import to_toml
 from hone.config.parse import from_settings, parse
 from hone.config.rl import CorrectionConfig, LossConfig, RLConfig
@@ -34,12 +34,6 @@ def test_a_key_beside_the_algorithm_goes_before_it(tmp_path):
     assert config.trainer.loss.range == (0.2, 0.3)
     config = parse(RLConfig, ["--algorithm", "gspo", "--trainer.loss.type", "cispo"], "rl")
     assert (config.trainer.loss.range, config.trainer.loss.aggregation) == ((0.0, 5.0), "sequence")
-
-
-def test_what_is_set_otherwise_than_the_algorithm_sets_it_is_told():
-    assert by_algorithm(RLConfig()) == "" and by_algorithm(RLConfig(algorithm="gspo")) == "by gspo"
-    config = parse(RLConfig, ["--algorithm", "dapo", "--trainer.loss.eps-high", "0.3"], "rl")
-    assert by_algorithm(config) == "by dapo, but trainer.loss.eps_high = 0.3"
 
 
 @pytest.mark.parametrize("old", ALGORITHMS)
@@ -97,8 +91,3 @@ def test_the_published_settings_of_the_kl_and_the_clip():
         "reinforce++": ("reward", "k1", 0.2, 0.2),
         "maxrl": ("loss", "k3", 0.2, 0.2),
     }
-
-
-@pytest.mark.parametrize("flags", [["--algorithm", "reinforce++"], BATCH])
-def test_one_rollout_is_enough_where_the_batch_is_the_baseline(flags):
-    assert parse(RLConfig, [*ONE, *flags], "rl").orchestrator.rollouts_per_example == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hone.config.base import BaseConfig
-from hone.config.dump import mistyped, non_defaults, to_toml
+from hone.config.dump import to_toml
 from hone.config.eval import EvalConfig
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
@@ -41,25 +41,3 @@ def test_defaults_are_written_and_nulls_are_left_out() -> None:
     assert tree["trainer"]["optim"]["lr"] == 1e-6
     assert "max_steps" not in tree["trainer"] and tree["max_steps"] == 100
     assert tree["output_dir"] == "outputs" and "mode" not in tree
-
-
-@pytest.mark.parametrize(
-    ("cls", "line", "found"),
-    [
-        (RLConfig, "--seed 0 --trainer.optim.lr 1e-6", {}),
-        (RLConfig, "--seed 5 --trainer.optim.betas 0.8 0.9", {"seed": 5, "trainer.optim.betas": [0.8, 0.9]}),
-        (RLConfig, "--orchestrator.env.args.n 3", {"orchestrator.env.args": {"n": 3}}),
-        (RLConfig, "--ckpt", {"ckpt": "on"}),
-        (RLConfig, "--trainer.correction.type token --trainer.correction.cap 2", {"trainer.correction.type": "token"}),
-        (SFTConfig, "--data.env.id reverse-text", {"data.env": "on"}),
-    ],
-)
-def test_what_of_a_config_is_not_its_default(cls: type[BaseConfig], line: str, found: dict) -> None:
-    assert non_defaults(cls, tomllib.loads(to_toml(parse(cls, line.split(), "prog")))) == found
-
-
-def test_damaged_and_unknown_keys() -> None:
-    table = {"seed": 0, "max_steps": "ten", "ckpt": {"keep": 2, "interval": []}, "odd": 1}
-    assert mistyped(RLConfig, table) == ["max_steps", "ckpt.interval"]
-    assert table == {"seed": 0, "ckpt": {"keep": 2}, "odd": 1}
-    assert non_defaults(RLConfig, table) == {"ckpt.keep": 2, "odd": 1}

@@ -67,15 +67,6 @@ def test_places_that_disagree_are_named_with_their_values_and_files(line: str, m
         rl(line)
 
 
-def test_a_server_is_started_or_is_up() -> None:
-    assert rl(FILES).server_urls == ["http://localhost:8000/v1"]
-    assert rl(f"{FILES} --inference @ infer.toml").orchestrator.client.base_url is None
-    up = "--orchestrator.client.base-url http://localhost:8001/v1"
-    assert rl(f"{FILES} {up}").server_urls == ["http://localhost:8001/v1"]
-    several = rl(f"{up} --orchestrator.client.base-url http://localhost:8002/v1/")
-    assert several.server_urls == ["http://localhost:8001/v1", "http://localhost:8002/v1"]
-
-
 def test_an_explicit_root_flag_overrides_files_and_section_flags() -> None:
     assert rl("@ root.toml --model.name Z").model.name == "Z"
     assert rl("--trainer @ train.toml --orchestrator @ other.toml --max-steps 3").max_steps == 3
@@ -118,12 +109,6 @@ TASK = ("--reward", "r:f", "--data", "a.jsonl")
 
 def parsed(*words: str) -> RLConfig:
     return parse(RLConfig, list(words), "rl")
-
-
-@pytest.mark.parametrize("words", [["1.0", "0.5"], ["[1.0, 0.5]"], ["1", "--reward-weights", "0.5"]])
-def test_weights_of_rewards_are_numbers(words: list[str]) -> None:
-    args = parsed(*TASK, "--reward-weights", *words).orchestrator.env.args
-    assert args == {"rewards": ["r:f"], "data": "a.jsonl", "weights": [1.0, 0.5]}
 
 
 def test_a_task_without_a_file_takes_evaluation_data_a_system_prompt_and_a_reference() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hone.config.eval import EvalConfig
-from hone.config.hoist import task_label
 from hone.config.init import InitModelConfig
 from hone.config.parse import CONFIG_OF, parse
 from hone.config.rl import RLConfig
@@ -116,6 +115,9 @@ def test_an_unknown_flag_names_the_nearest(flag: str, suggestion: str | None) ->
     assert refused(RLConfig, flag, "1") == f"unknown flag {flag}{hint}"
 
 
+# -- What is refused -------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -165,15 +167,6 @@ def test_rl_settings_that_cannot_work(line: str, words: list[str]) -> None:
         assert word in message, message
 
 
-def test_rollouts_may_be_cut_and_stopped() -> None:
-    flags = "--orchestrator.sampling.top-k 20 --orchestrator.sampling.top-p 0.9 --orchestrator.sampling.min-p 0.05"
-    stops = ["--orchestrator.sampling.stop", "</a>", "--orchestrator.sampling.stop", "\n\n"]
-    sampling = parse(RLConfig, [*flags.split(), *stops], "prog").orchestrator.sampling
-    assert (sampling.top_k, sampling.top_p, sampling.min_p, sampling.stop) == (20, 0.9, 0.05, ["</a>", "\n\n"])
-    assert sampling.cuts and not RLConfig().orchestrator.sampling.cuts
-    assert "stop" in refused(RLConfig, "--orchestrator.sampling.stop", "")
-
-
 def test_sft_needs_exactly_one_source_of_data() -> None:
     assert "has no data to imitate: set exactly one of data.name" in refused(SFTConfig)
     message = refused(SFTConfig, "--data.path", "a.jsonl", "--data.env.id", "reverse-text")
@@ -208,19 +201,3 @@ def test_an_evaluation_takes_the_task_of_a_runs_config(tmp_path):
     sft.write_text(f"{CONFIG_OF}sft\nmax_steps = 3\n[data]\npath = 'rows.jsonl'\n")
     with pytest.raises(UserError, match="the file is the config of a run of `hone sft`"):
         parse(EvalConfig, ["@", str(sft)], "hone eval")
-
-
-@pytest.mark.parametrize(
-    ("args", "label"),
-    [
-        ({"rewards": ["rw:even", "rw:short"], "data": "p.jsonl"}, "even"),
-        ({"rewards": "outputs/a/rewards.py:last_letter"}, "last_letter"),
-        ({"agent": "agents:play", "data": "p.jsonl"}, "play"),
-        ({"agent_command": "python my_agent.py --fast", "data": "p.jsonl"}, "my_agent"),
-        ({"agent_command": "runner", "data": "folder/p.jsonl"}, "p"),
-        ({"rewards": 5}, "5"),
-        ({}, "functions"),
-    ],
-)
-def test_a_task_without_a_file_is_called_by_its_function_or_file(args, label):
-    assert task_label("functions", args) == label and task_label("gsm8k", args) == "gsm8k"

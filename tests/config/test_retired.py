@@ -10,12 +10,11 @@ import pytest
 import tomli_w
 
 from hone.config.base import BaseConfig
-from hone.config.parse import CONFIG_OF, from_settings, parse
+from hone.config.parse import CONFIG_OF, parse
 from hone.config.retired import RETIRED
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
-from hone.extensions.planning.config import PlanConfig
 from hone.extensions.server.config import ServeConfig
 from hone.runs.settings import changes, flat, read_toml, run_toml
 
@@ -31,15 +30,6 @@ KEYS = [
     (ServeConfig, "serve.prefix_gib", "prefix_gib = 0.5", "prefix_gib = 0"),
 ]
 """(config, key of RETIRED, lines of a file that are dropped, lines that are refused)."""
-FLAGS = [
-    (RLConfig, "push_to_hub", "--no-push-to-hub"),
-    (SFTConfig, "push_to_hub", "--push-to-hub.strategy every_save"),
-    (SFTConfig, "push_to_hub", "--push-to-hub.no-private"),
-    (RLConfig, OVERLAP, "--no-orchestrator.grading.overlap"),
-    (PlanConfig, "push_to_hub", "--push-to-hub me/model"),
-]
-FLAGS += [(cls, name, f"--{dropped.split(' = ')[0].replace('_', '-')} 1") for cls, name, dropped, _ in KEYS]
-"""(config, key of RETIRED, flags that are refused)."""
 
 
 def test_each_retired_key_is_tried() -> None:
@@ -56,23 +46,6 @@ def test_a_value_that_changed_nothing_is_dropped_and_another_refused(
     file.write_text(f"{refused}\n")
     with pytest.raises(UserError, match=re.escape(f" in {file}: {RETIRED[name].instead}")):
         parse(cls, ["@", str(file)], "hone")
-
-
-@pytest.mark.parametrize(("cls", "name", "words"), FLAGS)
-def test_a_flag_is_refused(cls: type[BaseConfig], name: str, words: str) -> None:
-    with pytest.raises(UserError, match=rf"^{re.escape(f'{words.split()[0]}: {RETIRED[name].instead}')}\Z"):
-        parse(cls, words.split(), "hone")
-
-
-@pytest.mark.parametrize("name", ["push_to_hub", "push_to_hub.repo"])
-def test_a_keyword_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=rf"^{name}: {re.escape(RETIRED['push_to_hub'].instead)}\Z"):
-        from_settings(RLConfig, None, {name: "me/model"})
-
-
-def test_a_key_of_one_command_is_not_retired_for_another() -> None:
-    with pytest.raises(UserError, match="did you mean --"):
-        parse(RLConfig, ["--api-key-var", "KEY"], "hone rl")
 
 
 def test_a_run_that_has_a_harmless_value_is_read_as_if_it_had_none_and_another_is_shown(tmp_path: Path) -> None:

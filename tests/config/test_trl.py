@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from hone.config.base import lookup
-from hone.config.parse import from_settings, parse
+from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.trl import KEYS, TRL
@@ -26,22 +24,6 @@ def test_each_key_of_the_table_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("per_device_train_batch_size", "orchestrator.batch_size? (counts the completions of a step, on all devices)"),
-        ("processing_class", "did you mean model.name?"),
-        ("max_prompt_length", "did you mean seq_len?"),
-        ("train_dataset", "did you mean dataset?"),
-        ("args", "give the settings themselves"),
-    ],
-)
-def test_an_argument_of_trl_has_a_hint(name: str, hint: str) -> None:
-    with pytest.raises(UserError) as error:
-        from_settings(RLConfig, None, {name: 1})
-    assert f"there is no key {name!r}: " in str(error.value) and hint in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("cls", "flag", "hint"),
     [
         (RLConfig, "--per-device-train-batch-size", "--orchestrator.batch-size"),
@@ -54,13 +36,6 @@ def test_an_argument_of_trl_has_a_hint(name: str, hint: str) -> None:
 def test_the_same_as_flags(cls: type, flag: str, hint: str) -> None:
     with pytest.raises(UserError, match=f"did you mean {hint}[?]"):
         parse(cls, [flag, "1"], "prog")
-
-
-def test_a_file_is_told_its_key_and_not_the_keyword(tmp_path: Path) -> None:
-    file = tmp_path / "rl.toml"
-    file.write_text('train_dataset = "x"\n')
-    with pytest.raises(UserError, match=r"did you mean data\?"):
-        parse(RLConfig, ["@", str(file)], "prog")
 
 
 def test_errors_name_keywords_instead_of_flags_but_not_in_commands() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hone.environments.parsers import Ambiguous, AnswerParser, TagParser, visible_text
+from hone.environments.parsers import Ambiguous, AnswerParser, TagParser
 
 
 def read(text: str) -> str | None:
@@ -33,12 +33,6 @@ ANSWERS = {
         "a draft <answer>a</answer></think>\n", "so it is b</answer>"],
 }  # fmt: skip
 """What was thought does not count; a tag that the chat template opened does."""
-
-
-def test_what_is_said():
-    assert visible_text("<think>a</think> b <|im_end|>\n<|endoftext|>\n") == "\n b"
-    assert visible_text("a |> b |>") == "a |> b |>"
-    assert visible_text("1<think>x</think>2") == "1\n2"
 
 
 REMARKS: dict[str | None, list[str]] = {  # behind an answer in its line: no part of it
@@ -101,10 +95,6 @@ def test_of_messages_the_last_one_of_the_assistant_is_read():
     ]
     assert TAGS.parse_answer(messages) == "three"
     assert TAGS.parse_answer([{"role": "user", "content": "<t>x</t>"}]) is None
-
-
-def test_the_tag_of_a_thought_may_be_that_of_the_answer():
-    assert TagParser("think").parse("<think>41</think>") == "41"
 
 
 def test_hostile_text_is_read_in_linear_time():

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hone.environments import Rubric, SingleTurnEnv, generated_rows, hold_out, load_rows
-from hone.environments.data import Draws, Overlap, epoch_order, find_overlap, given_rows
+from hone.environments import Rubric, SingleTurnEnv, hold_out, load_rows
+from hone.environments.data import Overlap, epoch_order, find_overlap, given_rows
 from hone.errors import UserError
 
 ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2", "info": {"k": 3}}]
@@ -146,32 +146,11 @@ def test_hold_out_keeps_equal_keys_on_one_side_and_ignores_the_order(tmp_path: P
     assert held_out.where(0) == f"{tmp_path}/d.jsonl, line {texts.index(first) + 1}"
 
 
-def test_a_generated_row_depends_on_seed_id_split_and_index_alone():
-    def make(rng):
-        return {"n": int(rng.integers(10**9))}
-
-    def row(i, n=100, seed=0, env_id="x", split="train"):
-        return generated_rows(make, n, seed=seed, env_id=env_id, split=split)[i]
-
-    rows = generated_rows(make, 100, seed=0, env_id="x", split="train")
-    assert rows[7] == rows[7] == row(7, n=8) == rows[-93]
-    assert rows[7] not in [row(7, seed=1), row(7, env_id="y"), row(7, split="eval"), row(8)]
-
-
 def test_the_order_is_fixed_for_ever():
     """A checkpoint stores the number of draws only: another order would make it resume elsewhere."""
     assert epoch_order(8, 0, 0).tolist() == [7, 3, 0, 1, 2, 6, 5, 4]
     assert epoch_order(8, 0, 3).tolist() == [0, 5, 1, 3, 2, 6, 4, 7]
     assert sorted(epoch_order(50, 1, 0)) == [*range(50)] and [*epoch_order(50, 1, 0)] != [*epoch_order(50, 0, 0)]
-
-
-def test_draws_visit_each_example_once_per_epoch_in_any_order_of_asking():
-    draws = Draws(7, seed=3)
-    seen = [draws.index(d) for d in range(21)]
-    for epoch in range(3):
-        assert seen[7 * epoch : 7 * epoch + 7] == epoch_order(7, 3, epoch).tolist()
-    assert [Draws(7, seed=3).index(d) for d in (20, 0, 13)] == [seen[20], seen[0], seen[13]]
-    assert isinstance(seen[0], int)
 
 
 def right(completion, answer) -> float:
@@ -199,9 +178,3 @@ def pairs(*texts: str) -> list[dict]:
 )
 def test_equal_prompts_are_found_whatever_the_answer_in_the_named_rows(train, held_out, indices, found):
     assert overlap(pairs(*train.split()), pairs(*held_out.split()), indices) == found
-
-
-def test_prompts_that_are_all_the_same_tell_nothing():
-    """Of a game that begins with the same words, examples of equal answers are the same."""
-    found = overlap(pairs("g1", "g2", "g3", "g4"), pairs("g3", "g7", "g8"))
-    assert (found.rows, found.identical) == ((2,), 1)

@@ -121,30 +121,6 @@ def test_a_timeout_of_a_rollout_passes_while_its_turn_is_sampled():
     assert left[0] < 1.0
 
 
-def test_results_are_handed_over_as_they_come_on_the_callers_thread():
-    handed: list[tuple[int, Any]] = []
-
-    async def once(driver: Driver, index: int) -> Any:
-        return await driver.ask_turn(index, index)
-
-    def sample(items: list[Any], give: Any) -> list[Any]:
-        give(1, 1)
-        until = time.monotonic() + 60
-        while not handed and time.monotonic() < until:
-            give(1, 1)  # a turn that was given already
-        assert handed == [(1, 1)]
-        return items
-
-    def finished(index: int, result: Any) -> None:
-        assert threading.current_thread() is threading.main_thread()
-        handed.append((index, result))
-
-    batches = Batches()
-    batches.sample = sample
-    assert run(batches, *[once] * 3, finished=finished) == [0, 1, 2]
-    assert sorted(handed) == [(0, 0), (1, 1), (2, 2)]
-
-
 def test_what_a_rollout_raises_is_raised_here_and_ends_all():
     threads, ended = _thread._count(), list[int]()
 

@@ -3,23 +3,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from rollouts_made import one_token
 
 from hone.environments import Rubric, SingleTurnEnv, TagParser, load_rows
 from hone.errors import UserError
-from hone.types import Outcome
 
 TAGS = TagParser("t")
 
 
 def exact(completion, answer, parser):
     return float(parser.parse_answer(completion) == answer)
-
-
-def words(completion):
-    return float(len(completion[-1]["content"].split()))
 
 
 def make(func=exact, **kwargs) -> SingleTurnEnv:
@@ -59,23 +52,6 @@ def test_a_missing_column_is_named_with_file_line_and_the_columns_there_are(tmp_
         make(dataset=[{"answer": "a"}]).split("train")
 
 
-def test_own_columns_by_format_row():
-    class Sums(SingleTurnEnv):
-        def format_row(self, row):
-            return {"question": f"{row['a']} + {row['b']}?", "answer": row["a"] + row["b"], "info": row}
-
-        def reference(self, example):
-            return TAGS.wrap(example.answer)
-
-    env = Sums(rubric=Rubric([exact]), parser=TAGS, id="sums")
-    example = env.example(a=1, b=2)
-    assert (example.prompt[0]["content"], example.answer) == ("1 + 2?", "3")
-    assert env.grade(example, env.reference(example)).outcome is Outcome.CORRECT
-    assert env.demonstrate(example, np.random.default_rng(0)) == "<t>3</t>"
-    with pytest.raises(UserError, match=r"example\(\): no column 'b'; the columns there are 'a'"):
-        env.example(a=1)
-
-
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
@@ -101,18 +77,3 @@ def test_missing_and_empty_splits():
         make(dataset=[{"question": "q", "answer": "a"}]).split("test")
     with pytest.raises(UserError, match="the train split of environment 'toy' is empty"):
         make(dataset=[]).split("train")
-
-
-def test_reward_functions_see_the_completion_without_its_prompt():
-    seen = []
-
-    def look(completion):
-        seen.append(completion)
-        return 1.0
-
-    env = make(look)
-    example = env.example(question="2 + 2?")
-    completion = [{"role": "assistant", "content": "<t>4</t>"}]
-    for given in ("<t>4</t>", completion, example.prompt + completion, one_token(example.prompt + completion)):
-        env.grade(example, given)
-    assert seen == [completion] * 4

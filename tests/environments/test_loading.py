@@ -97,13 +97,6 @@ def test_ids_that_are_none(here: Path, env_id: str, why: str):
         load_environment(env_id)
 
 
-def test_a_library_that_nothing_loads_leaves_one_thing_to_do(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hone.extension._found", dict)
-    monkeypatch.setattr("hone.extension.extensions", dict)
-    with pytest.raises(UserError, match=r"^'words:cat' is not an environment id: install the extension that brings"):
-        load_environment("words:cat")
-
-
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [

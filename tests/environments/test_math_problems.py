@@ -86,15 +86,6 @@ def test_an_answer_is_read_however_it_is_written_and_a_hedge_is_none(env, outcom
         assert found == dict.fromkeys(texts, (outcome, float(outcome is Outcome.CORRECT)))
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
-def test_our_own_problems_are_solved_by_their_reference(env, split: str):
-    for example in env.split(split):
-        assert env.grade(example, env.reference(example)).reward == 1.0
-        assert env.grade(example, example.prompt[-1]["content"]).outcome is Outcome.UNPARSABLE
-    assert (len(env.split("train")), len(env.split("eval"))) == (8, 4)
-    assert not {e.id for e in env.split("train")} & {e.id for e in env.split("eval")}
-
-
 def test_the_columns_of_the_field(env):
     """MATH-500's; a solution with the answer in a box; questions and messages."""
     math_500 = {"problem": "1+1?", "solution": r"It is \boxed{2}.", "answer": "2", "subject": "Algebra", "level": 1}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from hone import rng
 from hone.environments import MultiTurnEnv, load_environment
 from hone.types import Outcome
 
@@ -20,26 +19,6 @@ def test_the_chosen_examples_are_repeated_and_stay_what_they_were(task):
     by_id = load_environment("one-shot", task="gsm8k", examples=[of_task[7].id, of_task[0].id], rows=5)
     assert list(by_id.split("train")) == list(split)
     assert list(env.split("eval"))[:20] == task.split("eval")[:20] and len(env.split("eval")) == 1000
-
-
-def test_without_a_choice_the_seed_chooses():
-    def ids(**kwargs):
-        env = load_environment("one-shot", task="gsm8k", rows=8, **kwargs)
-        return [example.id for example in env.split("train")]
-
-    assert ids(k=4) == ids(k=4) and len(set(ids(k=4))) == 4
-    assert ids(k=4) != ids(k=4, seed=1)
-    assert len(set(ids())) == 1
-
-
-def test_grading_and_demonstrations_are_those_of_the_task(task):
-    env = load_environment("one-shot", task="gsm8k", examples=[5], args={"mode": "sparse"})
-    sparse = load_environment("gsm8k", mode="sparse")
-    example = env.split("train")[0]
-    assert env.demonstrate(example, rng.stream(0)) == env.reference(example) == sparse.reference(example)
-    for text, outcome in ((env.reference(example), Outcome.CORRECT), ("1 2 3", Outcome.UNPARSABLE)):
-        score, of_task = env.grade(example, text), sparse.grade(example, text)
-        assert score.outcome is of_task.outcome is outcome and score.reward == of_task.reward
 
 
 def test_what_the_task_is_counts_in_the_digests():

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from scramble import anagrams, letters_of, scramble
+from scramble import letters_of
 from scramble import split_words as words_of_splits
 
 from hone import rng
 from hone.environments import load_environment
-from hone.environments.data import common_words, load_rows, split_words
+from hone.environments.data import common_words, load_rows
 from hone.errors import UserError
 from hone.types import Outcome, content_hash
 
@@ -49,45 +47,6 @@ def test_rows_and_demonstrations_are_fixed_for_ever(task: str, kwargs: dict, dig
             assert (score.reward, score.outcome) == (pytest.approx(sum(env.rubric.weights.values())), Outcome.CORRECT)
     assert not {e.id for e in env.split("train")[:500]} & {e.id for e in env.split("eval")[:500]}
     assert content_hash(made) == digest
-
-
-@pytest.mark.parametrize(
-    ("task", "kwargs", "why"),
-    [
-        ("calculator", {"demo_noise": 4.0}, "demo_noise is 4.0"),
-        ("char-count", {"prompt": "How many {letter}?"}, "must contain {word}"),
-        ("char-count", {"words": 0}, "words is 0: input should be greater than or equal to 1"),
-        ("countdown", {"min_numbers": 1}, "min_numbers is 1"),
-        ("countdown", {"max_numbers": 7}, "max_numbers is 7"),
-        ("countdown", {"min_target": 200}, "max_target is 100; it must be at least min_target, 200"),
-        ("countdown", {"operations": "+%"}, "operations is '+%'"),
-        ("countdown", {"prompt": "{nums}"}, "must contain {nums} and {target}"),
-        ("gsm8k", {"mode": "dense"}, "mode is 'dense'"),
-        ("gsm8k", {"num_eval_examples": 0}, "num_eval_examples is 0"),
-        ("one-shot", {"examples": 3}, "examples is 3"),
-        ("one-shot", {"task": "one-shot"}, "task is one-shot itself"),
-        ("one-shot", {"k": 200}, "k is 200 and rows is 128"),
-        ("reverse-text", {"num_train_examples": 0}, "num_train_examples is 0"),
-        ("reverse-text", {"demo_noise": 4}, "demo_noise is 4"),
-        ("reverse-text", {"min_chars": "8"}, "min_chars is '8': input should be a valid integer"),
-        ("reverse-text", {"min_chars": 20}, "max_chars is 16; it must be at least min_chars, 20"),
-        ("scramble", {"min_chars": 9, "max_chars": 9}, "min_chars is 9"),
-        ("scramble", {"seeds": 1}, "keyword argument 'seeds' (did you mean 'seed'?); its arguments are dataset, "),
-    ],
-)
-def test_wrong_arguments_are_named(task: str, kwargs: dict, why: str):
-    with pytest.raises(UserError, match=re.escape(why)):
-        load_environment(task, **kwargs)
-
-
-@pytest.mark.parametrize("task", ["reverse-text", "char-count", "scramble", "gsm8k", "countdown"])
-def test_a_noisier_teacher_is_wrong_more_often(task: str):
-    shares = []
-    for noise in (0.0, 1.0, 3.0):
-        env = load_environment(task, demo_noise=noise)
-        pairs = [(e, env.demonstrate(e, rng.stream(0, "demo", e.id))) for e in env.split("train")[:200]]
-        shares.append(sum(score.outcome is Outcome.CORRECT for score in env.grade_many(pairs)) / 200)
-    assert shares[0] == 1.0 and all(after < before for before, after in pairwise(shares))
 
 
 OUTCOMES = {0.0: Outcome.UNPARSABLE, 0.1: Outcome.WRONG, 1.0: Outcome.CORRECT, 1.1: Outcome.CORRECT}
@@ -160,27 +119,6 @@ def test_what_separates_characters_is_not_paid_for():
     assert [score.outcome for score in scores] == [Outcome.CORRECT] + [Outcome.WRONG] * 4
 
 
-def test_the_answer_of_gsm8k_is_a_solution_or_just_the_number():
-    env = load_environment("gsm8k")
-    example = env.example(**NUTS)
-    assert (example.answer, example.info) == ("42", {"solution": "There are 3*14 = 42 nuts."})
-    assert env.reference(example) == "There are 3*14 = 42 nuts.\nANSWER: 42"
-    assert env.reference(env.example(question="q", answer="1,234")) == "ANSWER: 1,234"
-    with pytest.raises(UserError, match="the answer 'about ten' of 'How many\\?' is no number"):
-        env.example(question="How many?", answer="Let me see. #### about ten")
-
-
-def test_no_made_up_problem_of_evaluation_has_the_numbers_of_a_training_problem():
-    env = load_environment("gsm8k")
-
-    def numbers(split):
-        return {tuple(re.findall(r"\d+|[a-z]{6,}", example.prompt[0]["content"])) for example in env.split(split)}
-
-    train, held_out = numbers("train"), numbers("eval")
-    assert not train & held_out
-    assert len(env.split("train")) == 7500 and len(train) > 6000 and len(held_out) > 700
-
-
 def test_the_set_on_the_hub_is_asked_for_by_its_config(monkeypatch: pytest.MonkeyPatch):
     asked = []
 
@@ -220,33 +158,12 @@ def test_of_rows_of_ones_own_a_tenth_is_held_out(tmp_path: Path, task: str, rows
     assert env.grade(env.example(**row), text).reward == 1.0
 
 
-def test_every_word_of_the_list_is_scrambled_into_no_word():
-    words = set(common_words())
-    for word in common_words():
-        scrambled = scramble(word, rng.stream(0, word))
-        assert sorted(scrambled) == sorted(word) and scrambled not in words
-        assert word in anagrams()[letters_of(scrambled)]
-    assert scramble("aaa", rng.stream(0)) == "aaa"
-
-
 def test_words_of_the_same_letters_are_on_the_same_side():
     train, held_out = words_of_splits(3, 8)
     assert set(train) | set(held_out) == set(common_words())
     assert not set(map(letters_of, train)) & set(map(letters_of, held_out))
     assert len(held_out) == pytest.approx(len(common_words()) / 10, rel=0.05)
     assert set(words_of_splits(3, 4)[1]) == {word for word in held_out if len(word) <= 4}
-
-
-@pytest.mark.parametrize("split", ["train", "eval"])
-def test_phrases_to_reverse_hold_only_words_of_their_split(split: str):
-    train, held_out = map(set, split_words())
-    own, other = (train, held_out) if split == "train" else (held_out, train)
-    texts = [example.info["text"] for example in load_environment("reverse-text").split(split)[:500]]
-    for text in texts:
-        *whole, last = text.split(" ")
-        assert set(whole) <= own and text == text.strip()
-        assert last not in other and any(word.startswith(last) for word in own)
-    assert set(map(len, texts)) == set(range(8, 17))
 
 
 def test_the_reward_of_a_reversed_text_is_the_ratcliff_obershelp_ratio_and_correct_means_exact():
@@ -259,19 +176,3 @@ def test_the_reward_of_a_reversed_text_is_the_ratcliff_obershelp_ratio_and_corre
         assert score.reward == difflib.SequenceMatcher(None, answer, text[::-1], autojunk=False).ratio()
         assert score.outcome is (Outcome.CORRECT if right else Outcome.WRONG)
         assert score.components["exact"] == right and (score.reward == 1.0) == right
-
-
-def test_calculator_may_pay_for_calls_which_then_beat_a_right_answer():
-    env = load_environment("calculator", call_bonus=0.5)
-    example = env.example(a=12, b=13)
-    call = env.called("multiply", a=1, b=1)
-    assert env.grade(example, env.reference(example)).reward == 1.5
-    assert env.grade(example, [*call, *call, *call, *call]).reward == 2.0
-
-
-def test_the_columns_of_reverse_text():
-    env = load_environment("reverse-text", system_prompt="s")
-    expected = [{"role": "system", "content": "s"}, {"role": "user", "content": "abc"}]
-    for row in ({"prompt": "abc"}, {"question": "abc", "answer": "cba"}, {"prompt": expected, "completion": "ignored"}):
-        example = env.example(**row)
-        assert (example.prompt, example.answer) == (expected, "cba")

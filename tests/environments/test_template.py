@@ -131,16 +131,6 @@ def correctness(completion, answer):
     return float(completion[-1]["content"] == answer)
 
 
-@pytest.mark.parametrize("as_function", [False, True])
-def test_a_task_of_ones_own_reads_its_rows_through_a_template_without_knowing(as_function):
-    rows = [{"x": "a", "y": 1}, {"x": "b", "y": 2}]
-    env = SingleTurnEnv(id="own", dataset=(lambda: rows) if as_function else rows, rubric=answer_rubric(correctness))
-    env.use_template({"prompt": [{"role": "user", "content": "Say {x}"}], "answer": "{y}", "info": {"x": "{x}"}})
-    example = env.split("train")[1]
-    assert (example.prompt, example.answer) == ([{"role": "user", "content": "Say b"}], "2")
-    assert example.info == {"x": "b"}
-
-
 def test_a_template_that_is_of_no_use_is_refused():
     env = SingleTurnEnv(id="own", dataset=[{"x": "a"}], rubric=answer_rubric(correctness))
     with pytest.raises(UserError, match=r"env.template makes a column 'anwser', but own reads .*did you mean 'answer'"):

@@ -8,7 +8,7 @@ from typing import Any, Literal, Optional
 
 import pytest
 
-from hone.environments import Rubric, ToolEnv, calls_of, inline
+from hone.environments import Rubric, ToolEnv
 from hone.environments.tools import ToolFunction
 from hone.errors import UserError
 from hone.grading import GraderFailure
@@ -181,16 +181,6 @@ def test_answers(one, answer) -> None:
     assert text == answer or (text.startswith(answer) and answer.startswith("error:"))
 
 
-def test_calls_in_the_text_count_where_a_message_has_no_others() -> None:
-    text = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
-    assert texts(ENV, {"role": "assistant", "content": text + "<tool_call>{"}) == [
-        "3",
-        "error: the call cannot be read: '{'",
-    ]
-    assert texts(ENV, says(call("add", {"a": 5})) | {"content": text}) == ["6"]
-    assert calls_of({"role": "tool", "content": text}) == []
-
-
 def test_long_answers_are_cut() -> None:
     def shout(n: int) -> str:
         return "a" * n
@@ -218,10 +208,3 @@ def test_a_broken_tool_fails_the_sample_and_others_are_told() -> None:
     assert ENV.failed_response([{"role": "assistant", "content": "x"}], late) is None
     odd = GraderFailure(Outcome.GRADER_ERROR, "env_response left what is no JSON in its state")
     assert ENV.failed_response([two], odd) is None, "a mistake in the task is not told as one of the model's"
-
-
-def test_tools_are_inline_if_all_are_and_async_if_any_is() -> None:
-    cheap = inline(lambda a: a)
-    cheap.__name__, cheap.__annotations__ = "cheap", {"a": int}
-    flags = [(env.responds_inline, env.responds_async) for env in (make(cheap), make(cheap, add), make(cheap, wait))]
-    assert flags == [(True, False), (False, False), (False, True)]

@@ -12,7 +12,7 @@ import pytest
 from graders import gone
 
 from hone.config.shared import GradingConfig
-from hone.environments import Environment, Parser, Rubric, SingleTurnEnv, inline, load_environment
+from hone.environments import Environment, Parser, Rubric, SingleTurnEnv, load_environment
 from hone.grading import GraderFailure
 from hone.types import Example, Outcome, Rollout
 
@@ -156,26 +156,6 @@ def test_the_scores_are_those_of_one_process_whatever_the_number_of_workers():
     assert [list(components) for _, components, *_ in scores[0][:3]] == [["graded", "where"], ["graded", "where"], []]
 
 
-def test_what_is_graded_while_others_are_sampled_has_the_same_scores_whatever_ends_first():
-    texts = [*TEXTS, "exit", "spin"]
-    env = load(2, timeout=0.5)
-    with env.early_grading(seed=7) as early:
-        assert early is not None
-        for index, pair in reversed(list(enumerate(pairs(env, texts)))):
-            early.add(index, *pair)
-        scores = early.scores()
-    assert shown([scores[reply.sample_id] for _, reply in pairs(env, texts)]) == shown(grades(env, texts))
-
-
-def test_what_waits_together_or_answers_the_model_is_graded_after_sampling():
-    tooled, here = load(2), load(2)
-    tooled.tool_schemas = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    here.rubric.funcs = {name: inline(func) for name, func in here.rubric.funcs.items()}
-    for env in (load(0), load(2, kind="async"), load(2, chat=True), tooled, here):
-        with env.early_grading() as early:
-            assert early is None
-
-
 GROUPED = """
 import os, time
 
@@ -274,13 +254,6 @@ def test_what_goes_wrong_costs_its_own_completion():
     assert [score.detail for score in grades(env, ["spin", "sleep"])] == [detail] * 2
 
 
-def test_progress_says_how_far_grading_is():
-    env, words = load(1), []
-    env.progress = words.append
-    grades(env, ["a", "exit"])
-    assert words == ["grading: 1 of 2 done", "grading: 2 of 2 done", ""]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_async_functions_wait_together_and_each_has_its_own_deadline(workers):
     scores = grades(load(workers, timeout=1.0, kind="async"), ["soon"] * 40 + ["wait", "soon"] * 10)
@@ -333,21 +306,6 @@ def test_what_no_worker_can_load_runs_here():
     for env in (load(0, kind="where"), load(None, kind="where", given=(1, 2)), other_parser, other_rubric):
         assert place(env) == own
     assert place(SingleTurnEnv(rubric=other_rubric.rubric)) == own
-
-
-def test_inline_is_a_mark_of_all_functions():
-    @inline
-    def cheap(completion):
-        return float(os.getpid())
-
-    def dear(completion):
-        return 1.0
-
-    assert Rubric([cheap]).inline and not Rubric([cheap, dear]).inline
-    for name in ("reverse-text", "char-count", "countdown", "scramble", "gsm8k"):
-        assert load_environment(name).rubric.inline, name
-    assert load_environment("one-shot", task="gsm8k").rubric.inline
-    assert not load_environment("math-problems").rubric.inline
 
 
 def test_conversations_are_answered_in_workers_too():

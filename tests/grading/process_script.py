@@ -63,10 +63,6 @@ class Ways:
     def sleep(self) -> None:
         time.sleep(600)
 
-    def tell_and_sleep(self) -> None:
-        self._tell(os.getpid())
-        time.sleep(600)
-
     def wait_for_a_core(self) -> None:
         """Works until it has waited for a core, while it could run, for a second and a half."""
         begun = self._nanoseconds_waited()

@@ -36,33 +36,6 @@ def test_attempt_awaits_whatever_is_awaitable_and_a_cancelled_task_is_a_failure(
     assert isinstance(result(attempt(cancelled)), GraderFailure)
 
 
-def test_a_traceback_begins_with_the_function():
-    def plain():
-        raise ValueError("no such answer")
-
-    async def waiting():
-        raise ValueError("no such answer")
-
-    for func in (plain, waiting):
-        lines = result(attempt(func)).detail.splitlines()
-        assert lines[1].endswith(f"in {func.__name__}") and lines[-1] == "ValueError: no such answer"
-        assert lines[0] == "Traceback (most recent call last):" and len(lines) == 4
-
-
-def test_what_is_waited_for_is_waited_for_together_and_results_keep_their_order():
-    """Each waits for the next to have begun: one after another they would wait for ever."""
-    begun = []
-
-    async def ranked(n):
-        begun.append(n)
-        while len(begun) < 5:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.002 * (5 - n))
-        return n
-
-    assert together([run_reward(ranked, {"n": n}) for n in range(5)]) == [0, 1, 2, 3, 4]
-
-
 def test_plain_functions_run_outside_an_event_loop_even_after_async_ones():
     async def one():
         return 1.0

@@ -20,7 +20,7 @@ from processes import children, until
 
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.grading.pool import ExitStatus, Pool, Worker
+from hone.grading.pool import Pool, Worker
 from hone.types import Outcome
 
 SCRIPT = Path(__file__).with_name("process_script.py")
@@ -223,16 +223,6 @@ def test_questions_are_asked_while_others_are_still_to_come(pool, pids):
     assert (first, second, failure.outcome, last) == ("fork and answer twice", 1, ERROR, [2])
 
 
-def test_an_error_between_the_questions_of_a_round_ends_what_is_at_work(pool, pids):
-    with pytest.raises(ZeroDivisionError), pool.open_round(600.0, 600.0) as round:
-        round.put("tell and sleep", "tell and sleep", 1)
-        until(lambda: len(pids.read_text().split()) == 2)
-        keepers = pool.pids
-        1 / 0  # noqa: B018
-    assert pool.pids == [] and all(map(gone, [*keepers, *map(int, pids.read_text().split())]))
-    assert pool.ask_all([3, 4], 5.0, 60.0) == [3, 4]
-
-
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell what waits for a core")
 def test_time_in_which_a_process_waited_for_a_core_is_not_its_own(pids):
     """It shares one with six that never rest, and answers after more seconds than it may sleep."""
@@ -259,12 +249,6 @@ def test_a_question_that_starves_its_own_processes_is_ended(pool, pids, monkeypa
     failure, other = pool.ask_all(["fork many that spin", 1], None, 1.0)
     assert (failure.outcome, failure.detail, other) == (TIMEOUT, "testing took 1 seconds", 1)
     assert all(map(gone, map(int, pids.read_text().split())))
-
-
-def test_one_round_is_open_at_a_time(pool):
-    with pytest.raises(AssertionError, match="two rounds"), pool.open_round(5.0, 60.0):
-        pool.ask_all([1], 5.0, 60.0)
-    assert pool.ask_all([3], 5.0, 60.0) == [3]
 
 
 def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool, interruptible):
@@ -321,18 +305,3 @@ def test_the_process_ends_with_its_worker(tmp_path):
     for pid in (keeper, process):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-
-
-@pytest.mark.parametrize(
-    ("code", "seconds", "outcome", "shown", "killed"),
-    [
-        (-signal.SIGXCPU, 2.5, TIMEOUT, "grading took 2.5 seconds of processor time", False),
-        (-signal.SIGXCPU, None, TIMEOUT, "grading took too long", False),
-        (-signal.SIGTERM, 10, ERROR, "the process that was grading was ended by SIGTERM: words", True),
-        (137, 10, ERROR, "the process that was grading ended with 137: words", False),
-        (None, 10, ERROR, "the process that was grading was killed: words", True),
-    ],
-)
-def test_what_a_process_ended_of_in_words(code, seconds, outcome, shown, killed):
-    failure = ExitStatus(code, "words").failure("grading", seconds)
-    assert (failure.outcome, failure.detail, failure.killed) == (outcome, shown, killed)

@@ -20,8 +20,7 @@ HEAD = """
 import io, math, random, re, subprocess, sys
 import numpy as np
 from hone.environments import (
-    AnswerParser, MultiTurnEnv, NumberParser, Parser, Range, Rubric, SingleTurnEnv, TagParser, ToolEnv, inline,
-    read_number, same_number,
+    MultiTurnEnv, NumberParser, Parser, Range, Rubric, SingleTurnEnv, TagParser, inline, read_number, same_number,
 )
 from hone.environments.parsers import visible_text
 

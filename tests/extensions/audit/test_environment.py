@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from made import TAGS, Sums, prober, right, sums, task_file
 from rich.console import Console
 
-from hone.config.parse import CONFIG_OF, parse
 from hone.environments import Rubric
 from hone.environments.environment import Limits
 from hone.errors import UserError
-from hone.extensions.audit.config import AuditConfig
 from hone.extensions.audit.environment import audit_before_training, audit_environment
 from hone.extensions.audit.probes import AT_ONCE, Text
 from hone.extensions.audit.report import Check, Finding, Report, Verdict, show_report
@@ -113,10 +110,3 @@ def test_data_is_shown_as_it_is() -> None:
     show_report(Console(file=out, width=100, highlight=False), Report("made", (check,)))
     shown = out.getvalue()
     assert "the best guess [/b] \\x1b[31m" in shown and "always answering [/b] :smile:" in shown and "\x1b" not in shown
-
-
-def test_the_task_may_be_that_of_a_runs_config(tmp_path: Path) -> None:
-    task = "[orchestrator.env]\nid = 'functions'\n[orchestrator.env.args]\nrewards = ['rw:even']\n"
-    (tmp_path / "rl.toml").write_text(f"{CONFIG_OF}rl\n{task}")
-    config = parse(AuditConfig, ["@", str(tmp_path / "rl.toml")], "hone audit")
-    assert (config.env, config.env_args) == ("functions", {"rewards": ["rw:even"]})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from made import TAGS, Sums, prober, right, sums
+from made import prober, right, sums
 
-from hone.environments import AnswerParser, LastNumberParser, Parser, Rubric
-from hone.extensions.audit.instructions import asked_forms, check_instructions, forms_in
+from hone.environments import Rubric
+from hone.extensions.audit.instructions import check_instructions, forms_in
 from hone.extensions.audit.report import Check, Finding, Verdict
-from hone.types import Example
 
 
 def names(text: str) -> list[str]:
@@ -44,18 +43,6 @@ def test_forms_that_a_text_names(text: str, forms: list[str]) -> None:
     assert names(text) == forms
 
 
-def test_an_answer_is_written_in_each_way() -> None:
-    (tag,), (json_form,) = forms_in("Use <answer> tags."), forms_in('Reply with {"answer": 42}.')
-    assert tag.texts("4") == ["<answer>4</answer>", "<answer>\n4\n</answer>"]
-    assert json_form.texts('say "hi"')[0] == '{"answer": "say \\"hi\\""}'
-
-
-def test_tags_around_data_and_what_some_prompts_name_ask_for_nothing() -> None:
-    prompts = ["<story>One</story> <answer>2</answer> #### 1", "<story>Two</story> <answer>2</answer>"]
-    assert [form.name for form in asked_forms(prompts)] == ["<answer>"]
-    assert asked_forms([]) == []
-
-
 @pytest.mark.parametrize(
     ("hint", "verdict", "what"),
     [
@@ -75,34 +62,6 @@ def test_a_form_that_the_parser_does_not_read_is_found_with_the_text_that_lost(h
         assert (finding.name, finding.verdict, finding.what) == ("instructions", verdict, (what,))
         assert finding.shown[0].text == what.replace("{}", "{110}").replace("ANSWER:", "ANSWER: 110")
         assert finding.shown[0].outcome == "unparsable"
-
-
-class Wrapped(Sums):
-    """Sums whose reference is the answer within `wrapping`."""
-
-    wrapping = "{}"
-
-    def reference(self, example: Example) -> str:
-        return self.wrapping.format(example.answer)
-
-
-class Boxed(Wrapped):
-    wrapping = r"<answer>\boxed{{{}}}</answer>"
-
-
-@pytest.mark.parametrize(
-    ("kind", "parser", "prompt"),
-    [
-        (Boxed, AnswerParser(str, ("boxed",)), r"<answer>\boxed{ }</answer>"),
-        (Sums, TAGS, "Answer like this:\n```\n<answer>5</answer>\n```"),
-        (Wrapped, Parser(), "Say the number please."),
-        (Sums, LastNumberParser(), "End with the number."),
-    ],
-)
-def test_forms_that_go_together_are_read_together_and_a_bare_answer_needs_none(kind, parser, prompt) -> None:
-    env = sums(Rubric([right]), parser=parser, system_prompt=prompt)
-    env.__class__ = kind
-    assert check_instructions(prober(env)).findings == ()
 
 
 def test_references_that_do_not_fit() -> None:

@@ -1,20 +1,14 @@
-"""What a model makes of a task, from an evaluation's completions and from a tiny model's."""
+"""What a model makes of a task, from an evaluation's completions."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from made import right, sums
 from rollouts_made import rollout_of
 
-from hone.environments import NumberParser, Rubric
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.extensions.audit.policy import policy_check
 from hone.extensions.audit.report import Check, Finding, Verdict
-from hone.inference.types import SamplingParams
-from hone.loops.evaluating import evaluate_weights, load_weights
 from hone.types import Example, Outcome, Score
 
 C, W, U, T, E = Outcome.CORRECT, Outcome.WRONG, Outcome.UNPARSABLE, Outcome.TRUNCATED, Outcome.GRADER_ERROR
@@ -91,19 +85,3 @@ def test_findings(groups: list[str], max_tokens: int | None, name: str, verdict:
 def test_what_could_not_be_graded_leaves_the_rates() -> None:
     assert policy_check(result("CEWW", "CWWW"), 64).figures["pass_rate"] == 2 / 7
     assert policy_check(result("EE"), 64).figures["pass_rate"] is None
-
-
-def test_a_tiny_model_that_knows_nothing(tiny_model_dir: Path) -> None:
-    policy = load_weights(str(tiny_model_dir), "fp32")
-    env = sums(Rubric([right]), parser=NumberParser())
-    env._sources["eval"] = env._sources["train"]
-    seen = []
-    counts = {"num_examples": 3, "rollouts_per_example": 4, "max_tokens": 6, "seed": 1}
-    sampled = evaluate_weights(
-        policy, env, SamplingParams(6), **counts, progress=lambda done, total: seen.append((done, total))
-    )
-    check = policy_check(sampled, 6)
-    assert seen == [(3, 3)] and check.figures["graded"] == 12
-    assert check.figures["pass_rate"] == 0.0 and "low" in found(check)["pass-rate"].what
-    assert found(check)["length"].verdict is Verdict.FAIL
-    assert policy_check(evaluate_weights(policy, env, SamplingParams(6), **counts), 6) == check

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from made import subject
 
 from hone.environments import Rubric, SingleTurnEnv
 from hone.extensions.audit import restyling as prose
-from hone.extensions.audit.answers import (
-    Form,
-    Kind,
-    kind_of,
-    kind_of_text,
-    same_answer,
-    statement_of,
-    value_of,
-    wrong_for,
-)
+from hone.extensions.audit.answers import same_answer, value_of, wrong_for
 from hone.extensions.audit.probes import Subject
 from hone.extensions.audit.restyling import RESTYLINGS
 
@@ -31,12 +20,9 @@ BOX = subject("So \\boxed{-7}", "-7")
 MARKER = subject("Half is 9.\nANSWER: 9", "9")
 SUM = subject("<answer>(1+2)*3</answer>", "(1+2)*3")
 WORD = subject("<think>\nhm\n</think>\n<answer>Pots</answer>", "Pots")
-FRACTION = subject("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}")
-CHOICE = subject("Answer: (B)", "(B)")
 BARE = subject("42", "42")
 JSON = subject('{"answer": 42}', '{"answer": 42}', gold="42")
 
-CODE = "Here it is.\n```python\ndef f(x):\n    return x + 3\n```\nThat is all."
 DRAFTS_IN_LINE = "Is it \\boxed{-6}? No, that is not it. Is it \\boxed{-5}? No, that is not it."
 DRAFTS_ON_LINES = "ANSWER: 10\nNo, that is not it.\nANSWER: 11\nNo, that is not it."
 
@@ -74,91 +60,6 @@ def restyled(name: str, given: Subject, env: SingleTurnEnv = ENV) -> str | None:
 )
 def test_a_restyling_says(name: str, given: Subject, text: str | None) -> None:
     assert restyled(name, given) == text
-
-
-@pytest.mark.parametrize("words", [100, 16000])
-def test_reasoning_grows_in_front_of_what_is_said(words: int) -> None:
-    text = restyled(f"reasoning-{words}", WORD) or ""
-    assert text.startswith("<think>\nhm\n</think>\nStep 1 starts with 3 and 2. Together they make 3 + 2 = 5, ")
-    assert text.endswith("\n\n<answer>Pots</answer>") and words <= len(text.split()) <= words + 20
-    assert (restyled("many-lines", BARE) or "").count("\n") > 150
-    assert "Step 23 " in (restyled("thought-long", BARE) or "").partition("</think>")[0]
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        ("42", Kind.NUMBER),
-        ("3/4", Kind.NUMBER),
-        ("(1+2)*3", Kind.EXPRESSION),
-        (r"\frac{5}{12}", Kind.NUMBER),
-        (r"6\sqrt{2}", Kind.MATH),
-        ("(3, 6)", Kind.MATH),
-        ("yes", Kind.WORD),
-        ("(B)", Kind.WORD),
-        ("a red house", Kind.TEXT),
-        ("2024-12-11", Kind.WORD),
-        ("7:45", Kind.WORD),
-        ("3-2", Kind.WORD),
-        ("90-20-5", Kind.EXPRESSION),
-        ("42-(94-64)", Kind.EXPRESSION),
-    ],
-)
-def test_the_kind_of_an_answer(answer: str, kind: Kind) -> None:
-    assert kind_of_text(answer) is kind
-    assert kind_of(subject(f"<answer>{answer}</answer>", answer)) is kind
-    assert kind_of(subject(f"<answer>{answer}</answer>", answer), exact=True) is Kind.EXACT
-
-
-@pytest.mark.parametrize(
-    ("given", "parts", "form"),
-    [
-        (TAG, ("6 * 207 = 1242\n", "<answer>", "1242", "</answer>", ""), Form.TAG),
-        (BOX, ("", "So \\boxed{", "-7", "}", ""), Form.BOXED),
-        (MARKER, ("Half is 9.\n", "ANSWER: ", "9", "", ""), Form.LINE),
-        (BARE, ("", "", "42", "", ""), Form.BARE),
-        (JSON, ("", '{"answer": ', "42", "}", ""), Form.CODE),
-        # The parser takes the whole text: the answer is where the data has it, as a word of its own.
-        (
-            subject("42 is 6 * 7, so 42.", "42 is 6 * 7, so 42.", "42"),
-            ("", "42 is 6 * 7, so ", "42", ".", ""),
-            Form.LINE,
-        ),
-        (subject("<a>7</a> 17", "<a>7</a> 17", "7"), ("", "<a>", "7", "</a>", " 17"), Form.TAG),
-        (subject("x\n#### 18", "x\n#### 18", "9 * 2\n#### 18"), ("x\n", "#### ", "18", "", ""), Form.LINE),
-        (
-            subject("It is <b> five </b>.", "It is <b> five </b>.", "5"),
-            ("It is ", "<b> ", "five", " </b>", "."),
-            Form.TAG,
-        ),
-        (subject("no parser found one", None), ("", "no parser found one", "", "", ""), Form.BARE),
-        (
-            subject(CODE, CODE, "3"),
-            ("Here it is.\n", "```python\n", "def f(x):\n    return x + 3", "\n```", "\nThat is all."),
-            Form.CODE,
-        ),
-    ],
-)
-def test_a_completion_is_taken_apart_at_its_answer(given: Subject, parts: tuple[str, ...], form: Form) -> None:
-    s = statement_of(given)
-    if form is Form.BOXED:
-        parts = ("So ", "\\boxed{", "-7", "}", "")
-    assert (s.head, s.opening, s.answer, s.closing, s.tail) == parts and s.form is form
-    assert s.text == given.text
-
-
-def test_code_stays_as_it_is_in_every_style() -> None:
-    texts = {name: text for name in STYLES if (text := restyled(name, subject(CODE, CODE, "3"))) is not None}
-    assert len(texts) >= 25
-    for name, text in texts.items():
-        assert "```python\ndef f(x):\n    return x + 3\n```" in text.replace("\r\n", "\n"), name
-
-
-def test_an_exact_answer_is_left_as_it_is() -> None:
-    env = SingleTurnEnv(rubric=Rubric([lambda completion: 0.0]), id="exact")
-    env.answer_is_exact = True
-    texts = [text for name in STYLES if (text := restyled(name, TAG, env)) is not None]
-    assert len(texts) > 30 and all(re.search(r"<answer>\s*1242\s*</answer>", text) for text in texts)
 
 
 def test_values_and_wrong_answers() -> None:

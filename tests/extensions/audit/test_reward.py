@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 
@@ -11,12 +10,9 @@ from made import form, prober, right, sums
 
 from hone.environments import Environment, NumberParser, Rubric, SingleTurnEnv, inline, read_number
 from hone.environments.functions import given_task
-from hone.environments.parsers import visible_text
-from hone.extensions.audit.environment import audit_before_training
 from hone.extensions.audit.probes import Prober, Text, subjects_of
 from hone.extensions.audit.report import Finding, Verdict
 from hone.extensions.audit.reward import check_exploits, check_reference, check_restylings
-from hone.types import Example
 
 pytestmark = pytest.mark.audit
 
@@ -72,39 +68,6 @@ def test_a_strict_pattern_loses_right_answers(pattern: str, lost: set[str], kept
     assert lost <= what and not kept & what
 
 
-def test_a_strict_marker_is_a_warning_and_an_allowed_style_too() -> None:
-    rows = [{"question": f"{a} + {a}?", "answer": str(2 * a)} for a in range(20, 28)]
-
-    class Marked(SingleTurnEnv):
-        def reference(self, example: Example) -> str:
-            return f"ANSWER: {example.answer}"
-
-    @inline
-    def marked(completion, answer):
-        found = re.findall(r"^[ >*_-]*ANSWER[*_]*:[\s*_]*(?:[$][$]?)?(.+)", completion[-1]["content"], re.MULTILINE)
-        return float(bool(found) and read_number(found[-1]) == read_number(answer))
-
-    found = audited(Marked(rubric=Rubric([marked]), dataset=rows, parser=NumberParser(("marker",)), id="marked"))
-    assert found.keys() == {"strict"}
-    assert found["strict"].verdict is Verdict.WARN
-    assert {"marker-title-case", "marker-lower-case"} <= set(found["strict"].what)
-
-
-def test_a_bare_answer_may_be_thought_about() -> None:
-    class Bare(SingleTurnEnv):
-        def reference(self, example: Example) -> str:
-            return example.answer
-
-    @inline
-    def same_text(completion, answer):
-        return float(visible_text(completion[-1]["content"]).strip() == answer)
-
-    rows = [{"question": f"Say {word}.", "answer": f"the {word} is on the table"} for word in ("cat", "hat", "map")]
-    found = audited(Bare(rubric=Rubric([same_text]), dataset=rows, id="bare"))
-    assert not [name for name, f in found.items() if f.verdict is Verdict.FAIL]
-    assert {"sure", "reasoning-100"} <= set(found["bare-answer"].what) and "thought" not in found["bare-answer"].what
-
-
 def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
     for which in (0, -1):
 
@@ -114,21 +77,6 @@ def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
             return float(bool(found) and found[which] == answer)
 
         assert "false-positive" not in fails(sums(Rubric([one])))
-
-
-@pytest.mark.parametrize(("index", "style"), [(0, "reasoning-100"), (-1, "long-closing")])
-def test_the_first_or_last_option_in_a_text_is_lost_as_it_grows(index: int, style: str) -> None:
-    class Choice(SingleTurnEnv):
-        def reference(self, example: Example) -> str:
-            return f"It must be {example.answer}."
-
-    @inline
-    def option(completion, answer):
-        options = re.findall(r"\b(?:true|false)\b", completion[-1]["content"])
-        return float(bool(options) and options[index] == answer)
-
-    rows = [{"question": f"Which one, number {i}?", "answer": "false"} for i in range(4)]
-    assert style in fails(Choice(rubric=Rubric([option]), dataset=rows, id="choice"))["growth"]
 
 
 def test_a_lucky_guess_is_no_exploit() -> None:
@@ -147,16 +95,6 @@ def test_a_point_for_garbage_names_its_component() -> None:
     assert finding.title.startswith("texts without an answer earn up to 0.1, by has_tags: tags-only")
     assert audited(sums(Rubric([right, form], [1.0, 0.1]))).keys() & {"garbage-paid"}  # "§§§" is an answer to it
     assert "garbage-paid" not in audited(sums(Rubric([number, inline(form)], [1.0, 0.1]), parser=NUMBERS))
-
-
-def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
-    numbers = itertools.count()
-
-    def moody(completion, answer):
-        return float(next(numbers) % 3 > 0)
-
-    report = audit_before_training(sums(Rubric([moody])))
-    assert not report.names() and report.names(Verdict.WARN) == {"nondeterministic"}
 
 
 def test_texts_of_one_example_are_one_group_and_a_text_that_breaks_the_call_is_found() -> None:

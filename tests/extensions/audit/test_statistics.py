@@ -54,30 +54,3 @@ def test_a_constant_answer_that_is_always_right_leaves_nothing_to_learn() -> Non
     finding = found(signal(same(count=8)))["no-signal"]
     assert finding.verdict is Verdict.FAIL and finding.title.startswith("always answering yes earns 1 on average")
     assert "no-signal" not in found(signal(same(count=3)))  # too few to say so
-
-
-def test_a_reward_that_is_always_full_has_no_signal() -> None:
-    check = signal(prober(sums(Rubric([lambda completion: 1.0]), count=3)))
-    assert found(check)["no-signal"].what == ("saying nothing",)
-
-
-def test_examples_that_are_repeated_count_once() -> None:
-    check = signal(same(prompt="6 * 7?", answers=("42",)))
-    assert list(blind(check)) == ["saying nothing", "words without an answer", "repeating the question"]
-
-
-@pytest.mark.parametrize(("right_one", "wrong_one", "verdict"), [(1, -1, None), (0, -1, "note"), (0, -0.1, "warn")])
-def test_rewards_below_nothing(right_one: float, wrong_one: float, verdict: str | None) -> None:
-    """A guess that is punished is no floor; where all rewards are below nothing, the lowest guess is the ground."""
-
-    def graded(completion, answer, parser):
-        given = parser.parse_answer(completion)
-        return -2.0 if given is None else right_one if given == answer else wrong_one
-
-    def correct(completion, answer, parser):
-        return right(completion, answer, parser)
-
-    check = signal(prober(sums(Rubric([graded, correct], [1.0, 0.0], correctness=correct))))
-    assert check.figures["ceiling"] == right_one and check.figures["floor"] == pytest.approx(wrong_one)
-    given = found(check).get("high-floor")
-    assert (given and str(given.verdict)) == verdict
