@@ -89,7 +89,7 @@ class TextEncoder:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int | None, int]]:
-        """Return a tokenizer with random names for special tokens, the names, and new id → true id of added tokens."""
+        """Return (tokenizer with random names for special tokens, {token: name}, {new id: true id} of added tokens)."""
         # A name begins and ends as its token: added tokens with `single_word` depend on the characters beside them.
         key = secrets.token_hex(8)
         names = {token: f"{token[0]}{key}x{i}x{token[-1]}" for i, token in enumerate(self._special)}

@@ -202,7 +202,7 @@ class FileTransport:
         return waited
 
     def waiting(self) -> tuple[int, int]:
-        """Count the batches that the trainer has not received yet, and their tokens."""
+        """Count batches that the trainer has not received, and their tokens."""
         there = set(names(self._folder))
         self._put = {step: tokens for step, tokens in self._put.items() if self._order_file(step).name in there}
         return len(self._put), sum(self._put.values())
@@ -453,7 +453,7 @@ def names(folder: Path) -> list[str]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder and its contents; ignores errors."""
+    """Remove a file or folder; ignore errors."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()
