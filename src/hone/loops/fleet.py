@@ -34,7 +34,7 @@ PROBE_SECONDS = 3.0
 Carry = Callable[[int, Path], None]
 """Called with a server's number and a weights folder: copies the folder to that server, or raises ServerUnavailable."""
 OnAnswer = Callable[[int, Any, Server, int], None]
-"""Called for each answer with the request's number, the answer, its server, and the oldest version behind the answer."""
+"""Called for each answer with the request's number, the answer, its server, and the oldest version of its tokens."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class TextEncoder:
         return re.sub(f"{MARK}({MARK}?)", r"\1", text) if self._special else text
 
     def find_special(self, value: Any, tokens: tuple[str, ...] = ()) -> list[str]:
-        """Return the special tokens in the texts of a message or tool, without `tokens` and without repeats."""
+        """Return the special tokens in the texts of a message or tool: each once, without `tokens`."""
         found: list[str] = []
 
         def look(text: str) -> str:

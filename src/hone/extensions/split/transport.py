@@ -362,7 +362,7 @@ class FileTransport:
         return self._folder / f"result_{version}.npz"
 
     def _poll(self, look: Callable[[], T | None], timeout: float | None = None) -> T | None:
-        """Call `look()` until it returns a value, and return that; or None after `timeout` seconds (None: never)."""
+        """Call `look()` until it returns a value; return the value, or None after `timeout` seconds (None: never)."""
         began = time.monotonic()
         while True:
             self.interrupt()
@@ -418,8 +418,8 @@ class FileTransport:
             if fault is None:
                 raise
             raise UserError(
-                f"the transport folder {self.path} can't be used, {fault[0]}: {fault[1]}, or give another with "
-                "--transport.path"
+                f"the transport folder {self.path} can't be used, {fault[0]}: {fault[1]}, or give another "
+                "folder with --transport.path"
             ) from error
 
 
