@@ -4,7 +4,7 @@
 
 The model calls `multiply(a, b)`, sees the product and gives it in `<answer>` tags (or in `\\boxed{}`, or after
 `ANSWER:`). An answer is worth 0.1 if it is well-formed, and 1 if it is right. There are 8,100 problems; a tenth of them
-is held out for evaluation. At `demo_noise` 1 the teacher of demonstrations copies a number wrong one time in three.
+is held out for evaluation. At `demo_noise` 1, one demonstration in three copies a number wrong.
 
 `call_bonus` adds a reward for each call of the tool, as published recipes did. From about 0.1 on, calls can earn more
 than a right answer, and `hone audit` fails; `studies/tool_bonus.toml` shows what a policy then learns.

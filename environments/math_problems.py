@@ -1,7 +1,7 @@
 r"""math-problems: mathematics from files or from sets on the hub, such as MATH-500; 1 if the answer is right, else 0.
 
 math-verify compares answers as mathematics: `\frac{1}{2}`, `0.5` and `1/2` are one answer. The answer is the last
-`\boxed{…}`, `<answer>` pair or `ANSWER:` outside of `<think>`; prose after a later `answer:` does not replace it. An
+`\boxed{…}`, `<answer>` pair or `ANSWER:` outside of `<think>`. A later `answer:` followed by prose is ignored. An
 equal expression is right even if it was not worked out: `\frac{3}{4} - \frac{1}{3}` for `\frac{5}{12}`.
 
     vf-eval math-problems -a '{"eval_dataset": "HuggingFaceH4/MATH-500"}' -m MODEL -b http://localhost:8000/v1

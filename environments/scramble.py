@@ -2,9 +2,9 @@
 
     hone eval scramble -m outputs/weights/step_100 -n 20
 
-An answer is a word in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is one word of
-letters, and 1 if it is right: the word that was scrambled, or any other of the word list that is made of the same
-letters ("stop" for "pots"), in upper or lower case.
+An answer is a word in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). Any word of letters is worth 0.1. The
+word that was scrambled, or another listed word with the same letters ("stop" for "pots"), is worth 1. Case does not
+count.
 
 By default words are drawn from a list of common English words, and their letters scrambled so that they make no word of
 the list. A tenth is held out for evaluation; words of the same letters are in the same split. `dataset` names a file or
@@ -43,14 +43,14 @@ PARSER = AnswerParser(read_word, expects="a word in <answer> tags")
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
-    """Return 1 if the word is the one that was scrambled, or another of the list made of the same letters, else 0."""
+    """Return 1 for the word that was scrambled, or another listed word with the same letters; else 0."""
     given = PARSER.value(completion)
     return float(given is not None and (given == answer or given in anagrams().get(letters_of(answer), ())))
 
 
 class Scramble(SingleTurnEnv):
-    """Rows have `word`, and perhaps `scrambled`; else seed and word decide the order of the letters. Or rows have
-    `answer` and a `prompt` or `question`.
+    """Rows have `word`, and perhaps `scrambled` (by default, a function of seed and word). Or rows have `answer` and a
+    `prompt` or `question`.
     """
 
     def __init__(self, *, prompt: str, seed: int, demo_noise: float, **kwargs: Any) -> None:

@@ -136,13 +136,13 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
 
 def prepare_process() -> None:
-    """Set environment variables that libraries read at import, unless they are set. Also call `write_backslashes`."""
+    """Give default values to environment variables that libraries read at import, and call `write_backslashes`."""
     write_backslashes()
     # Spins of libgomp's threads while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # cuBLAS reads it at its first product, which comes before a config is known to want deterministic kernels.
+    # cuBLAS reads it at its first product, before a config can ask for deterministic kernels.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if has_gpu_driver() and not any(name.endswith("_ALLOC_CONF") for name in os.environ):
         # Memory that was freed in blocks of many sizes is used again; torch has it on Linux only.
@@ -175,7 +175,7 @@ def _is_among_ranks() -> bool:
 @safe_output()
 @called_from(python=False)
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
-    """Run `action`; return its exit code, or print an error and return its code. `quiet`: only rank 0 prints errors."""
+    """Run `action` and return its exit code, or print an error and return that code. `quiet`: only rank 0 prints."""
     write_backslashes()
     try:
         code = action() or 0

@@ -65,7 +65,7 @@ class RequestRejected(Halt):
 
 
 class ServerUnavailable(Halt):
-    """The server is unreachable or fails. `status` and `reason` are its last answer, or `cause` why there was none."""
+    """The server is unreachable or fails. `status` and `reason` are its last answer; if none came, `cause` says why."""
 
     def __init__(self, text: str, status: int | None, reason: str = "", cause: Exception | None = None) -> None:
         super().__init__(text)

@@ -50,7 +50,7 @@ def called_from(python: bool) -> Iterator[None]:
 
 
 class Halt(UserError):
-    """Ends a run after the loop has saved the state and `metrics`. The text has no full stop: a remedy follows."""
+    """Ends a run after the loop has saved the state and `metrics`. The message has no full stop: hone adds a remedy."""
 
     def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(text)
@@ -58,7 +58,7 @@ class Halt(UserError):
 
 
 class AlarmStop(Halt):
-    """The alarm or observer `name` stops the run after a step, which is no failure. `remedy`: how to avoid the stop."""
+    """The alarm or observer `name` stops the run after a step. This is no failure. `remedy`: how to avoid the stop."""
 
     def __init__(self, step: int, name: str, remedy: str) -> None:
         how = f"the alarm {name} ({remedy.format(name.replace('_', '-'))})" if remedy else name

@@ -65,11 +65,11 @@ class Function(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """An observer of runs. `function(config, by_program)` returns it, or None; `hone.rl` sets `by_program`.
+    """An observer of runs. `function(config, by_program)` returns an observer, or None. `hone.rl` sets `by_program`.
 
-    A run calls observers by rising `place` (display 0, first lines 30, going to the background 70), at its end by
-    falling `place`. `always`: use the observer even if a program gives observers. `early`: the observer checks the
-    config before any process starts.
+    A run calls observers in ascending order of `place` (0: display, 30: printing the first lines, 70: moving to the
+    background), and at its end in reverse order. `always`: use the observer even if a program passes its own observers.
+    `early`: the observer checks the config before any process starts.
     """
 
     place: int
@@ -123,7 +123,7 @@ class Record(NamedTuple):
 class Loader(NamedTuple):
     """Loads tasks with ids `PREFIX:TASK`. `function` takes the task's name and arguments, and returns an Environment.
 
-    `names_code`: the arguments can name code to import, so the user must trust a run to load its task.
+    `names_code`: the arguments can name code to import, so a run's task is loaded only if the user trusts the run.
     """
 
     function: str
@@ -147,12 +147,12 @@ class Column(NamedTuple):
     """A float32 number for each sampled token (0 for other tokens), such as a teacher's logprob. It is computed after
     grading, stored with the rollouts, and used in the tokens' advantages.
 
-    `section`: the config section that turns the column on and names its time in logs. `giver` ("a teacher") and `doing`
-    ("asking the teacher") are for messages.
+    `section`: the config section that turns the column on and names its time in logs. For messages, `giver` is the
+    source of the numbers ("a teacher"), and `doing` the work ("asking the teacher").
 
-    `connect(config, renderer, vocab_size)` returns an `AddColumn` and the giver's name, or raises UserError.
-    `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a completion's tokens;
-    `advantage` is the value without the column. `metrics(scored)` takes a step's pairs (Segment, column).
+    `connect(config, renderer, vocab_size)` returns an `AddColumn` and the source's name, or raises UserError.
+    `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a completion's tokens.
+    `advantage` is the advantage without this column. `metrics(scored)` takes a step's pairs (Segment, column).
     """
 
     section: str

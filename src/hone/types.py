@@ -86,7 +86,7 @@ class Ragged:
         return len(self.counts)
 
     def holds(self, values_T: np.ndarray) -> bool:
-        """Return True if `values_T[t]` is among the values of token t, for every token with values."""
+        """Return True if each token t with values has `values_T[t]` among them."""
         token = np.repeat(np.arange(len(self.counts)), self.counts)
         return bool(np.isin(np.flatnonzero(self.counts), token[self.values == values_T[token]]).all())
 

@@ -69,7 +69,7 @@ BATCH = ["--orchestrator.advantage.baseline", "batch"]
         (["--algorithm", "maxrl", "--orchestrator.truncated", "penalize"], "makes rewards negative"),
         (ONE, "with 1 rollout per prompt all advantages are 0"),
         ([*ONE, *BATCH, "--orchestrator.advantage.components", "normalize"], "all advantages are 0"),
-        (["--orchestrator.advantage.scale", "token_std", "--orchestrator.refill.max-rounds", "2"], "train as well"),
+        (["--orchestrator.advantage.scale", "token_std", "--orchestrator.refill.max-rounds", "2"], "are trained, too"),
         (["--orchestrator.overlong-buffer", "4"], r"overlong_buffer = 4 .* set truncated to \"penalize\""),
         (["--algorithm", "ppo"], r"algorithm is 'ppo'.*'grpo'"),
         (["--trainer.correction.type", "band", "--trainer.correction.low", "9"], "low = 9 must be less than"),

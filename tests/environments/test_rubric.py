@@ -187,7 +187,7 @@ def test_each_function_has_arguments_of_its_own_but_for_what_it_adds_to_the_stat
         (lambda: Rubric([right], [math.nan]), "finite weights"),
         (lambda: Rubric([right, right]), "have the same name"),
         (lambda: Rubric([right], correctness="exact"), "correctness 'exact' is not.*'right'"),
-        (lambda: Rubric([right], ranges={"exact": Range((1, 1), (0, 0))}), r"ranges names \['exact'\]"),
+        (lambda: Rubric([right], ranges={"exact": Range((1, 1), (0, 0))}), r"`ranges` has \['exact'\]"),
         (lambda: Rubric([right], ranges={"right": Range((1, math.inf), (0, 0))}), "the range of right is infinite"),
         (lambda: Rubric([right], [-2e6]), r"allow a reward of 2e\+06; a reward must be within ±1,000,000"),
         (lambda: Rubric([right, late], [6e5, 6e5]), r"allow a reward of 1\.2e\+06"),

@@ -133,7 +133,7 @@ def test_functions_that_are_no_tools_are_refused() -> None:
 
     for func, match in (
         (untyped, "tool untyped: the parameter a has no type hint; give it one, such as a: str"),
-        (many, "cannot be given by name"),
+        (many, "passed by name"),
         (odd, "tool odd: a type hint has no JSON schema"),
     ):
         with pytest.raises(UserError, match=match):

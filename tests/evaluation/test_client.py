@@ -102,7 +102,7 @@ def test_what_another_try_cannot_mend_is_not_tried_again(answer, reason: str):
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Status(401, "who are you"), "wants an API key (who are you): name the environment variable"),
+        (Status(401, "who are you"), "wants an API key (who are you): put the key into an environment variable"),
         (Status(429, "pay first", error_code="insufficient_quota"), "refuses the account: pay first"),
         (Status(404, "Not Found"), "answers 404 (Not Found): check the URL"),
     ],

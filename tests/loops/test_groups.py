@@ -270,7 +270,7 @@ def test_advantages_of_calls_are_finite_and_fit_the_turns(calls):
 
 
 def test_a_refill_needs_a_baseline_by_which_equal_rewards_teach_nothing():
-    with pytest.raises(UserError, match=r"groups of equal rewards train as well.*leave out refill"):
+    with pytest.raises(UserError, match=r"groups of equal rewards are trained, too.*leave out refill"):
         from_settings(RLConfig, None, {"algorithm": "reinforce++", "orchestrator.refill.max_rounds": 3})
 
 

@@ -90,7 +90,7 @@ def test_muon_learns_at_the_learning_rate_of_adamw() -> None:
 
 def test_muon_is_refused_with_what_is_of_adamw_or_of_several_ranks() -> None:
     for key in ("--optim.state=8bit", "--optim.offload"):
-        with pytest.raises(UserError, match=r"are for AdamW: leave them out, or optim\.type"):
+        with pytest.raises(UserError, match=r"excludes optim\.offload and optim\.state"):
             parse(SFTConfig, ["--data.path", "x", "--optim.type", "muon", key], "sft")
     with pytest.raises(UserError, match=r'optim\.type = "muon" needs whole matrices'):
         OptimConfig(type="muon").check_ranks(2)

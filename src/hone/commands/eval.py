@@ -67,7 +67,7 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 
 
 def saved(evaluation: Evaluation) -> EvalResult:
-    """Sample and grade with a progress line, and save the results, or after Ctrl-C the results so far."""
+    """Sample and grade with a progress line, and save the results. Ctrl-C saves the results so far."""
     config, env = evaluation.config, evaluation.env
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
     try:

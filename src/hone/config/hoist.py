@@ -79,7 +79,7 @@ def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
-    """Move the sections' shared keys to the top level; a null doesn't count. Raises UserError if two values differ."""
+    """Move sections' shared keys to the top level; ignore a key set to null. Raises UserError if two values differ."""
     name_task(settings)
     name_algorithm(settings)
     shared = shared_keys(cls)

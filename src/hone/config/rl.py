@@ -205,7 +205,7 @@ class OrchestratorConfig(BaseConfig):
         if self.truncated == "penalize" and self.advantage.divides_by_mean:
             raise UserError(
                 'orchestrator.truncated = "penalize" makes rewards negative, and orchestrator.advantage.scale = '
-                '"group_mean" divides by a mean reward: set truncated to "keep" or "mask", or another scale'
+                '"group_mean" divides by a mean reward: set truncated to "keep" or "mask", or set another scale'
             )
         if self.overlong_buffer and self.truncated != "penalize":
             raise UserError(
@@ -214,14 +214,14 @@ class OrchestratorConfig(BaseConfig):
             )
         if self.truncated == "penalize" and self.advantage.components == "normalize":
             raise UserError(
-                'orchestrator.truncated = "penalize" changes the sum of the components, which advantage.components = '
-                '"normalize" does not use: leave out one of the two'
+                'orchestrator.truncated = "penalize" changes the sum of the components, but advantage.components = '
+                '"normalize" does not use this sum: leave out one of the two'
             )
         if self.refill is not None and (self.advantage.baseline == "batch" or self.advantage.scale == "token_std"):
             key = "baseline" if self.advantage.baseline == "batch" else "scale"
             raise UserError(
-                f'with orchestrator.advantage.{key} = "{getattr(self.advantage, key)}" groups of equal rewards train '
-                f"as well, so orchestrator.refill has nothing to replace: leave out refill, or set another {key}"
+                f'with orchestrator.advantage.{key} = "{getattr(self.advantage, key)}", groups of equal rewards are '
+                f"trained, too, so orchestrator.refill replaces no group: leave out refill, or set another {key}"
             )
         size, group, sampling = self.batch_size, self.rollouts_per_example, self.sampling
         if size % group:

@@ -136,7 +136,7 @@ class ModelConfig(BaseConfig):
     """Code that runs the model: hone's decoder (`hone`), or `transformers` for many more families. `auto`: `hone`
     if hone supports the model."""
     compile: bool = False
-    """On a GPU, fuse each layer's norm, RoPE and SwiGLU with torch.compile, which takes half a minute at the start."""
+    """On a GPU, fuse each layer's norm, RoPE and SwiGLU with torch.compile. This takes half a minute at the start."""
     init: Annotated[InitConfig, Meta(decides="digest", agreed="tiny")] = InitConfig()
     """Size of `hone/tiny`."""
 
@@ -175,7 +175,7 @@ class OptimConfig(BaseConfig):
             raise UserError('optim.offload already has the state in host memory: leave out optim.state = "8bit"')
         if self.type != "adamw" and (self.offload or self.state == "8bit"):
             raise UserError(
-                f'optim.offload and optim.state = "8bit" are for AdamW: leave them out, or optim.type = "{self.type}"'
+                f'optim.type = "{self.type}" excludes optim.offload and optim.state = "8bit": leave out both'
             )
         return self
 
@@ -235,7 +235,7 @@ class ResumeConfig(BaseConfig):
     step: int | None = Field(default=None, ge=0)
     """Resume from this step's checkpoint instead of the newest."""
     dir: Path | None = None
-    """Start a new run in `output_dir` from the run in this directory, which stays unchanged."""
+    """Start a new run in `output_dir` from the run in this directory; that run stays unchanged."""
 
 
 class StopConfig(BaseConfig):
@@ -358,7 +358,7 @@ class EngineConfig(BaseConfig):
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
     """GiB for the KV cache; by default 4 on a CPU, chosen by free memory on a GPU. Completions wait if it is full."""
     batch_invariant: bool = False
-    """In hone's engine, make a sample's numbers independent of the rest of the batch, which is slower."""
+    """In hone's engine, make a sample's numbers independent of the rest of the batch. This is slower."""
     cuda_graphs: Annotated[bool | None, Meta(from_machine=True)] = None
     """In hone's engine on a GPU, decode with CUDA graphs; by default true, but not with `batch_invariant`."""
 
@@ -369,7 +369,7 @@ class EngineConfig(BaseConfig):
 
     @property
     def in_bf16(self) -> bool:
-        """True if the backend always uses bf16 (hone's: False)."""
+        """True if the backend always uses bf16. hone's backend doesn't."""
         return False
 
     def server_settings(self, run: Any, on_gpu: bool, shares: bool = True) -> dict[str, Any]:

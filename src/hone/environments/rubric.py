@@ -121,7 +121,7 @@ class Rubric:
             raise UserError(f"Rubric: correctness {self.correctness!r} is not one of the reward functions {names}")
         self.ranges = dict(ranges or {})
         if unknown := self.ranges.keys() - self.funcs.keys():
-            raise UserError(f"Rubric: ranges names {sorted(unknown)}, but the reward functions are {list(self.funcs)}")
+            raise UserError(f"Rubric: `ranges` has {sorted(unknown)}, but the reward functions are {list(self.funcs)}")
         for name, one in self.ranges.items():
             if not all(map(math.isfinite, (*one.right, *one.wrong))):
                 raise UserError(f"Rubric: the range of {name} is infinite: give finite ends, or declare no range")

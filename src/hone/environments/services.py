@@ -144,7 +144,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
     """Record services' replies in a run's folder (None: nowhere), in this process and its children.
 
-    With the mode "read", recorded replies are used and new replies are not recorded. "only" also asks no service.
+    The mode "read" uses recorded replies, and records no new ones. "only" is like "read", but asks no service.
     """
     Replies._known.clear()
     os.environ[VARIABLE] = ":" if folder is None else f"{mode}:{folder.absolute() / JUDGEMENTS}"

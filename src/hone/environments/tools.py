@@ -162,7 +162,7 @@ class ToolEnv(MultiTurnEnv):
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """Return an assistant message's `tool_calls` or the calls in its text, in OpenAI's form; malformed ones unnamed."""
+    """Return an assistant message's `tool_calls`, or the calls in its text, in OpenAI's form (malformed: no name)."""
     if message.get("role") != "assistant":
         return []
     given = message.get("tool_calls")
@@ -260,7 +260,7 @@ def _arguments(
     fields: dict[str, Any] = {}
     for key, parameter in parameters.items():
         if parameter.kind not in _NAMED:
-            raise UserError(f"tool {name}: the parameter {parameter} cannot be given by name; name each argument")
+            raise UserError(f"tool {name}: the parameter {parameter} can't be passed by name; use ordinary parameters")
         if key not in hints:
             raise UserError(f"tool {name}: the parameter {key} has no type hint; give it one, such as {key}: str")
         kind = Annotated[hints[key], Field(description=described[key])] if described.get(key) else hints[key]

@@ -109,7 +109,7 @@ class Workers:
     def _ask_chunks(
         self, chunks: Sequence[tuple[str, Sequence[Any]]], waits: int, doing: str, round: RequestBatch | None = None
     ) -> list[Any]:
-        """Return a list of answers, or a failure, for each chunk (kind, items). `round` already has the questions."""
+        """Return for each chunk (kind, items) a list of answers or a failure. `round`: a batch with these questions."""
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
         times = [times_of(*chunk) for chunk in chunks]

@@ -128,8 +128,8 @@ class ChatClient(Client):
     def _wants_key(self, error: RequestRejected) -> str:
         given = "does not accept the key" if self.endpoint.api_key else "wants an API key"
         return (
-            f"{self.endpoint.url} {given} ({error.reason}): name the environment variable that holds it with -k, as "
-            "in `-k OPENAI_API_KEY`"
+            f"{self.endpoint.url} {given} ({error.reason}): put the key into an environment variable and name the "
+            "variable, as in `-k OPENAI_API_KEY`"
         )
 
     async def _list(self) -> Any:

@@ -21,7 +21,7 @@ STOPPED = "stopped by Ctrl-C before it ended"
 
 @dataclass(frozen=True)
 class EvalSample:
-    """One graded completion: number `rollout` of example `index` of the eval split."""
+    """The graded completion with number `rollout` for example `index` of the eval split."""
 
     index: int
     rollout: int
@@ -63,7 +63,7 @@ class EvalSample:
 
 @dataclass(frozen=True)
 class FailedRollout:
-    """A failed rollout: number `rollout` of example `index`, and the reason."""
+    """A failed rollout: its number `rollout`, the example's `index`, and the reason."""
 
     index: int
     rollout: int

@@ -2,7 +2,7 @@ r"""Compare two pieces of mathematics: LaTeX, fractions, sets, intervals, matric
 
 math-verify parses both texts and `math_worker.py` compares them. math-verify's own time limit uses SIGALRM: it works
 only on the main thread, can't stop C code, and its timeout means "different". So hone compares in the grading process
-or a separate one, and the kernel limits the processor time: \binom{999999999}{499999999} is stopped after 5 seconds.
+or a separate process. The kernel limits its processor time: \binom{999999999}{499999999} is stopped after 5 seconds.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from outside, the question is asked again. The kernel enforces the limit of proc
 excludes waits for a core, up to ten times the limit, so that load changes no verdict. When a process
 (`process_main.py`) or hone ends, everything that the process started ends with it, also in another session.
 
-Pebble (5.2, measured by `benchmarks/grading.py`) is not used: it leaves processes of a task alive, takes 4 seconds more
-for code that ignores signals, limits neither memory nor processor time, and is no faster.
+Pebble (5.2, measured by `benchmarks/grading.py`) leaves processes of a task alive, takes 4 seconds more for code that
+ignores signals, limits neither memory nor processor time, and is no faster.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Process:
         self.let_go = keeper.stdin.close
         """Makes the process end, without waiting."""
         self._end = weakref.finalize(self, _end, os.getpid(), keeper, self._status, output)
-        # Numbers that no other code guesses, so that what it writes to the pipe is not taken for an answer.
+        # No other code guesses these numbers, so its output in the pipe is not taken for an answer.
         self._number = int.from_bytes(os.urandom(6), "big")
         self._out, self._in = bytearray(), bytearray()
         setting = {"script": str(script), "arguments": list(arguments), "memory": memory_bytes, "number": self._number}
@@ -165,13 +165,13 @@ class Process:
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
         """Return (answer, traceback or None, True if the process now ends).
 
-        Raises InvalidAnswer or Closed; Stopped once `stop` can be read; TimeoutError after `clock` seconds plus the
-        longest time that a thread of the process waited for a core, at most `_MOST_STARVED` times `clock`.
+        Raises InvalidAnswer or Closed. Raises Stopped once `stop` can be read. Raises TimeoutError after `clock`
+        seconds plus the longest wait of a thread of the process for a core (at most `_MOST_STARVED` times `clock`).
         """
         self._number += 1
         self._send([self._number, cpu, question])
         begun, starved = time.monotonic(), 0.0
-        with contextlib.suppress(TimeoutError):  # most are answered by then, and need no look at what waited
+        with contextlib.suppress(TimeoutError):  # most questions are answered by then
             return self._receive(begun + clock / 10, stop)
         before = _core_waits(self.pid)
         while True:
@@ -240,7 +240,7 @@ class Process:
 
 
 class Pool:
-    """Up to `workers` processes, which start with the first questions and end with the pool.
+    """Up to `workers` processes. They start with the first questions and end with the pool.
 
     Each process answers with the function that `start(*arguments)` of the file `script` returns. Questions, answers and
     `arguments` are JSON. The interpreter `python` needs no hone. A process that is ready may take `memory_bytes` more
@@ -339,7 +339,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a forked process, forget the pools' processes, which answer only the parent process."""
+    """In a forked process, forget the pools' processes: these answer only the parent process."""
     for pool in list(_pools):
         pool._forget()
 
@@ -367,7 +367,7 @@ class RequestBatch:
         self._stop, self._stopped = os.pipe()
 
     def put(self, *questions: Any, at_once: bool = True, times: Sequence[int] = ()) -> None:
-        """Queue questions. If `at_once`, threads ask them now, else `answers` does. `times` multiplies the limits."""
+        """Queue questions for threads, or with `at_once` false for `answers`. `times` multiplies the limits."""
         timed = zip(questions, times or [1] * len(questions), strict=True)
         with self._changed:
             first = len(self._questions)

@@ -3,7 +3,7 @@
     python -P process_main.py STATUS_FD
 
 The process forks at once. The parent, the *keeper*, waits until the worker has ended or hone is gone. Then it kills all
-that the worker started, also in another process group or session, and writes the worker's exit code to STATUS_FD. The
+processes of the worker, also in another group or session, and writes the worker's exit code to STATUS_FD. The
 child, the *worker*, reads `{"script", "arguments", "memory", "number"}` from the standard input. `start(*arguments)` of
 the file `script` returns the function that answers questions. The worker writes a line with `number` when it is ready.
 Then it answers each line `[number, seconds, question]` by a line `[number, last, answer, error]`, where `error` is a
@@ -71,9 +71,9 @@ def main() -> None:
 
 
 def keep(worker: int, woken: int) -> int | None:
-    """Wait for the worker; kill all that it started. Return its exit code (-N: signal N); None if hone ended first."""
+    """Wait for the worker, and kill its processes. Return its exit code (-N: signal N); None if hone ended first."""
     poller = select.poll()
-    poller.register(0, 0)  # no more than that its other end was closed: by hone, or with hone
+    poller.register(0, 0)  # reports only that hone closed the other end, or ended
     poller.register(woken, select.POLLIN)
     code = None
     while code is None:
@@ -111,7 +111,7 @@ def work(keeper: int) -> None:
         say(setting["number"], True, error=traceback.format_exc())
         os._exit(0)
     logging.disable(logging.CRITICAL)
-    with contextlib.suppress(OSError):  # what it said while it started tells nothing of how it ends
+    with contextlib.suppress(OSError):  # output of the start doesn't explain the end
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
     faulthandler.enable(os.dup(2), all_threads=False)
@@ -144,7 +144,7 @@ class Surroundings:
     def __init__(self) -> None:
         self._folder = os.getcwd()
         self._environ = os.environ.copy()
-        self._variables = vars(os.environ)["_data"]  # what is compared quickly
+        self._variables = vars(os.environ)["_data"]  # quick to compare
         self._encoded = dict(self._variables)
         self._handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
         self._depth = sys.getrecursionlimit()

@@ -83,7 +83,7 @@ class KVCache:
         prompt_of_row: np.ndarray,
         max_new: int,
     ) -> None:
-        """`prompts`: each item has each layer's keys and values `[tokens, K, Dh]`, of one prompt or several end to end.
+        """`prompts`: each item has keys and values `[tokens, K, Dh]` by layer, of one prompt or of several end to end.
 
         `prompt_of_row` `[B]`: index of the prompt that each row continues. A row gets at most `max_new` tokens.
         """

@@ -39,7 +39,7 @@ from hone.model.head import head_logits
 MAX_GRAPHS = 128
 """Largest number of graphs. For one more, the least recently used graph is dropped."""
 VARLEN = False
-"""If true, bf16 attention uses `varlen` (needs torch 2.13), which reads only a row's tokens. Not measured yet."""
+"""If true, bf16 attention uses `varlen` (needs torch 2.13) to read only a row's tokens. Not measured yet."""
 MAX_WAYS, FEW = 1024, 4
 """Number of sets of sampling parameters that are remembered (the latest), and number recorded together."""
 
@@ -260,7 +260,7 @@ class SlotCache:
         self.ends = np.concatenate([self.ends, other.ends])
 
     def move_into(self, state: SlotState, begin: int) -> None:
-        """Copy the rows into the slots from number `begin` on, and fill the rest of each slot with zeros."""
+        """Copy row i into slot `begin` + i, for all rows, and fill the rest of each slot with zeros."""
         self.state, end = state, begin + len(self)
         assert end <= state.slots and self.span <= state.tokens
         ends = np.cumsum([len(prompt.ids) for prompt in self.prompts])
@@ -321,8 +321,8 @@ class _SlotAttention:
         if VARLEN and takes_varlen(q):
             return varlen(q, *stored[:, : len(q)].flatten(1, 2), *self.varlen_rows, seqused_k=self.seen)
         keys, values = stored[:, : len(q), : self.tokens].transpose(2, 3).to(self.dtype)  # each [B, K, tokens, Dh]
-        # The heads that share keys stand where SDPA has a sequence's tokens: its fused kernels with a mask know no
-        # groups of heads, and the others would copy the keys.
+        # The heads that share keys stand where SDPA has a sequence's tokens: SDPA's fused kernels with a mask know no
+        # groups of heads, and its other kernels would copy the keys.
         queries = q.to(self.dtype).unflatten(1, (k.shape[1], -1))  # [B, K, G, Dh]
         mask = self.mask[:, None, None].expand(-1, *queries.shape[1:3], -1)
         return sdpa(queries, keys, values, mask).flatten(1, 2).to(q.dtype)

@@ -97,7 +97,7 @@ class Prompt:
 
 
 class Prefill:
-    """Computes prompts with the model, and caches prefixes in at most `prefix_bytes`."""
+    """Runs the model over prompts, and caches the keys and values of prefixes in at most `prefix_bytes` bytes."""
 
     def __init__(self, model: Decoder, prefix_bytes: int = 0, block: int = BLOCK) -> None:
         self.model = model
@@ -120,7 +120,7 @@ class Prefill:
         return Prompt(ids, layers, done, weights=self._weights)
 
     def advance(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Compute the rest of all prompts together, if this is at most `budget` tokens.
+        """Compute the rest of all prompts together, if it has at most `budget` tokens.
 
         Otherwise compute at most `budget` tokens of each prompt, one prompt after another.
         """

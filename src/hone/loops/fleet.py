@@ -6,7 +6,7 @@
 
 A request goes to the server with the fewest tokens left to sample. If one of several servers is lost, the others get
 its requests, with the same ids and keys. Every call first checks if lost servers are back, and sends these the weights.
-If the only server is lost, the run ends, or this process ends and the launcher restarts it.
+If the only server is lost, the run ends. Under the launcher only this process ends, and the launcher restarts it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LOOK = 0.5
 PROBE_SECONDS = 3.0
 """Seconds that a lost server has to answer such a check."""
 Carry = Callable[[int, Path], None]
-"""Called with a server's number and a weights folder: copies the folder to its machine, or raises ServerUnavailable."""
+"""Called with a server's number and a weights folder: copies the folder to that server, or raises ServerUnavailable."""
 OnAnswer = Callable[[int, Any, Server, int], None]
-"""Called for each answer with the request's number, the answer, its server, and the oldest version it may come from."""
+"""Called for each answer with the request's number, the answer, its server, and the oldest version of its tokens."""
 
 
 @dataclass(frozen=True)

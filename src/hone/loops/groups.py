@@ -137,8 +137,8 @@ def fill(groups: Sequence[Group], room: int, config: RLConfig, custom: Advantage
 
 
 def with_advantages(groups: Sequence[Group], config: RLConfig, custom: Advantages | None = None) -> list[Group]:
-    """Return the groups with advantages. Left-out groups don't count and, with `refill`, neither do groups of equal
-    rewards: their advantages are 0, and no mean of the step includes them.
+    """Return the groups with advantages. Left-out groups, and with `refill` groups of equal rewards, have advantages of
+    0, and no mean of the step includes them.
     """
 
     def among(counting: list[int]) -> dict[int, Group]:
@@ -197,9 +197,7 @@ def has_call_rewards(group: Group) -> bool:
 
 
 def call_rewards(group: Group) -> np.ndarray:
-    """Return the rewards of a group's C calls, float64 `[C]`: a call's own, else its sample's. NaN if grading
-    failed.
-    """
+    """Return float64 `[C]`: the reward of each of a group's C calls, else its sample's; NaN if grading failed."""
     return np.concatenate(
         [
             np.full(one.turns, score.reward)
@@ -237,7 +235,7 @@ def step_advantages(
 
 
 def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
-    """Return the rewards that a group's advantages use, float64 `[G]`: less the penalty for a long last turn."""
+    """Return a group's rewards for advantages, float64 `[G]`: the scores minus the penalties for a long last turn."""
     orch = config.orchestrator
     if orch.truncated != "penalize":
         return rewards(scores)
@@ -338,9 +336,9 @@ def group_state(group: Group) -> State:
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     """Return a step's batch: the completions to train on, in the order of the groups, and counts of filtered groups.
 
-    Failed samples are left out and, with `truncated` = "mask", completions that were cut off. With `refill` filtered
-    groups are not counted, because others replace them. Further segments of a rollout are numbered after the group's
-    samples. Every sampled token carries loss, also the stop token.
+    Failed samples are left out. With `truncated` = "mask", completions that were cut off are left out, too. With
+    `refill`, other groups replace filtered groups, so filtered groups are not counted. In a group of G rollouts,
+    segment b of rollout i is sample i + b · G. Every sampled token carries loss, also the stop token.
     """
     orch, tasks = config.orchestrator, config.tasks()
     sequences, filtered = list[Packed](), Counts()
@@ -453,8 +451,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
 
 
 def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:
-    """Compute two shares of completions: with the same sampled tokens as an earlier completion of their prompt
-    (`completion/repeated`), and as a completion of another prompt of the step (`completion/identical`).
+    """Compute the shares of completions with the same sampled tokens as another completion: an earlier one of the same
+    prompt (`completion/repeated`), or one of another prompt of the step (`completion/identical`).
     """
     texts = [[r.first.token_ids[r.first.sampled_mask].tobytes() for r in group.rollouts] for group in groups]
     total = sum(map(len, texts))

@@ -99,11 +99,11 @@ def connect_to_server(
             entry = served[0] if len(served) == 1 else next((one for one in served if one.id == model), None)
             names = ", ".join(one.id for one in served[:20])
             if entry is None:
-                raise UserError(f"{endpoint.url} serves {names or 'no model'}, not {model}: start one that does")
+                raise UserError(f"{endpoint.url} serves {names or 'no model'}, not {model}: start a server of {model}")
             if entry.owner not in gathered("SAMPLERS", {HONE: None}):
                 raise UserError(
                     f"{endpoint.url} is a server of {entry.owner or 'an unknown kind'}: rollouts need token ids, their "
-                    f"logprobs and updates of the weights: start one with `inference --model.name {model}`"
+                    f"logprobs and updates of the weights: start a server with `inference --model.name {model}`"
                 )
             if entry.policy_version is None:
                 raise UserError(
@@ -117,7 +117,7 @@ def connect_to_server(
             if entry.parameters is not None and parameters is not None and entry.parameters != parameters:
                 raise UserError(
                     f"{endpoint.url} serves a model of {entry.parameters:,} parameters, not the run's {parameters:,}: "
-                    f"start one that serves {model}"
+                    f"start a server of {model}"
                 )
             server = Server.of(endpoint, entry)
             if renderer is not None:
@@ -138,9 +138,9 @@ def connect_to_server(
             if gone.status is not None or now - began >= patience:
                 other = "leave out --orchestrator.client.base-url to sample in this process"
                 if not named:
-                    other = "raise --orchestrator.client.timeout if it takes longer to start"
+                    other = "raise --orchestrator.client.timeout if a server takes longer to start"
                 command = f"inference --model.name {model} --weights-root {spool.resolve().parent}"
-                raise NoServer(f"{gone}: start one with `{command}`, or {other}") from None
+                raise NoServer(f"{gone}: start a server with `{command}`, or {other}") from None
             if now - shown > 30:
                 shown = now
                 say(f"Waiting for the server at {endpoint.url}: {now - began:.0f} s")
@@ -167,4 +167,4 @@ async def _check_root(client: ServerClient, spool: Path) -> None:
     except RequestRejected as error:
         if error.status == 403 or "weights root" in error.reason:
             root = spool.resolve().parent
-            raise UserError(f"{error}; here it must be --weights-root {root} or a folder above it") from None
+            raise UserError(f"{error}; here --weights-root must be {root} or one of its parents") from None

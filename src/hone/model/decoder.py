@@ -220,8 +220,8 @@ class RMSNorm(nn.Module):
 class DecoderLayer(nn.Module):
     """h += attention(norm(h)); h += mlp(norm(h)).
 
-    `checkpointing` sets what is stored for the backward pass. "none" stores all activations, "layer" only the layer's
-    input, "selective" the input and the results of `_STORED`. The rest is recomputed exactly.
+    `checkpointing` sets what is stored for the backward pass. "none": all activations. "layer": the layer's input.
+    "selective": the input and the outputs of `_STORED`: matrix products, attention. The rest is recomputed exactly.
     """
 
     def __init__(
@@ -435,7 +435,7 @@ class Decoder(nn.Module):
 
 
 def pack_unless_large(model: Decoder) -> None:
-    """Turn off packed weights (on a CPU) if the model is too large to be in memory twice."""
+    """Turn off packed weights (on a CPU) if memory can't hold the model twice."""
     if model.num_parameters * model.embed.itemsize > MAX_PACKED_BYTES:
         for packed in (model.packed_head, *(m.packed for m in model.modules() if isinstance(m, Linear))):
             packed.enabled = False

@@ -76,7 +76,7 @@ def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
     layers = config.get("num_hidden_layers")
     if type(layers) is int and layers > 1000 and layers > len(file_shapes(weight_files(folder))):
         raise UserError(
-            f"{folder / 'config.json'} has {layers:,} layers, but the weights have fewer tensors: restore it"
+            f"{folder / 'config.json'} has {layers:,} layers, more than the weights have tensors: restore this file"
         )
     from hone.model.foreign import TransformersConfig
 
@@ -224,7 +224,7 @@ def reserve_files(
 
 
 def copy_weights(source: Path, folder: Path) -> None:
-    """Copy a model from reserved files into `folder`. `save_model` would write the same bytes."""
+    """Copy a model from reserved files into `folder`, with the bytes that `save_model` writes."""
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             save_tensors(load_file(file), folder / file.name, METADATA)
@@ -293,8 +293,8 @@ def _files(
 def non_finite(model: Decoder) -> tuple[str, int] | None:
     """Return (Hugging Face name, number of NaN and infinite values) of the first tensor that has any; else None."""
     tensors = list(hf_tensors(model))
-    # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too. All
-    # sums are read at once, for each read waits for the device, which may be sampling.
+    # A sum takes one pass and no memory. It is not finite if an element is not, or if large elements overflow. All
+    # sums are read at once, because each read waits for the device, and the device may be sampling.
     finite = torch.stack([tensor.sum().float() for _, tensor in tensors]).isfinite().tolist()
     for (name, tensor), known in zip(tensors, finite, strict=True):
         if not known and (count := int((~tensor.isfinite()).sum())):

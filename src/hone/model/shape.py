@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
-    """Return the architecture of a folder, a hub id or `hone/tiny`. Raises UserError if it can't be fetched."""
+    """Return the architecture of a folder, hub id or `hone/tiny`. Raises UserError if it can't be fetched."""
     name, folder = str(model), Path(model)
     if name == TINY:
         from hone.model.presets import tiny_config
@@ -38,7 +38,7 @@ def shape_of(model: str | Path, init: InitConfig | None = None, implementation: 
 
 
 def known(name: str) -> DecoderConfig | None:
-    """Return the architecture of a well-known model by hub id, with or without `-Instruct` or `-Base`; else None."""
+    """Return a well-known model's architecture, else None. The hub id may end in `-Instruct` or `-Base`."""
     key = re.sub(r"(?<=qwen2\.5)-(math|coder)", "", name.split("/")[-1].lower())
     return KNOWN.get(re.sub(r"-(instruct|base|reverse-text-sft|it)$", "", key))
 

@@ -58,7 +58,7 @@ class TextEncoder:
         return re.sub(f"{MARK}({MARK}?)", r"\1", text) if self._special else text
 
     def find_special(self, value: Any, tokens: tuple[str, ...] = ()) -> list[str]:
-        """Return the special tokens in the texts of a message or tool, without `tokens` and without repeats."""
+        """Return the special tokens in the texts of a message or tool: each once, without `tokens`."""
         found: list[str] = []
 
         def look(text: str) -> str:
@@ -89,7 +89,7 @@ class TextEncoder:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int | None, int]]:
-        """Return a tokenizer with random names for special tokens, the names, and new id → true id of added tokens."""
+        """Return (tokenizer with random names for special tokens, {token: name}, {new id: true id} of added tokens)."""
         # A name begins and ends as its token: added tokens with `single_word` depend on the characters beside them.
         key = secrets.token_hex(8)
         names = {token: f"{token[0]}{key}x{i}x{token[-1]}" for i, token in enumerate(self._special)}

@@ -2,7 +2,7 @@ r"""Tool calls in a model's text, in the form that the model's family was traine
 
     HERMES    Qwen2.5, Qwen3, hone/tiny  <tool_call>{"name": "f", "arguments": {…}}</tool_call>
     XML       Qwen3-Coder, Qwen3.5       <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
-    LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, after <|python_tag|> or not
+    LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, perhaps after <|python_tag|>
 
 hone finds the form in the chat template, because the template writes earlier calls. For a template without tools,
 `without_tools` writes tools and calls in Hermes' form into the texts of system, assistant and user messages.
@@ -122,7 +122,7 @@ def format_of_template(template: str) -> Format | None:
 
 
 def _call(value: Any) -> Call | None:
-    """Read a call from a JSON value; None if it isn't a call. Arguments may be an object, JSON text, or missing."""
+    """Return a JSON value as a Call; None if it is no call. Arguments may be an object, JSON text, or missing."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name.strip():
         return None
@@ -134,11 +134,11 @@ def _call(value: Any) -> Call | None:
     return Call(name.strip(), arguments) if isinstance(arguments, dict) else None
 
 
-# One reader for each format. Each is given where a call starts and returns where to go on.
+# One reader for each format. A reader gets the place where a call starts, and returns the place to go on.
 
 
 def _malformed(text: str, start: int) -> tuple[list[Call], int]:
-    """Return a malformed call with the text from `start` to the closing tag, next call or end, and where it ends."""
+    """Return a malformed call, and where it ends. Its text goes from `start` to the closing tag, next call or end."""
     end, following = text.find("</tool_call>", start), text.find("<tool_call>", start)
     closed = end >= 0 and not 0 <= following < end
     if not closed:

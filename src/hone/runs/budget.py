@@ -15,9 +15,9 @@ from hone.config.shared import BudgetConfig
 from hone.runs.view import RunView
 
 CLOSING, OF_START = 2.0, 0.4
-"""Seconds from a process's last line until it and its workers have ended: the larger of CLOSING, and OF_START times the
-seconds of its start. Both times grow with the machine's load (the quickstart's RL: 0.9 s after a start of 5 s, 2.2 s
-after 7 s)."""
+"""Seconds from a process's last line to the end of the process and its workers: the larger of CLOSING, and OF_START
+times the seconds of its start. Both times grow with the machine's load (the quickstart's RL: 0.9 s after a start of 5
+s, 2.2 s after 7 s)."""
 RECENT = 10
 """Number of last steps that predict the next step."""
 ENDING = ("checkpoint", "publish", "evaluate", "validate")
@@ -54,7 +54,7 @@ class Budget:
     """Tracks the cost of a run over all its processes, and checks if another step fits into its limits.
 
     `before` is the cost of the run's earlier processes. The next step is expected to cost as much as the largest of the
-    last ten, and the phases after it to take as long as their longest so far.
+    last ten steps, and each phase after this step to take as long as the longest such phase so far.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Budget:
 
     @property
     def used_up(self) -> str:
-        """Return the use of a limit that another step would exceed, as in `in_words`, or "". It is never reset."""
+        """Return how much of a limit is used (`in_words`), once another step would exceed the limit; until then, ""."""
         limits = self.limits
         if limits is None:
             return ""

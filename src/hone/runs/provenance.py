@@ -1,4 +1,4 @@
-"""Origin of a run: code revision, package versions, hardware, ranks; and the command that continues it."""
+"""Origin of a run: code revision, package versions, hardware, ranks; and the command to resume it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def now(ago: float = 0.0) -> str:
 
 
 def new_id() -> str:
-    """Return a unique id for a run. It is readable and sorts by time. Equal runs have different ids."""
+    """Return a readable, unique id that sorts by time. Equal runs have different ids."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -60,7 +60,7 @@ def git() -> dict[str, Any] | None:
 
 
 def numerics(info: Mapping[str, Any]) -> Any:
-    """Return the value of NUMERICS in a run.json; 1 if it is missing (older runs)."""
+    """Return NUMERICS of a run.json; 1 if it is missing (older runs)."""
     return info.get("numerics", 1)
 
 
@@ -134,7 +134,7 @@ def most_ranks(info: Mapping[str, Any]) -> int:
 
 
 def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
-    """Return a command such as `hone rl @ outputs/config.toml --resume`; for SFT on several ranks with torchrun."""
+    """Return the command to resume a run: `hone rl @ outputs/config.toml --resume`, or torchrun for SFT on ranks."""
     ranks = ranks_of(info)
     program = ["hone", info["kind"]]
     if ranks > 1 and info["kind"] == "sft":

@@ -1,6 +1,6 @@
 """Tensors in `FOLDER/trainer/`. Each rank writes its own rows, with `torch.distributed.checkpoint`.
 
-The index file is a pickle, which could run code of the checkpoint's author. This module lets it make only an index.
+The index file is a pickle, and a pickle can run its author's code. This module lets the file make only an index.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _read_index(folder: Path) -> Metadata:
             for stored in (metadata.storage_data or {}).values():
                 name = stored.relative_path
                 if name in (".", "..") or Path(name).name != name or stored.transform_descriptors:
-                    raise ValueError(f"it reads {name!r}, which is no file beside it")
+                    raise ValueError(f"{name!r} is no file in its folder")
         except UserError:
             raise
         except Exception as error:  # whatever a pickle may run into
@@ -89,10 +89,10 @@ def load(
     process_group: Any = None,
     only: str = "",
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors by group and name (with `only`, of one group). This process loads them whole, onto the CPU.
+    """Return the tensors by group and name, or only the group `only`. By default, load whole tensors onto the CPU.
 
-    With `make` they are loaded into the tensors that `make("group/name", meta tensor)` returns. If the returned tensors
-    are sharded, all ranks of `process_group` load together, each rank its rows.
+    With `make`, load values into the tensors that `make("group/name", meta tensor)` returns. If these are sharded, all
+    ranks of `process_group` load together, and each rank loads its rows.
     """
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader

@@ -1,8 +1,8 @@
 """Reasons for an early end: signals, and failures of the machine (a full disk, an I/O error, no memory).
 
 After the first signal the step is finished and saved; a second Ctrl-C stops at once. Schedulers and spot machines send
-SIGTERM a moment before they kill the process. If a step would exceed this grace period, it is abandoned, and the state
-before it is saved.
+SIGTERM a moment before they kill the process. If a step would exceed this grace period, the step is abandoned, and the
+state before the step is saved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepAbandoned(KeyboardInterrupt):
 
 
 class StopRequest:
-    """A context in which SIGINT, SIGTERM and SIGHUP only set `signum`, which the loop reads after its step.
+    """A context: SIGINT, SIGTERM and SIGHUP only set `signum`. The loop reads `signum` after its step.
 
     SIGHUP counts as SIGTERM, unless it was ignored before (`nohup`). The signal handler passes `say` a line about what
     will happen. A SIGINT after the first signal raises KeyboardInterrupt. When `grace_seconds` minus `save_seconds`
@@ -105,7 +105,7 @@ class StopRequest:
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         is_ctrl_c = signum == signal.SIGINT
         if not is_ctrl_c and self._deadline == math.inf:
-            # A timer to end what waits for itself, and a time to compare with: a grader may use the timer, too.
+            # The timer interrupts a wait. `check` compares with the deadline: a grader may use the timer, too.
             left = max(self.grace_seconds - self.save_seconds, 0.05)  # the least that a step gets
             self._deadline = time.monotonic() + left
             signal.setitimer(signal.ITIMER_REAL, left)

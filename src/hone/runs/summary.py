@@ -183,7 +183,7 @@ def refuse_interrupted(path: Path) -> None:
 
 
 def _resuming(run: Summary) -> str:
-    """Return the command that continues the run with its config.toml. A used-up budget is doubled."""
+    """Return the command to continue the run with its config.toml. A used-up budget is doubled."""
     if not run.config:  # it ended before it had one
         return typed(run.info["command"])
     words = ["--detach"] if "--detach" in run.info["command"] else []

@@ -1,7 +1,7 @@
 """KL in the reward: a completion's KL to the reference lowers its reward before advantages are computed.
 
-The orchestrator computes advantages from rewards only. The trainer has the reference's logprobs, and adds the effect of
-the KL. A masked completion counts in the rewards' baseline, but its KL is not used.
+The orchestrator computes advantages from rewards only. The trainer has the reference's logprobs, and adds the KL's
+effect to the advantages. Rewards of masked completions count in the baseline; their KLs don't.
 """
 
 from __future__ import annotations

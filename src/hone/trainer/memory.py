@@ -69,7 +69,7 @@ def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
 
 
 def trained(model: DecoderConfig, lora: LoraConfig | None) -> int:
-    """Return the number of trained scalars: all weights, or with LoRA, A and B of each layer matrix."""
+    """Count trained scalars: all weights, or with LoRA, A and B of each layer matrix."""
     return model.parameters if lora is None else lora.rank * sum(map(sum, model.linear_shapes))
 
 
@@ -84,7 +84,7 @@ def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None =
 
 
 def dequantized_bytes(model: DecoderConfig, precision: str, device: str, lora: LoraConfig | None) -> int:
-    """Return the bytes to dequantize the largest matrix (gate and up) for a product; 0 without quantised matrices."""
+    """Return the bytes that dequantizing the largest matrix (gate and up) takes; 0 if no matrix is quantised."""
     if lora is None or lora.base is None:
         return 0
     by_fp32 = precision != "fp32" and takes_products_in_fp32(device)
@@ -98,7 +98,7 @@ def cast_bytes(model: DecoderConfig, precision: str) -> int:
 
 
 def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of the optimiser's moments, and of the fp32 masters if weights are bf16."""
+    """Return the bytes of the moments, and of fp32 masters if weights are bf16."""
     inner, other = (MOMENT_BYTES[optim.state] * count for count in MOMENTS[optim.type])
     if lora is not None:
         return int(trained(model, lora) * inner)
@@ -125,7 +125,7 @@ def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:
 
 
 def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:
-    """Return the largest (prompt, completion) lengths that the config allows. A guess if only their sum is set."""
+    """Return the largest (prompt, completion) lengths that the config allows: a guess if only their sum is set."""
     if isinstance(config, SFTConfig):
         return 0, config.data.seq_len
     most = config.most_tokens

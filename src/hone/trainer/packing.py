@@ -177,7 +177,7 @@ def deal(
     ranks: Ranks = ALONE,
     minibatches: int = 1,
 ) -> list[PackedBatch]:
-    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens; return this rank's.
+    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens. Return this rank's share.
 
     All ranks pass all sequences of the step. If `max_tokens` is None, `device` sets it. A longer sequence has a
     micro-batch for itself. Sequences that share a prompt stay together if they fit; the prompt counts once.
@@ -219,7 +219,8 @@ def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequen
 
 
 def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
-    """Cut runs, in order, into batches of at most `max_tokens` tokens or one sequence. A run stays whole if it fits."""
+    """Cut runs, in order, into batches of at most `max_tokens` tokens. A longer sequence is alone in a batch. A run
+    that fits is not split."""
     batches: list[list[Sequence]] = []
     tokens = 0
     for run in runs:

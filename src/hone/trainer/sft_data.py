@@ -2,7 +2,7 @@
 
 A source with n examples is read by position 0, 1, 2, … Position p is example `p % n` in the order of epoch `p // n`,
 and this order depends only on seed and epoch. `next_batch` reads one step's examples from a position on, and returns
-the position of the next step, which is all that a checkpoint stores.
+the position of the next step. A checkpoint stores only this position.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def tokenize(
     """
     learned = [_carries_loss(message, i, where) and i >= start for i, message in enumerate(messages)]
     if not any(learned):
-        raise UserError(f"{where} has no assistant message to learn from: add one, or remove it from the data.")
+        raise UserError(f"{where} has no assistant message to learn from: add one, or remove this example.")
     messages = [{name: part for name, part in message.items() if name != "weight"} for message in messages]
     messages = messages[: len(learned) - learned[::-1].index(True)]
     turns = [i for i in range(learned.index(True), len(messages)) if messages[i]["role"] == "assistant"]
@@ -135,7 +135,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
 
     A row has `prompt` and `completion` as messages, and if the digest of the run's tokenizer is `tokenizer`, the
     recorded `token_ids` and `sampled_mask`. Raises UserError if there is no row, if an agent's rollout has several
-    segments, or if tools were used and rows have no ids, because messages lack the list of tools.
+    segments, or if rows with tools have no ids: messages lack the list of tools.
     """
     from hone.environments.data import Rows
 
@@ -205,7 +205,7 @@ def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int
 
 
 def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
-    """Return the tools in the column `tools`, which is a list in OpenAI's form, or such a list as JSON."""
+    """Return the tools in the column `tools`: a list in OpenAI's form, or such a list as JSON."""
     given = row.get("tools")
     try:
         given = json.loads(given) if isinstance(given, str) and given.strip() else given
@@ -221,7 +221,7 @@ def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Drop keys with the value null, which Parquet adds if tools differ."""
+    """Drop keys with the value null. Parquet adds such keys if the rows' tools have different keys."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

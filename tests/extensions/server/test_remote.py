@@ -194,9 +194,9 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
         assert f"serves a model of {parameters - 1:,} parameters, not the run's {parameters:,}: start" in error(url)
         parameters -= 1
         assert "with another tokenizer than m: serve the model that is trained" in error(url, model="m", renderer=other)
-        words = f"takes no weights: start it with --weights-root FOLDER; here it must be --weights-root {spool.parent}"
+        words = f"takes no weights: start it with --weights-root FOLDER; here --weights-root must be {spool.parent}"
         assert words in error(url)
-    assert f"start one with `inference --model.name hone/tiny --weights-root {spool.parent}`" in error(url)
+    assert f"start a server with `inference --model.name hone/tiny --weights-root {spool.parent}`" in error(url)
     with pytest.raises(UserError) as caught:
         connect_to_server(endpoint(url), "hone/tiny", RENDERER, 64, spool, parameters, named=False)
     assert "--orchestrator.client.timeout" in str(caught.value) and "base-url" not in str(caught.value)
@@ -207,9 +207,9 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
     (tmp_path / "elsewhere").mkdir()
     with serving(weights_root=tmp_path / "elsewhere", api_key="sesame") as served:
         assert "wrong: send it" in error(served.url) and "--orchestrator.client.api-key-var" in error(served.url)
-        assert f"here it must be --weights-root {spool.parent}" in error(served.url, api_key="sesame")
+        assert f"here --weights-root must be {spool.parent}" in error(served.url, api_key="sesame")
     with FakeOpenAI(models=("a", "b"), owner="acme") as fake:
-        assert "serves a, b, not c: start one that does" in error(fake.url.removesuffix("/v1"), model="c")
+        assert "serves a, b, not c: start a server of c" in error(fake.url.removesuffix("/v1"), model="c")
         assert "is a server of acme: rollouts need token ids" in error(fake.url.removesuffix("/v1"), model="a")
     with FakeOpenAI(owner="vllm") as fake:
         assert "takes no weights: start vLLM with `inference --backend vllm" in error(fake.url.removesuffix("/v1"))

@@ -99,7 +99,7 @@ def test_a_call_with_a_reward_of_its_own_has_its_own_advantage(tmp_path: Path, t
     run, one = sampled(tmp_path, "ab", sampled_mask=mask, call_advantages=[0.25, -1.0], call_rewards=[1.5, 0.25])
     first, between, second = read_tokens(run, one, tiny).values["advantage"]
     assert (first, second) == (0.25, -1.0) and np.isnan(between)
-    with pytest.raises(UserError, match="numbers of advantages and calls differ"):
+    with pytest.raises(UserError, match="one advantage per call"):
         read_tokens(run, one | {"call_advantages": [0.25]}, tiny)
 
 
@@ -116,7 +116,7 @@ def test_entropy_and_gap_come_from_the_train_step(tmp_path: Path, tiny: Vocabula
     [
         (("0-0-0", None, None), "filtered", "the completion was not trained on (filtered)"),
         (("0-0-0", None, None), "trained", "was not trained on (it was cut at its length limit, and"),
-        (("0-0-0", [1.0], [0.0]), "trained", "the numbers of values in tokens/"),
+        (("0-0-0", [1.0], [0.0]), "trained", "tokens/ does not have one value"),
         (("5-5-5", [1.0] * 3, [0.0] * 3), "trained", "another completion"),
     ],
 )
@@ -134,7 +134,7 @@ def test_damaged_tokens_cost_a_sentence(tmp_path: Path, tiny: Vocabulary) -> Non
     (run.path / "tokens" / "step_000000.parquet").write_bytes(b"PAR1 nothing")
     found = read_tokens(run, one, tiny)
     assert "cannot be read" in found.missing["gap"] and not np.isnan(found.values["logprob"]).any()
-    with pytest.raises(UserError, match="numbers of logprobs and tokens differ"):
+    with pytest.raises(UserError, match="one logprob per token"):
         read_tokens(run, one | {"logprobs": [0.0]}, tiny)
 
 

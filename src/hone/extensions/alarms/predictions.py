@@ -1,7 +1,7 @@
 """Predictions: what a user expects of a run, fixed before step 0 and scored at its end.
 
 `--predict "reward/mean@40 > 0.6 p=0.8"` says that a metric at a step will satisfy a bound with probability p. The Brier
-score of a prediction is (p - o)², where o is 1 if it came true and 0 if not (Brier, 1950): 0 is perfect, always saying
+score of a prediction is (p - o)², where o is 1 if the bound held, else 0 (Brier, 1950): 0 is perfect, always saying
 0.5 gets 0.25, and honest probabilities score best in the long run. run.json has the predictions, and a hash of them
 with the run's id and settings. The event `predicted` repeats the hash, so a later edit shows.
 """
@@ -167,7 +167,7 @@ def read(config: Any, env_id: str | None = None) -> list[Prediction]:
 
 
 def parse(text: str, last: int = -1) -> Prediction:
-    """Parse a prediction for a run that ends with step `last`. Raises UserError if the text has another form."""
+    """Parse a prediction for a run that ends with step `last`. Raises UserError if the text is no prediction."""
     match = _FORM.fullmatch(text)
     if match is None or not math.isfinite(float(match["number"])):
         raise UserError(f"{_quoted(text)} can't be read: write {_EXAMPLE}")

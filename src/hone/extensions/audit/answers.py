@@ -1,4 +1,4 @@
-r"""Finds the answer in a reference, the marks around it and its kind, and makes wrong answers.
+r"""Finds the answer in a reference, its marks (such as `<answer>`) and its kind; makes wrong answers.
 
 statement_of(subject)  # head "6 * 7 is\n", opening "<answer>", answer "42", closing "</answer>", tail "\n"
 kind_of(subject), wrong_answer(subject, subjects)  # Kind.NUMBER, "43"
@@ -125,8 +125,8 @@ def statement_of(subject: Subject) -> Statement:
 def answer_span(subject: Subject) -> tuple[int, int] | None:
     """Return the span of the answer in the reference's text; None if no answer is found.
 
-    The answer is what the parser reads. Otherwise, it is the example's answer or a text in common marks; if that is in
-    a code fence, the answer is the whole block.
+    The answer is the text that the parser reads. If the parser reads none, the answer is the example's answer or a text
+    in common marks. If this text is in a code fence, the answer is the whole block.
     """
     text = subject.text
     if not text.strip():

@@ -68,7 +68,7 @@ class AuditConfig(BaseConfig):
     @model_validator(mode="after")
     def _check_subject(self) -> AuditConfig:
         if (self.env is None) == (self.template is None):
-            what = "name what to audit: a task (`hone audit gsm8k`) or the chat template of a model"
+            what = "audit either a task (`hone audit gsm8k`) or a model's chat template"
             raise UserError(f"{what} (`hone audit --template PATH`)" + (", not both" if self.env else ""))
         given = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
         for name in given & TASK_FIELDS if self.template is not None else ():

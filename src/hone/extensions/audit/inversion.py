@@ -1,4 +1,4 @@
-"""Checks that no wrong answer earns as much as a right one, which a policy would exploit.
+"""Checks that no wrong answer earns as much as a right one. A policy would exploit such an answer.
 
 It compares the highest reward of a wrong answer with the lowest of a right one, among graded texts and conversations.
 If the rubric declares all ranges, all combinations of component values count too.
@@ -28,7 +28,7 @@ _ANSWERED = (Outcome.CORRECT, Outcome.WRONG)
 
 @dataclass(frozen=True)
 class Total:
-    """A reward by component, and the text that earned it. If the reward comes from declared ranges, `probe` is None."""
+    """A reward by component. `probe`: the text that earned the reward; None if it is computed from declared ranges."""
 
     parts: dict[str, float]
     probe: Probe | None = None

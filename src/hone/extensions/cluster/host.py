@@ -1,6 +1,6 @@
 """The Ray actor that runs one process of the run on a node.
 
-A server listens only on 127.0.0.1 of its node. The actor opens a gate to it for clients that send the run's secret.
+A server listens only on 127.0.0.1 of its node. The actor opens a gate to the server for clients with the run's secret.
 Weights come through Ray's object store, one copy per node, and are written to the node's memory.
 """
 
@@ -44,7 +44,7 @@ class Lines:
 
 
 class Host:
-    """One process of the run on this node, which ends with the actor."""
+    """One process of the run on this node. The process ends with the actor."""
 
     def __init__(self) -> None:
         self._lines, self._child = Lines(), None
@@ -68,7 +68,7 @@ class Host:
     ) -> int:
         """Start the process, and return its pid. A server gets a free port of 127.0.0.1.
 
-        `env` is added to the node's variables. `files` maps paths in `command` to the texts that are read there.
+        `env` is added to the node's variables. `files`: texts of files to make on this node, by path in `command`.
         """
         for name, text in files.items():
             (Path(self._folder.name) / Path(name).name).write_text(text, encoding="utf-8")
@@ -88,7 +88,7 @@ class Host:
         return self._child.pid
 
     async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:
-        """Wait for output, the exit code or the opening of the gate. Return (lines, code, gate)."""
+        """Wait for output, an exit code or an open gate. Return (lines, code, gate)."""
         assert self._child is not None, "`start` comes first"
         while True:
             code = self._child.poll()
@@ -139,10 +139,10 @@ def versions() -> dict[str, Any]:
 
 
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write files into a new `folder`, atomically, unless it exists. A lock admits one process of the node at a time.
+    """Write files into the new `folder`, atomically; do nothing if `folder` exists. Processes of the node take turns.
 
-    The newest other version stays, as a server may still read it. If there is no room, raises OSError and leaves no
-    file.
+    Only the newest of the other versions stays: a server may still read it. If there is no room, raises OSError and
+    leaves no file.
     """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -42,15 +42,15 @@ class Carrier:
             if self.memory is None or not folder.is_relative_to(self.memory):
                 raise Halt(
                     f"the node of {self.roles[number]} does not see {folder}: put output_dir on a file system that all "
-                    "nodes share, or free memory in /dev/shm, through which weights travel"
+                    "nodes share, or free space in /dev/shm for weights"
                 )
             ray.get(host.take.remote(str(folder), self._store(folder)), timeout=SECONDS)
         except RayTaskError as error:  # an error on the node
             if not isinstance(error.cause, OSError):
                 raise
             raise Halt(
-                f"{folder} can't be put into memory on the node of {self.roles[number]} ({error.cause}): free memory "
-                f"in {folder.parent.parent} there"
+                f"{folder} can't be put into memory on the node of {self.roles[number]} ({error.cause}): free space "
+                f"in {folder.parent.parent} on that node"
             ) from error
         except (ValueError, RayError) as error:
             raise ServerUnavailable(

@@ -15,8 +15,8 @@ class Steps:
     """The number of steps, and how much a step processes.
 
     A step has `rows`: completions in RL, packed rows or examples in SFT. It has up to `tokens_at_most` tokens, and
-    samples up to `sampled_at_most` new tokens. `pool` is the number of prompts or examples, and `epochs` says how often
-    a run sees each of them (None if unknown). `evaluated` is the number of rows in one evaluation.
+    samples up to `sampled_at_most` new tokens. `pool` is the number of prompts or examples. A run sees each one
+    `epochs` times (None if unknown). `evaluated` is the number of rows in one evaluation.
     """
 
     steps: int
@@ -101,7 +101,7 @@ class Steps:
         if self.evaluations:
             evaluated = f"{times} x {self.evaluated:,} = {_n(self.evaluations * self.evaluated, 'completion')}"
         refill, most = config.orchestrator.refill, config.orchestrator.most_groups
-        more = [f"refill: a step samples further prompts, up to {most:,} in all; the lines below leave them out"]
+        more = [f"refill: a step samples further prompts, up to {most:,} in all; the lines below leave these out"]
         return [
             f"a step: {_n(self.prompts, 'prompt')} x {config.orchestrator.rollouts_per_example} rollouts = "
             f"{_n(self.rows, 'completion')}, at most {self.sampled_at_most:,} new tokens, {self.tokens_at_most:,} with "
@@ -177,7 +177,7 @@ def retained_checkpoints(config: RunConfig) -> int:
 
 
 def _times(steps: int, interval: int) -> int:
-    """Count the multiples of `interval` from 1 to `steps`, and `steps` itself."""
+    """Count the steps from 1 to `steps` that are a multiple of `interval`, or the last step."""
     return -(-steps // interval)
 
 

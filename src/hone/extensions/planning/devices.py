@@ -1,7 +1,7 @@
 """Memory, FLOP/s, bandwidth and price of well-known GPUs and of this machine.
 
 FLOP/s are vendors' figures for dense products. The fp32 figures are without TF32, which hone does not use. Prices are
-what a GPU cloud charges per hour, rounded.
+a GPU cloud's prices per hour, rounded.
 """
 
 from __future__ import annotations
@@ -116,7 +116,6 @@ def this_device(name: str = "auto", measured: bool = True) -> Device:
 
 @cache
 def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
-    """Measure and return (FLOP/s by dtype, bytes/s of a copy)."""
     import torch
 
     def best(action: Callable[[], object]) -> float:

@@ -128,7 +128,7 @@ class Window:
 
 
 def window(points: np.ndarray, first: int, last: int) -> Window | None:
-    """Summarise the points `[N]` (POINT) of these steps; None if no point was graded by both graders."""
+    """Summarise the points `[N]` (dtype POINT) of steps `first` to `last`; None if both graders graded no point."""
     inside = points[(points["step"] >= first) & (points["step"] <= last)]
     both = inside[np.isfinite(inside["recorded"]) & np.isfinite(inside["regraded"])]
     if not len(both):
@@ -198,8 +198,8 @@ def noise(before: Window, after: Window, z: float = Z) -> float:
 def change_between(before: Window, after: Window) -> Split:
     """Compute the change of each part.
 
-    If the length limit stopped all completions of one window, the skill of that window is unknown. Then what the
-    completions that ended earned in the other window counts as truncation, and only the rest as skill.
+    If the length limit stopped all completions of one window, the skill of that window is unknown. Then the rewards of
+    the other window's ended completions count as truncation, and the rest of the change counts as skill.
     """
     change = after.split - before.split
     worth = change.skill + change.truncation
@@ -214,7 +214,7 @@ def change_between(before: Window, after: Window) -> Split:
 def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader: bool = False) -> Verdict:
     """Name the cause of the change between two windows of a `run`. `same_grader`: the run's task graded again."""
     if before is after:
-        sentence = f"there is no change to split: only in steps {before.name} both graders graded completions."
+        sentence = f"there is no change to split: both graders graded completions only in steps {before.name}."
         return Verdict("none", sentence, before, after)
     change = change_between(before, after)
     parts, total, where = asdict(change), change.total, f"from steps {before.name} to {after.name}"
@@ -230,7 +230,7 @@ def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader
         named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share > SMALL)
         cause, words = "mixed", f"Several things together: {named}."
     elif cause == "skill" and same_grader:
-        cause, words = "undecided", "One grader can't tell skill from parser: name another one with --env."
+        cause, words = "undecided", "One grader can't tell skill from parser: name another grader with --env."
     elif cause == "parser":
         cause, words = _judge_parser([before, after, *run], total, shares["skill"])
     else:
@@ -249,13 +249,13 @@ def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tupl
         words = "The other grader pays for no completion, so it can't tell what changed: is it for this task?"
         return "undecided", words
     if total > 0 and after > -before:
-        return "parser", "The recorded grader pays for answers that the other one rejects: that is not skill."
+        return "parser", "The recorded grader pays for answers that the other grader rejects: that is not skill."
     if total > 0:
         return "parser", "Answers took a form that the recorded grader reads; as many were right before."
     if before > -after:
-        return "parser", "Before, the recorded grader paid for answers that the other one rejects."
+        return "parser", "Before, the recorded grader paid for answers that the other grader rejects."
     if before < -max(0.05, noise(windows[0], windows[1])):
-        return "parser", "Your parser lost it, if the other grader, which was more lenient from the start, is right."
+        return "parser", "If the other grader, more lenient from the start, is right, your parser lost the reward."
     if skill > SMALL:
         return "parser", "Your parser lost most of it: the model got a little worse."
     return "parser", "Your parser lost it: the model did not get worse."

@@ -1,12 +1,12 @@
 """Compare the files of a run with their recorded hashes.
 
-checkpoints/, weights/             every byte against their completion markers, and their weights against hashes.jsonl
+checkpoints/, weights/             every byte against the completion markers, and the weights against hashes.jsonl
 rollouts/, evals/, metrics.jsonl   against hashes.jsonl
 hashes.jsonl, metrics.jsonl        against the hashes in each checkpoint, and the order of their steps
 the ledgers in checkpoints         against the rollouts: they have exactly the draws of all earlier steps
 
-timings.jsonl, events.jsonl and logs/, which depend on clocks, are not covered, nor is tokens/, which follows from the
-rest. The hashes of config.toml, and of run.json without tables of extensions, are only in the certificate. Executing a
+timings.jsonl, events.jsonl and logs/ depend on clocks, and tokens/ follows from the other files: they are not covered.
+The hashes of config.toml, and of run.json without tables of extensions, are only in the certificate. Executing a
 step again exposes forged hashes.
 """
 
@@ -51,8 +51,8 @@ class Damage:
 class Checked:
     """Numbers of checked files by kind, and the damages.
 
-    A killed run may have written steps without their hashes. `open_steps` are these steps. `open_weights` are the
-    fingerprints of `checkpoints/step_N` and `weights/step_N` without a hash, by version and folder.
+    A killed run may have written steps and weights without their hashes. `open_steps` has such steps. `open_weights`
+    has, for each such version, the fingerprints of its folders in `checkpoints` and `weights`, by path.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def check(
 
 
 def _read_log(path: Path, checked: Checked) -> Log:
-    """Read a log's complete lines. A line counts as damage if it is not the record of a step, or out of order."""
+    """Read a log's complete lines. A line that is no record of a step, or out of order, counts as damage."""
     lines: Log = {}
     before = None
     for number, line in enumerate(whole_lines(path), 1):
@@ -126,7 +126,7 @@ def _read_log(path: Path, checked: Checked) -> Log:
 
 
 def _at_target(run: Run, metrics: Log, last: int) -> bool:
-    """Return True if a run that ended at `last` had reached its target, by its metrics and its config."""
+    """Return True if, by metrics and config, a run that ended at `last` had reached its target."""
     if not (target := run.info.get("target")) or not (stop := run.config.get("stop")) or target["step"] > last:
         return False
     value = metrics.get(target["step"], ({}, b""))[0].get(target["metric"])
@@ -178,7 +178,6 @@ def _check_folder(
     fingerprint_of: Callable[[Path], str],
     checked: Checked,
 ) -> None:
-    """Check every byte of a checkpoint or export, and its fingerprint against hashes.jsonl."""
     from safetensors import SafetensorError
 
     name = f"{folder.parent.name}/{folder.name}"
@@ -216,7 +215,7 @@ def _model_tensors(folder: Path) -> Tensors:
 
 
 def _check_states(run: Run, folders: dict[int, Path], checked: Checked) -> None:
-    """Check the hashes of logs and the ledger of draws in each intact checkpoint."""
+    """In each intact checkpoint, check the ledger of draws, and the hashes of logs."""
     ledgers: dict[int, Any] = {}
     for step, folder in folders.items():
         name = f"{view.CHECKPOINTS}/{folder.name}"

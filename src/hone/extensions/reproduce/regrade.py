@@ -80,7 +80,7 @@ class Grader:
 
     @property
     def reads_state(self) -> bool:
-        """True if reward functions read the state of a conversation, which no record has."""
+        """True if reward functions read a conversation's state: no record has that state."""
         return self.env.keeps_state and self.env.rubric.needs("state")
 
     def grade(self, recorded: Sequence[Recorded], seed: int) -> list[Pair]:

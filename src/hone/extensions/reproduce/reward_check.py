@@ -50,7 +50,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of checking task `name`: how many completions were compared, which differ, or the `problem`."""
+    """The result of checking task `name`: number of `compared` completions, the `differing` ones, or the `problem`."""
 
     name: str
     compared: int = 0
@@ -220,7 +220,7 @@ def _words(score: Score) -> str:
 
 
 def not_checked(env: Environment) -> str | None:
-    """Return why completions of this task can't be graded again as they were; None if they can."""
+    """Return why grading this task's completions again may not repeat the run's scores; None if it will."""
     if env.why_not_graded:
         return env.why_not_graded
     if env.has_own_process:

@@ -167,7 +167,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return a user id for sandbox `number` from the last quarter of ids, which is unused; NOBODY if ids are few."""
+    """Return an unused user id, in the last quarter of all ids, for sandbox `number`; NOBODY if ids are too few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY

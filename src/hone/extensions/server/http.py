@@ -61,7 +61,8 @@ def too_large() -> ApiError:
 async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[], ApiError] = too_large) -> bytes:
     """Return the body of a request. Raises `refusal()` if it is over `limit` bytes, ApiError 408 if it is too slow.
 
-    The rest of a longer body is read, up to MAX_BODY, but not stored, so that the client gets the error.
+    If the body is over `limit`, the rest is read (up to MAX_BODY) and dropped, because a client that is still sending
+    would not see the error.
     """
     body, size = bytearray(), 0
     try:

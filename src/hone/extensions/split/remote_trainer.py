@@ -41,7 +41,7 @@ FAREWELL = 10.0
 
 @dataclass(frozen=True)
 class Published:
-    """A version that servers were to load. `scores`: each server's canary logprobs; None if servers did not load it."""
+    """A version for servers to load. `scores`: each server's canary logprobs, or None if servers did not load it."""
 
     result: Result
     scores: Sequence[Sequence[float]] | None = None
@@ -160,9 +160,9 @@ class RemoteTrainer(Updates):
         return self._weights
 
     def part(self, version: int) -> Path:
-        """Return the folder with the trainer's part of the checkpoint of `version`, which is the current version.
+        """Return the folder with the trainer's part of the checkpoint of the current version, `version`.
 
-        If no order has asked for this part, end the session: then the trainer writes it, and waits for another session.
+        If no order asked for this part, end the session: then the trainer writes the part, and waits for a new session.
         """
         if version not in self._parts:
             assert self._put == version, "no batch is on its way"
@@ -212,7 +212,7 @@ class RemoteTrainer(Updates):
             return published
 
     def _interrupt(self) -> None:
-        """Runs at each check of a wait: raises if the trainer is gone or, in the thread, if the session is closed."""
+        """Runs at each check of a wait. Raises if the trainer is gone or, in `_thread`, if the session is closed."""
         if not self._closed:
             self.alive()
         elif threading.current_thread() is self._thread:

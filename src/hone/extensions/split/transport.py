@@ -202,7 +202,7 @@ class FileTransport:
         return waited
 
     def waiting(self) -> tuple[int, int]:
-        """Count the batches that the trainer has not received yet, and their tokens."""
+        """Count batches that the trainer has not received, and their tokens."""
         there = set(names(self._folder))
         self._put = {step: tokens for step, tokens in self._put.items() if self._order_file(step).name in there}
         return len(self._put), sum(self._put.values())
@@ -362,7 +362,7 @@ class FileTransport:
         return self._folder / f"result_{version}.npz"
 
     def _poll(self, look: Callable[[], T | None], timeout: float | None = None) -> T | None:
-        """Call `look()` until it returns a value, and return that; or None after `timeout` seconds (None: never)."""
+        """Call `look()` until it returns a value; return the value, or None after `timeout` seconds (None: never)."""
         began = time.monotonic()
         while True:
             self.interrupt()
@@ -418,8 +418,8 @@ class FileTransport:
             if fault is None:
                 raise
             raise UserError(
-                f"the transport folder {self.path} can't be used, {fault[0]}: {fault[1]}, or give another with "
-                "--transport.path"
+                f"the transport folder {self.path} can't be used, {fault[0]}: {fault[1]}, or give another "
+                "folder with --transport.path"
             ) from error
 
 
@@ -453,7 +453,7 @@ def names(folder: Path) -> list[str]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder and its contents; ignores errors."""
+    """Remove a file or folder; ignore errors."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()

@@ -28,7 +28,7 @@ FOLD = 20_000
 _HEAD = 0.8
 """Share of FOLD for the beginning of a folded text; the rest is for its end."""
 _ELEMENTS = 8000
-"""Most tokens to draw as one element each. In longer texts, a stretch of one colour is one element, no tooltip."""
+"""Most tokens to draw as one element each. In longer texts, an element is a stretch of one colour without tooltip."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
     """Read the tokens of a completion (a row of `Store.sample`). Raises UserError if the row's columns don't match."""
     ids, mask, logprobs = (np.asarray(row[name] or ()) for name in ("token_ids", "sampled_mask", "logprobs"))
     if not len(ids) == len(mask) == len(logprobs):
-        raise UserError("tokens are not coloured: the row's numbers of logprobs and tokens differ; restore its file")
+        raise UserError("tokens are not coloured: the row does not have one logprob per token; restore the row's file")
     mask = mask.astype(bool)
     advantage: Any = row.get("advantage") or 0.0
     if (calls := row.get("call_advantages")) is not None:
         if len(calls) != np.count_nonzero(np.diff(mask, prepend=False) & mask):
             raise UserError(
-                "tokens are not coloured: the row's numbers of advantages and calls differ; restore its file"
+                "tokens are not coloured: the row does not have one advantage per call; restore the row's file"
             )
         advantage = token_advantages(calls, mask)
     first = int(mask.argmax()) if mask.any() else len(ids)
@@ -169,7 +169,7 @@ def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
         cut = "it was cut at its length limit, and orchestrator.truncated = mask"
         return {}, f"the completion was not trained on ({cut if state == 'trained' else state})"
     if any(len(values) != sampled for values in found):
-        return {}, "the numbers of values in tokens/ and of sampled tokens differ"
+        return {}, "tokens/ does not have one value per sampled token"
     return noted, ""
 
 
@@ -186,7 +186,7 @@ Block = tuple[conversation.Turn, Text]
 
 
 def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[list[Block], str]:
-    """Return the turns of a completion with coloured tokens, and the reason if they are not coloured."""
+    """Return the turns of a completion with coloured tokens, and the reason for uncoloured tokens."""
     turns = conversation.turns_of_row(one)
     runs = tokens.turns() if tokens else []
     if tokens and len(turns) == 1:

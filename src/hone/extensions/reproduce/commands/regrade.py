@@ -179,7 +179,7 @@ def regrade_run(config: RegradeConfig) -> Regrading:
         raise UserError(
             f"no completion of {run.path} was graded both times: {regraded.failed_old:,} failed when they were "
             f"recorded, {regraded.failed_new:,} now ({regraded.failure or 'no failure now'})"
-            + ("; the functions read the state of a conversation, which is not recorded" if stateful else "")
+            + ("; the functions read the conversation's state, and no run records that state" if stateful else "")
         )
     ends = choose_ends(parts)
     if config.from_ is not None:
@@ -187,7 +187,7 @@ def regrade_run(config: RegradeConfig) -> Regrading:
         before, after = (window(regraded.points, span[0], span[-1]) for span in spans)
         if before is None or after is None:
             raise UserError(
-                "no completion in the steps of --from, or of --to, could be graded by both graders: name other steps"
+                "the steps of --from or of --to have no completion that both graders could grade: name other steps"
             )
         ends = before, after
     return Regrading(run, steps, graders, regraded, parts, judge(*ends, parts, same_grader=graders.same))

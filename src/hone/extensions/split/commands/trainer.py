@@ -1,4 +1,4 @@
-"""`hone trainer`: the trainer's part of a run in mode split. It waits for the orchestrator's orders.
+"""`hone trainer`: the trainer process of a run in mode `split`. It waits for the orchestrator's orders.
 
 hone trainer @ train.toml
 torchrun --nproc-per-node 2 src/hone/extensions/split/serve.py @ train.toml
@@ -39,7 +39,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(config: TrainerRole) -> int:
-    """Train until the run is done, then return 0. Ctrl-C (130) and SIGTERM (143) end it at once, without saving.
+    """Train until the run is done, then return 0. Ctrl-C (130) and SIGTERM (143) end training at once, without saving.
 
     Under torchrun every rank runs this function; only rank 0 uses the transport.
     """

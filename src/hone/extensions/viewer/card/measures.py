@@ -106,7 +106,7 @@ class Leniency:
         return cls(record.get("why_not", ""), record.get("examples", ()), found, record.get("asked", 0))
 
     def measures(self, one: Evaluated) -> dict[str, Values]:
-        """Return each measure of `MEASURES` by example; a gap is lenient minus strict."""
+        """Return each measure of `MEASURES` by example. A "gap" is the lenient value minus the strict value."""
         means: dict[int, list[float]] = {}
         found: dict[tuple[int, int], list[Answer]] = {}
         for answer in self.found[one.key]:
@@ -133,7 +133,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Change:
-    """A measure's mean before and after, and the difference, over `examples` common examples. `moved` changed."""
+    """The means of a measure before and after, and the difference. `moved` of `examples` common examples changed."""
 
     before: Level
     after: Level
