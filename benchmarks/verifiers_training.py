@@ -24,7 +24,7 @@ from recording import show
 from hone.runs import Run
 from hone.runs.provenance import hardware
 
-TASKSETS = Path(__file__).parents[1] / "tests" / "environments" / "verifiers_tasksets"
+TASKSETS = Path(__file__).parents[1] / "tests" / "extensions" / "libraries" / "verifiers_tasksets"
 DIRECT = {"env": {"agent": {"harness": {"id": "direct"}}}, "agent_limits": {"concurrency": 64}}
 
 
