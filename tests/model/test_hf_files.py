@@ -1,4 +1,4 @@
-"""Folders that do not hold a model, or not all of one, are refused by name; files that are written over have the bytes of others."""
+"""Folders that do not hold a model, or not all of one, are refused by name; files written over have all bytes anew."""
 
 from __future__ import annotations
 

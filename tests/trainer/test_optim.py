@@ -10,8 +10,6 @@ import torch
 from rank_worker import sequences
 
 from hone.algorithms.losses import sft_objective
-from hone.config.parse import parse
-from hone.config.sft import SFTConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.loops.rl import RL
@@ -83,19 +81,6 @@ def test_muon_updates_as_torchs_does_on_separate_matrices(precision: str, monkey
         type(optimizer).clear(optimizer)
 
 
-def test_muon_learns_at_the_learning_rate_of_adamw() -> None:
-    losses = [line["loss"] for line in train(make_trainer(type="muon"), 10)]
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_muon_is_refused_with_what_is_of_adamw_or_of_several_ranks() -> None:
-    for key in ("--optim.state=8bit", "--optim.offload"):
-        with pytest.raises(UserError, match=r"are for AdamW: leave them out, or optim\.type"):
-            parse(SFTConfig, ["--data.path", "x", "--optim.type", "muon", key], "sft")
-    with pytest.raises(UserError, match=r'optim\.type = "muon" needs whole matrices'):
-        OptimConfig(type="muon").check_ranks(2)
-
-
 def test_a_state_of_the_other_type_is_refused() -> None:
     muon, adamw = make_trainer(type="muon"), make_trainer()
     fresh = adamw.tensors()
@@ -141,24 +126,6 @@ def test_moments_of_8_bits_take_2_bytes_a_weight_and_train_as_fp32_does() -> Non
     }
     assert {type(value) for value in state.values()} == {torch.Tensor}
     assert state["exp_avg/norm.weight"].dtype == torch.float32  # too small
-
-
-def test_a_state_is_rounded_to_8_bits_but_not_made_of_them() -> None:
-    pytest.importorskip("torchao")
-    lean, plain = make_trainer(state="8bit"), make_trainer()
-    train(lean, 2), train(plain, 2)
-    saved = plain.tensors()
-    lean.load_tensors(saved, 2)
-    assert lean.optimizer.state()["exp_avg.codes/embed"].dtype == torch.uint8
-    moment = lean.optimizer.adamw.state[lean.optimizer.masters["embed"]]["exp_avg"].dequantize()
-    wanted = saved["optimizer"]["exp_avg/embed"]
-    assert float((moment - wanted).norm() / wanted.norm()) < 0.02
-    # As on a GPU, from a checkpoint on the CPU; "meta" refuses what mixes the two.
-    state, master = {}, torch.empty(64, 64, device="meta")
-    lean.optimizer._load_8bit(state, master, "exp_avg", "", torch.ones(64, 64))
-    assert state["exp_avg"].codes.is_meta
-    with pytest.raises(UserError, match=r'set optim\.state to "8bit"'):
-        plain.load_tensors(lean.tensors(), 2)
 
 
 def test_without_torchao_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from hone.model.chat import load_renderer
 from hone.model.tokenizer import CHAT_TEMPLATE
 from hone.trainer.sft_data import (
     DatasetSource,
-    DemonstrationSource,
     Limit,
     hold_out_rows,
     next_batch,
@@ -21,7 +20,6 @@ from hone.trainer.sft_data import (
     tokenize,
     validation_set,
 )
-from hone.types import Example
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +58,9 @@ def test_loss_is_on_the_completion_and_its_end_of_turn_token(renderer):
     assert text(renderer, sequence, False).endswith("assistant\n")
 
 
-def turns(*texts: str) -> list[dict]:
-    return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
-
-
 def test_a_multi_turn_conversation_has_loss_on_every_assistant_message(renderer):
-    messages = [{"role": "system", "content": "be brief"}, *turns("one", "1", "two", "22", "not answered")]
+    said = [user("one"), assistant("1"), user("two"), assistant("22"), user("not answered")]
+    messages = [{"role": "system", "content": "be brief"}, *said]
     sequence = tokenize(renderer, *row_messages({"messages": messages}, "row 0"), "row 0")
     assert text(renderer, sequence, True) == "1<|im_end|>22<|im_end|>"
     whole = renderer.tokenizer.decode(sequence.token_ids.tolist(), skip_special_tokens=False)
@@ -168,26 +163,6 @@ def test_a_message_of_weight_0_carries_no_loss(renderer):
         tokenize(renderer, [user("a"), assistant("b", weight=0.5)], 0, "row 1")
 
 
-class RewritingRenderer:
-    """A template that shortens earlier answers, as reasoning models' templates do."""
-
-    def note(self, where, messages, tools=None):
-        pass
-
-    def prompt_ids(self, messages, tools=None):
-        return [ord(c) for m in messages for c in (m["content"][-1:] if m["role"] == "assistant" else m["content"])]
-
-    def completion_ids(self, messages, completion, tools=None):
-        return [ord(c) for c in completion["content"]]
-
-
-def test_a_template_that_rewrites_history_is_refused(renderer):
-    messages = turns("a", "think A", "b", "think B")
-    with pytest.raises(UserError, match=r"row 7.*rewrites earlier assistant messages.*message 3"):
-        tokenize(RewritingRenderer(), messages, 0, "row 7")
-    assert tokenize(RewritingRenderer(), messages, 2, "row 7").loss_mask.sum() == len("think B")
-
-
 # ---- bad rows -------------------------------------------------------------------------------------------------------
 
 
@@ -252,41 +227,6 @@ def test_each_example_comes_once_per_epoch_in_the_order_of_seed_and_epoch(render
         assert step == sorted(f"{i:02d}" for i in orders[taken : taken + len(step)])
         taken += len(step)
     assert not np.array_equal(epoch_order(11, 3, 0), epoch_order(11, 3, 1))
-
-
-# ---- demonstrations -------------------------------------------------------------------------------------------------
-
-
-class Echo:
-    """An environment whose demonstrations are random digits."""
-
-    id, tool_schemas = "echo", None
-
-    def __init__(self, n=5):
-        self.n = n
-
-    def split(self, name):
-        return [Example([{"role": "user", "content": f"{name} {i}"}]) for i in range(self.n)]
-
-    def demonstrate(self, example, rng):
-        return "".join(str(digit) for digit in rng.integers(0, 10, 12))
-
-
-def test_demonstrations_are_fresh_each_time_and_repeatable(renderer):
-    config = SFTDataConfig(env={"id": "echo"}, batch_size=5, pack=False)
-    limit = Limit(config, 1024)
-    source = DemonstrationSource(Echo(), renderer, limit, seed=1)
-    first, position = next_batch(source, 0, 0, config)
-    second, _ = next_batch(source, 1, position, config)
-    texts = [text(renderer, s, True) for s in first + second]
-    assert len(set(texts)) == 10
-    prompts = [text(renderer, s, False) for s in first]
-    assert len(set(prompts)) == 5 and all("train" in prompt for prompt in prompts)
-
-    again = DemonstrationSource(Echo(), renderer, limit, seed=1)
-    assert [text(renderer, s, True) for s in next_batch(again, 1, position, config)[0]] == texts[5:]
-    other = DemonstrationSource(Echo(), renderer, limit, seed=2)
-    assert not {text(renderer, s, True) for s in next_batch(other, 1, position, config)[0]} & set(texts)
 
 
 # ---- validation split -----------------------------------------------------------------------------------------------
