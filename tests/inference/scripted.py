@@ -24,8 +24,8 @@ def encode(text: str) -> list[int]:
 class Script:
     """A policy that says what is written for each rollout, turn by turn; it keeps the requests of each round."""
 
-    def __init__(self, *texts: list[str], cut: str = "~") -> None:
-        self.texts, self.cut, self.rounds = texts, cut, []
+    def __init__(self, *texts: list[str], end: int = END, cut: str = "~") -> None:
+        self.texts, self.end, self.cut, self.rounds = texts, end, cut, []
 
     def sample(self, requests, sampling, finished=None):
         self.rounds.append(list(requests))
@@ -34,7 +34,7 @@ class Script:
     def _say(self, request) -> Segment:
         text = self.texts[int(request.sample_id.split("-")[-1])][request.turn]
         cut = text.endswith(self.cut)
-        ids = encode(text.removesuffix(self.cut)) + ([] if cut else [END])
+        ids = encode(text.removesuffix(self.cut)) + ([] if cut else [self.end])
         logprobs = [-0.5 - request.turn] * len(ids)
         made = Completion(ids[: request.max_tokens], logprobs[: request.max_tokens], "length" if cut else "stop")
         return segment_of(request, made, [7] * len(made.token_ids), RENDERER)

@@ -6,10 +6,12 @@ import torch
 
 from hone.inference.cache import KVCache
 from hone.inference.engine import Engine
+from hone.inference.invariant import InvariantPrefill
 from hone.inference.memory import ROOM, kv_bytes_per_token
-from hone.inference.prefill import PrefillAttention
+from hone.inference.prefill import Prefill, PrefillAttention
 from hone.inference.types import Job
 
+from ..trainer.storages import Storages
 from .many_jobs import CONFIG, FREE, peaked
 
 HEADS, KV_HEADS, HEAD_DIM, MAX_NEW = 4, 2, 8, 6
@@ -96,3 +98,18 @@ def test_keys_and_values_take_the_bytes_that_are_planned(options):
         token = kv_bytes_per_token(CONFIG, precision, "cpu")
         assert stored == (64 if options else 31 + 32) * token, "31 tokens of a prompt, then blocks of 32"
     assert sizes["fp32"] == sizes["bf16_linear"] == 2 * sizes["bf16"]
+
+
+@pytest.mark.parametrize("kind", [Prefill, InvariantPrefill])
+@pytest.mark.parametrize("budget", [2**15, 128])
+def test_a_prompt_holds_no_more_than_its_keys_and_values(kind, budget):
+    """Together, one by one, and in chunks: views would hold queries as well."""
+    prefill = kind(model := peaked(), 0)
+    with torch.no_grad():
+        model.hidden(torch.arange(8), torch.arange(8), PrefillAttention([8]))  # derives what it keeps
+    with torch.no_grad(), Storages(model) as held:
+        prompts = [prefill.begin((length,) * length) for length in (100, 90, 20)]
+        prefill.advance(prompts, budget)
+        for prompt in prompts:
+            prompt.hidden = None
+        assert held.now == 210 * kv_bytes_per_token(CONFIG, "fp32", "cpu")

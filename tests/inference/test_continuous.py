@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hone.errors import UserError
 from hone.inference.engine import Engine
 from hone.inference.memory import kv_bytes_per_token
 from hone.inference.prefill import BLOCK, PrefixCache
@@ -135,6 +136,18 @@ def test_requests_that_begin_alike_share_what_was_computed(model, monkeypatch):
     assert_as_alone(model, got, jobs)
 
 
+def test_new_weights_forget_old_prefixes_and_tokens_tell_their_version(model):
+    engine = Engine(model, prefix_bytes=2**20)
+    engine.add(Job(tuple(range(10, 60)), 1, 8, FREE))
+    versions = [token.version for _ in range(3) for token in engine.step()]
+    assert engine.prefill.prefixes.bytes > 0
+    engine.weights_changed(5)
+    assert engine.prefill.prefixes.bytes == 0
+    while engine.busy:
+        versions += [token.version for token in engine.step()]
+    assert versions == [0] * 3 + [5] * 5
+
+
 def test_the_prefix_cache_keeps_to_its_bytes_and_drops_the_least_used():
     def layers(tokens: int, value: float):
         return [(torch.full((tokens, 2, 4), value), torch.full((tokens, 2, 4), -value))]
@@ -187,3 +200,10 @@ def test_a_prompt_that_was_half_computed_when_weights_changed_is_no_prefix(model
     job = Job((*prompt[:40], 7), 2, 6, FREE)
     assert engine.run([job], FREE) == [alone(model, job)]
     assert engine.prefill.prefixes.bytes > 0
+
+
+def test_a_refused_job_leaves_none_of_its_call_behind(model):
+    engine = Engine(model)
+    with pytest.raises(UserError, match=r"the stop string 'x' needs a tokenizer"):
+        engine.run([Job((5,), 1, 5), Job((6,), 2, 5, SamplingParams(stop=("x",)))], FREE)
+    assert not engine.busy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import adding
 import guessing
 import numpy as np
@@ -11,10 +13,14 @@ from scripted import END, END_TEXT, RENDERER, SAMPLING, Script, encode, game, ro
 
 from hone import rng
 from hone.cli import call
+from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv
-from hone.errors import UserError
+from hone.errors import Halt, UserError
 from hone.inference.conversations import RolloutSettings, roll_out
+from hone.loops.groups import grade_groups, trainable, with_advantages
 from hone.model.chat import load_renderer
+from hone.model.tokenizer import ENDOFTEXT_ID
+from hone.trainer.packing import deal
 from hone.types import Outcome
 
 
@@ -68,6 +74,22 @@ def test_special_tokens_in_an_answer_of_the_task_are_text_and_counted(monkeypatc
     assert "what the task answers in rollout 9-4-0, <|im_end|>" in str(renderer.special_texts)
 
 
+def test_rounds_are_in_lock_step_and_each_turn_has_a_key_of_its_own():
+    """Rollouts of different lengths: who has ended is in no later round, and the others keep their order."""
+    script = Script(["5"], ["1", "2", "5"], ["9", "5"], ["x", "y", "z"])
+    _, made = rolled(script, game(max_turns=3), 4)
+    assert [[r.sample_id[-1] for r in of_round] for of_round in script.rounds] == [
+        list("0123"),
+        list("123"),
+        list("13"),
+    ]
+    assert [t.turns for t in made] == [1, 3, 2, 3] and {t.stop_reason for t in made} == {"stop"}
+    for turn, of_round in enumerate(script.rounds):
+        for request in of_round:
+            names = (9, 4, int(request.sample_id[-1]), *([turn] if turn else []))
+            assert request.key == rng.key(1, "rollout", *names) and request.turn == turn
+
+
 def test_a_turn_gets_what_is_left_of_seq_len_and_an_answer_without_room_ends_it():
     env, prompt = game(), len(encode("<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n"))
     _, (whole,) = rolled(Script(["1", "2", "5"]), env, 1)
@@ -79,6 +101,34 @@ def test_a_turn_gets_what_is_left_of_seq_len_and_an_answer_without_room_ends_it(
     _, (t,) = rolled(Script(["1", "2", "5"]), env, 1, seq_len=second)
     assert (t.turns, t.stop_reason, len(t.token_ids)) == (1, "length", prompt + 2), "no token for the turn"
     assert t.messages[-1] == {"role": "assistant", "content": "1"}, "the messages say what the ids say"
+
+
+def test_a_turn_that_ends_with_another_stop_token_is_closed_before_the_environment_answers():
+    (_,), (t,) = rolled(Script(["1", "5"], end=ENDOFTEXT_ID), game(), 1)
+    first = int(np.flatnonzero(t.sampled_mask)[1])
+    assert t.token_ids[first] == ENDOFTEXT_ID and t.token_ids[first + 1] == END and not t.sampled_mask[first + 1]
+
+
+def test_a_failing_environment_costs_its_own_sample_only():
+    env = game(broken="3")
+    (example,), made = rolled(Script(["1", "5"], ["3", "5"], ["2", "5"], ["6", "7", "8"]), env, 4)
+    (group,) = with_advantages(grade_groups(env, [example], [4], made, RLConfig()), RLConfig())
+    assert [s.outcome for s in group.scores] == [Outcome.CORRECT, Outcome.GRADER_ERROR, Outcome.CORRECT, Outcome.WRONG]
+    assert "ValueError: no guess of 3 is wanted" in group.scores[1].detail and "guessing.py" in group.scores[1].detail
+    assert [s.reward for s in group.scores][::2] == [1.0, 1.0] and np.isnan(group.scores[1].reward)
+    assert group.scores[0].components == {"correctness": 1.0, "guesses": 2.0}, "the rubric sees the state"
+    assert group.advantages[1] == 0.0
+    (batch,) = deal(trainable([group], RLConfig()).sequences, 1000, share_prompts=True)
+    assert set(batch.samples) == {-1, 0, 2, 3}
+
+
+def test_a_server_that_changes_the_prompt_of_a_later_turn_is_found_out():
+    class Prepends(Script):
+        def _say(self, request):
+            return super()._say(replace(request, prompt_ids=(1, *request.prompt_ids)))
+
+    with pytest.raises(Halt, match="turn 2 of rollout 9-4-0 was sampled from another prompt"):
+        rolled(Prepends(["1", "5"]), game(), 1)
 
 
 FORGETS = """\

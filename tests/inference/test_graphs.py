@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hone.inference import graphs
 from hone.inference.engine import Engine
 from hone.inference.memory import kv_bytes_per_token
 from hone.inference.types import Job, SamplingParams
@@ -77,6 +78,14 @@ def test_graphs_are_kept_when_weights_change(precision, ahead):
         assert got == sampled(slots_engine(other, ahead), some)
 
 
+def test_what_a_diverged_row_has_left_in_its_slot_reaches_nobody():
+    engine, some = slots_engine(peaked(), ahead=True), jobs(5)
+    expected = sampled(engine, some)
+    for layer in engine.runner.state.layers:
+        layer.fill_(float("nan"))
+    assert_same(sampled(engine, some), expected)
+
+
 WAYS = [
     SamplingParams(temperature=0, ignore_eos=True),
     SamplingParams(temperature=0.7, ignore_eos=True),
@@ -105,3 +114,20 @@ def test_rows_are_sampled_within_the_step_if_all_are_sampled_in_the_same_way(ahe
     assert ways_recorded(engine) == set()
     assert_same(sampled(engine, mixed), sampled(Engine(model), mixed))
     assert ways_recorded(engine) == {params.transform for params in WAYS[:-1]}, "at last one row is left"
+
+
+def test_the_ways_that_are_remembered_are_few(monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_WAYS", 3)
+    engine = slots_engine(peaked())
+    for temperature in (1.0, 2.0, 3.0, 1.0, 4.0):
+        engine.run([Job((5, 6), 0, 3)], SamplingParams(temperature=temperature, ignore_eos=True))
+    assert [(way[0], count) for way, (count, _) in engine.runner._asked.items()] == [(3.0, 1), (1.0, 2), (4.0, 1)]
+
+
+def test_graphs_not_used_for_longest_are_dropped(monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 5)
+    monkeypatch.setattr(graphs, "FEW", 1)
+    engine = slots_engine(peaked())
+    for temperature in (1.0, 2.0, 3.0, 1.0, 4.0):
+        engine.run([Job((5, i), i, 3) for i in range(2)], SamplingParams(temperature=temperature, ignore_eos=True))
+    assert [way[0] for *_, way in engine.runner.graphs if not isinstance(way, int)] == [1.0, 1.0, 4.0, 4.0]

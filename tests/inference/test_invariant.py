@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hone.inference import invariant
 from hone.inference.engine import Engine
 
 from .many_jobs import jobs, peaked, sampled
@@ -25,3 +26,13 @@ def test_a_job_is_the_same_alone_and_among_others(precision):
         assert sampled(engine, order, draw) == alone, options
         if "prefix_bytes" in options:
             assert sampled(engine, order, draw) == alone, "with prompts that are all cached"
+
+
+def test_where_kernels_treat_rows_differently_a_tile_has_one(monkeypatch):
+    """Slow, and still invariant."""
+    monkeypatch.setattr(invariant, "rows_are_alike", lambda model: False)
+    model, few = peaked("fp32"), jobs(6)
+    engine = Engine(model, batch_invariant=True)
+    together = sampled(engine, few)
+    assert engine.runner.tile == 1
+    assert all(sampled(Engine(model, batch_invariant=True), [job])[job.key] == together[job.key] for job in few)
