@@ -179,6 +179,14 @@ def random_conversation(draws: np.random.Generator, renderer: ChatRenderer):
     return ids, conversation
 
 
+@pytest.mark.parametrize("template", ["tiny", "qwen3", "no tools"])
+def test_random_conversations(template: str, tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path, CASES[template][0])
+    for i in range(40):
+        ids, conversation = random_conversation(rng.stream(0, "test", i), renderer)
+        assert ids == renderer.prompt_ids(conversation, TOOLS), conversation
+
+
 def test_renderers_package_and_template_agree(tmp_path: Path) -> None:
     """Qwen3 by `renderers`, which also has a bridge of its own, and by the template."""
     tokenizer = build_tiny_tokenizer()

@@ -11,7 +11,7 @@ import torch
 from hone.errors import UserError
 from hone.model.attention import PackedAttention
 from hone.model.config import DecoderConfig
-from hone.model.hf import hf_tensors, load_model
+from hone.model.hf import hf_tensors, load_model, save_model
 
 LENGTHS = [7, 1, 12, 12, 3]
 SMALL = {
@@ -95,6 +95,24 @@ def test_logits_and_gradients_equal_those_of_transformers(case: str, tmp_path: P
         torch.testing.assert_close(gradient, gradients[name], atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize(("case", "max_shard_bytes"), list(zip(CASES, [10**9, 10_000] * 5, strict=True)))
+def test_saved_folders_load_in_transformers_with_equal_weights(case: str, max_shard_bytes: int, tmp_path: Path) -> None:
+    import transformers
+
+    theirs = transformers_model(*CASES[case])
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_model(tmp_path / "theirs")
+    save_model(ours, tmp_path / "ours", max_shard_bytes=max_shard_bytes)
+    assert ((tmp_path / "ours" / "model.safetensors.index.json").exists()) == (max_shard_bytes == 10_000)
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    for (name, a), b in zip(theirs.state_dict().items(), loaded.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    ids = sequences(67)[0][None]
+    assert torch.equal(loaded.eval()(ids).logits, theirs(ids).logits)
+    assert load_model(tmp_path / "ours").config == ours.config
+
+
 def test_older_configs_with_rope_theta_and_rope_scaling(tmp_path: Path) -> None:
     theirs = transformers_model("llama", {"rope_parameters": LLAMA3 | {"rope_theta": 700.0}})
     theirs.save_pretrained(tmp_path)
@@ -107,6 +125,23 @@ def test_older_configs_with_rope_theta_and_rope_scaling(tmp_path: Path) -> None:
     ids = sequences(67)
     expected = torch.cat([theirs(x[None]).logits[0] for x in ids])
     torch.testing.assert_close(packed_logits(load_model(tmp_path), ids), expected, atol=1e-4, rtol=0)
+
+
+def test_bf16_checkpoints_are_upcast_exactly(tmp_path: Path) -> None:
+    theirs = transformers_model(*CASES["qwen3-tied"]).bfloat16()
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(tmp_path)
+    state = theirs.state_dict()
+    for name, tensor in hf_tensors(ours):
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, state[name].float()), name
+    half = load_model(tmp_path, dtype=torch.bfloat16)
+    assert half.precision == "bf16" and {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    ids = sequences(67)
+    logits = packed_logits(half, ids)
+    assert logits.dtype == torch.float32
+    assert (logits - packed_logits(ours, ids)).abs().mean() < 0.05
+    logits.log_softmax(-1)[:, 0].sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in half.parameters())
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from present import NO_AUDIT, reproduced
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.cli import main
+from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.inference import Engine, SamplingParams
+from hone.loops.machine import Machine, resolve
 from hone.model.foreign import TransformersDecoder
 from hone.model.hf import load_model, read_config, save_model
 from hone.model.tokenizer import ENDOFTEXT_ID, IM_END_ID, VOCAB_SIZE, save_tokenizer
@@ -155,6 +157,28 @@ def test_nothing_is_dropped_out_with_checkpointing(tmp_path: Path) -> None:
     model.set_checkpointing("layer")
     found = [module.attention_dropout for module in model.modules() if hasattr(module, "attention_dropout")]
     assert found == [0.0] * len(found) and found
+
+
+def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "mistral")
+    other = tmp_path / "other"
+    write(other, "mistral", num_hidden_layers=1)
+    (tmp_path / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"do not fit its config.json: missing keys model\.layers\.1"):
+        load_model(tmp_path)
+
+
+def test_a_window_is_the_longest_context_and_muon_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "gemma3_text", **FAMILIES["gemma3_text"])
+    model = load_model(tmp_path)
+    assert (model.config.max_position_embeddings, model.config.stated_context) == (96, 128)
+    assert model.config.context.startswith("context of 96 tokens (not 128: beyond 96 layers see only a window")
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "rope_theta": 1e4, "rope_type": "longrope"}
+    write(tmp_path / "long", "phi3", rope_parameters=factors, original_max_position_embeddings=32)
+    assert load_model(tmp_path / "long").config.max_position_embeddings == 32
+    muon = RLConfig.model_validate({"trainer": {"optim": {"type": "muon"}}})
+    with pytest.raises(UserError, match="but gemma3_text is computed by transformers' layers: set it to adamw"):
+        resolve(muon, Machine(model.config, "cpu"))
 
 
 LORA = ["--model.implementation", "transformers", "--model.lora.rank", "4"]

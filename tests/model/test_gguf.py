@@ -119,3 +119,13 @@ def test_any_other_costs_one_sentence(fault: str, tmp_path: Path, capsys: pytest
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and words in error and "\x1b" not in error
     assert not out.exists()
+
+
+@pytest.mark.parametrize("kept", [8, 20, 30, 100, 1500, -1000])
+def test_a_file_that_ends_early_or_promises_too_much(kept: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = write(tmp_path / "whole.gguf").read_bytes()
+    file = tmp_path / "cut.gguf"
+    for data in (whole[:kept], whole[:8] + b"\xff" * 7 + b"\x7f" + whole[16:], whole[:16] + b"\xff" * 8 + whole[24:]):
+        file.write_bytes(data)
+        assert main(["fetch-model", str(tmp_path / "out"), "--from", str(file)]) == 2
+        assert "cannot be read as a model" in capsys.readouterr().err

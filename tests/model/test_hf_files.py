@@ -7,10 +7,12 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hone import rng
 from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.model.files import is_hub_id, resolve_model
@@ -150,6 +152,12 @@ def test_generation_config_is_kept_and_its_ends_are_read(folder: Path, tmp_path:
     save_model(model, tmp_path / "again", dtype=torch.bfloat16)
     assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
     assert load_file(tmp_path / "again" / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+
+
+def test_the_preset_is_a_function_of_its_seed() -> None:
+    model, other = load_model("hone/tiny"), load_model("hone/tiny", seed=1)
+    drawn = rng.stream(0, "init", "embed").standard_normal((260, 128), dtype=np.float32) * np.float32(0.02)
+    assert torch.equal(model.embed, torch.from_numpy(drawn)) and not torch.equal(model.embed, other.embed)
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(math.nan, "float32"), (-math.inf, "float32"), (3.4e38, "bfloat16")])

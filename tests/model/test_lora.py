@@ -66,6 +66,20 @@ def test_logits_and_gradients_equal_those_of_peft(case, tmp_path: Path) -> None:
         torch.testing.assert_close(gradient[start:end], gradients[name], atol=1e-5, rtol=1e-4)
 
 
+def test_merged_weights_compute_what_peft_merges(case, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base, folder = case
+    ours = adapted(folder)
+    save_model(ours, tmp_path / "merged")
+    save_adapter(ours, tmp_path / "adapter")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
+    ids = sequences(67)
+    expected = torch.cat([theirs(x[None]).logits[0] for x in ids])
+    merged = load_model(tmp_path / "merged")
+    torch.testing.assert_close(packed_logits(merged, ids), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed_logits(merged, ids), packed_logits(ours, ids), atol=1e-5, rtol=1e-5)
+
+
 def test_a_folder_that_peft_wrote_is_loaded(case, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     base, folder = case
@@ -117,3 +131,13 @@ def test_an_adapter_of_some_layers_only_is_refused(case, tmp_path: Path) -> None
     theirs.save_pretrained(tmp_path / "adapter")
     with pytest.raises(UserError, match=r"lacks .*: give an adapter of all linear layers"):
         load_adapter(tmp_path / "adapter", load_model(case[1]).config, LORA)
+
+
+def test_the_folder_of_merged_weights_is_no_adapter_but_names_the_one_in_it(case, tmp_path: Path) -> None:
+    model = adapted(case[1])
+    save_model(model, tmp_path / "merged")
+    with pytest.raises(UserError, match=r"merged has no adapter_config\.json: give the folder of an adapter, in"):
+        load_adapter(tmp_path / "merged", model.config)
+    save_adapter(model, tmp_path / "merged" / "adapter")
+    with pytest.raises(UserError, match=r"give the folder of an adapter, .*merged/adapter"):
+        load_adapter(tmp_path / "merged", model.config)

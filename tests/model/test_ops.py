@@ -1,4 +1,4 @@
-"""The bf16 product rounds where it says it does."""
+"""The bf16 product rounds where it says it does; the rotary table grows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from hone.model.ops import bf16_linear, bf16_mlp, swiglu
+from hone.model.presets import tiny_config
+from hone.model.rope import RotaryTable
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -22,6 +24,16 @@ def test_bf16_linear_rounds_inputs_and_products_only() -> None:
     assert torch.equal(grad_x, (upstream.bfloat16() @ weight.bfloat16()).float())
     assert torch.equal(grad_weight, (upstream.bfloat16().T @ x.bfloat16()).float())
     assert torch.equal(grad_bias, upstream.sum(0))
+
+
+def test_rotary_table_grows_without_changing_what_it_held() -> None:
+    table = RotaryTable(tiny_config())
+    before = table(torch.tensor([3, 0, 200]))
+    cos, sin = table(torch.tensor([3, 0, 200, 5000]))
+    assert torch.equal(before[0], cos[:3]) and torch.equal(before[1], sin[:3])
+    angles = 5000 / 10000 ** (torch.arange(16, dtype=torch.float64) / 16)
+    torch.testing.assert_close(cos[3, 0].double(), angles.cos().repeat(2), atol=1e-3, rtol=0)
+    torch.testing.assert_close(sin[3, 0].double(), angles.sin(), atol=1e-3, rtol=0)
 
 
 def test_bf16_mlp_is_the_fp32_mlp_up_to_bf16_rounding() -> None:

@@ -41,6 +41,15 @@ def test_levels_are_those_of_nf4_and_codes_the_nearest() -> None:
     torch.testing.assert_close((made.dequantize(torch.float32) - weight).abs(), nearest, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(("base", "error"), [("8bit", 0.0062), ("4bit", 0.092)])
+def test_the_error_and_the_bytes_of_normal_weights(base: Base, error: float) -> None:
+    weight = torch.randn(512, 1024, generator=torch.Generator().manual_seed(0)) * 0.02
+    made = quantized(weight, base)
+    apart = (made.dequantize(torch.float32) - weight).norm() / weight.norm()
+    assert float(apart) == pytest.approx(error, rel=0.05)
+    assert (made.codes.nbytes + made.scales.nbytes) * 8 / weight.numel() == {"8bit": 8.25, "4bit": 4.25}[base]
+
+
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_and_gradients_are_those_of_the_whole_matrix(base: Base, dtype: torch.dtype) -> None:

@@ -85,6 +85,15 @@ def test_only_the_templates_special_tokens_are_tokens(make: Callable[[], Tokeniz
         assert found == [tokenizer.token_to_id(token) for _, token in parts]
 
 
+def test_overlapping_special_tokens_are_text() -> None:
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.add_special_tokens(["|><", "<|x|>"])
+    encoder = TextEncoder(tokenizer, special_tokens_of(tokenizer, ()))
+    text = "<|im_end|><|im_end|><|x|>"
+    tokenizer.encode_special_tokens = True
+    assert encoder.encode(encoder.mark(text)) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
 def test_what_ends_a_turn_or_opens_one_is_special_whatever_the_tokenizer_calls_it() -> None:
     """Some tokenizers have `<|im_end|>` as a plain added token, DeepSeek's has `<｜User｜>` as one."""
     tokenizer = build_tiny_tokenizer()

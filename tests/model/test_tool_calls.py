@@ -61,6 +61,14 @@ def test_hermes(text, expected):
     assert calls(HERMES, text) == expected
 
 
+@pytest.mark.parametrize(
+    "arguments", ["[1]", '{"a": NaN}', '{"a": 1e999}', r'{"c": "\ud800"}', '{"c": "1\n2"}', '{"a": 1, "a": 2}']
+)
+def test_what_is_no_strict_json_object_is_malformed(arguments):
+    for body in ("", "[1]", '{"arguments": {}}', GOOD + "}", f'{{"name": "add", "arguments": {arguments}}}'):
+        assert calls(HERMES, hermes(body)) == [(BAD, body)]
+
+
 TWICE = "<function=add><parameter=a>1</parameter><parameter=a>2</parameter></function>"
 
 
