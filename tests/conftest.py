@@ -45,7 +45,7 @@ extensions/services/test_services.py::test_a_run_with extensions/split/test_trai
 extensions/trackers/test_wandb extensions/viewer/test_broken_runs extensions/viewer/test_report grading/test_pool
 inference/test_cache inference/test_invariant loops/test_own_functions loops/test_rl loops/test_sft model/test_foreign
 model/test_fusion model/test_head test_api test_architecture test_benchmarks test_cloud test_docs test_recipes
-trainer/test_memory trainer/test_optim trainer/test_parallel trainer/test_sft_loop
+trainer/test_heap trainer/test_memory trainer/test_optim trainer/test_parallel trainer/test_sft_loop
 """
 """Most of what takes more than two seconds, and no suite of its own: marked `slow`."""
 

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.algorithms.losses import policy_objective, sft_objective
 from hone.config.rl import CorrectionConfig, LossConfig, OrchestratorConfig, TrainerConfig
 from hone.config.shared import InitConfig, LoraConfig, OptimConfig, SchedulerConfig
+from hone.errors import RankLost, UserError
 from hone.loops.parts import batch_use
 from hone.model import head
 from hone.model.lora import start_adapter
 from hone.model.presets import random_decoder, tiny_config
+from hone.runs.signals import StepAbandoned
 from hone.trainer import parallel
 from hone.trainer.export import save_policy
 from hone.trainer.packing import Batch, Sequence, deal
@@ -147,7 +154,7 @@ class Collectives(TorchDispatchMode):
 
 
 def gathering(ranks: Ranks, folder: Path) -> None:
-    """Two steps of three micro-batches in each way to gather and to reduce."""
+    """Two steps of three micro-batches in each way to gather and to reduce; also after a step that was given up."""
     torch.use_deterministic_algorithms(True)
     half, most = parallel._GatherInBf16, parallel.WHOLE_GRADIENT_BYTES
 
@@ -171,6 +178,7 @@ def gathering(ranks: Ranks, folder: Path) -> None:
             ("fp32", Plain, most),
             ("turned", Turned, most),
             ("each", half, 0),
+            ("given up", half, most),
         ):
             parallel._GatherInBf16, parallel.WHOLE_GRADIENT_BYTES = gather, limit
             trainer, batches = make_trainer(ranks, name), deal(sequences(0), 20, "cpu", False, ranks)
@@ -178,12 +186,23 @@ def gathering(ranks: Ranks, folder: Path) -> None:
                 for parameter in trainer.model.parameters():
                     if parameter.ndim == 1:
                         parameter.add_(1 / 3)
+            if way == "given up":
+                trainer.interrupt = partial(give_up, iter([None, None, StepAbandoned()]))
+                with suppress(StepAbandoned):
+                    trainer.step(batches)
+                trainer.interrupt = lambda: None
             with Collectives() as counted:
                 trainer.step(batches)
             trainer.step(batches)
             after = {n: p.tolist() for n, p in weights(trainer).items()}
             results[f"{name} {way}"] = {"sent": counted.found, "weights": after, "micro-batches": len(batches)}
     write(ranks, folder, "gathering", results)
+
+
+def give_up(errors: Iterator[BaseException | None]) -> None:
+    """Raise the next of the errors, if it is one."""
+    if error := next(errors):
+        raise error
 
 
 SAVED = ("bf16", "bf16 lora 4bit policy")
@@ -273,6 +292,58 @@ def losing(ranks: Ranks, folder: Path) -> None:
     if ranks.first:
         trainer.start()
     trainer.follow()
+
+
+def refusing(ranks: Ranks, folder: Path) -> None:
+    """`hone trainer` where rank 1 alone can't settle on its config, and where no rank may have what it asks for."""
+    from hone.extensions.split.commands import trainer as trainer_command
+    from hone.extensions.split.config import TrainerRole
+
+    def resolve(config: TrainerRole, _: object) -> TrainerRole:
+        if ranks.rank == 1:
+            raise UserError("no such folder here")
+        return config
+
+    trainer_command.resolve, errors = resolve, []  # pyright: ignore[reportAttributeAccessIssue]
+    for optim in ({}, {"offload": True}):
+        config = TrainerRole.model_validate({"model": {"name": "hone/tiny"}, "trainer": {"optim": optim}})
+        try:
+            trainer_command._serve(config, "cpu", ranks)
+        except UserError as error:
+            errors.append(str(error))
+    write(ranks, folder, "refusing", errors)
+
+
+def lost_between(ranks: Ranks, folder: Path) -> None:
+    """Rank 1 is killed between two calls: rank 0, which does something else then, is told by the next."""
+    trainer = RankedTrainer(ranks, lambda: make_trainer(ranks))
+    pid = ranks.collect(os.getpid())[1]
+    if not ranks.first:
+        trainer.follow()
+    trainer.start()
+    os.kill(pid, signal.SIGKILL)
+    assert ranks.watchdog is not None
+    for thread in ranks.watchdog._threads:
+        thread.join()
+    try:
+        trainer.fingerprint()
+    except RankLost as error:
+        write(ranks, folder, "between", str(error))
+
+
+def full_disk(ranks: Ranks, folder: Path) -> None:
+    """A checkpoint that rank 1 can't write."""
+    trainer = make_trainer(ranks)
+    if ranks.rank == 1:
+        FileSystemWriter.write_data = _no_space  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        save_part(folder, trainer)
+    except OSError as error:
+        write(ranks, folder, "full disk", error.errno)
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def listens(ranks: Ranks, folder: Path) -> None:

@@ -15,7 +15,7 @@ from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_hidden, token_logprobs
 from hone.trainer.packing import Sequence, deal, pack
 from hone.trainer.step import BatchUse, Trainer
-from hone.types import Columns, joined, ragged
+from hone.types import Columns, Ragged, joined, ragged, split, where
 
 CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
 WAY = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, min_p=0.05, ignore_eos=True, return_kept_ids=True)
@@ -53,6 +53,19 @@ def sets(columns: Columns) -> list[list[int]]:
     kept = ragged(columns, "candidates")
     assert kept is not None
     return [part.tolist() for part in np.split(kept.values, np.cumsum(kept.counts)[:-1])]
+
+
+def test_a_token_outside_of_its_set_is_found():
+    kept = Ragged.of([[], [3, 4], [5]])
+    assert kept.holds(np.array([9, 4, 5]))
+    assert not kept.holds(np.array([9, 4, 6])) and not kept.holds(np.array([9, 5, 5]))
+    columns = {"candidates": kept, "dense": np.array([0.5, 1.5, 2.5], dtype=np.float32)}
+    assert sets(where(columns, np.array([True, False, True]))) == [[], [5]]
+    assert joined([(2, {}), (3, {})]) == {}
+    longer = joined([(1, {}), (3, columns)])
+    assert sets(longer) == [[], [], [3, 4], [5]] and longer["dense"].tolist() == [0.0, 0.5, 1.5, 2.5]
+    first, second = split(longer, [2, 2])
+    assert sets(first) == [[], []] and sets(second) == [[3, 4], [5]] and second["dense"].tolist() == [1.5, 2.5]
 
 
 @pytest.mark.parametrize("max_tokens", [10_000, 25])

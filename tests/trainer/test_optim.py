@@ -128,6 +128,24 @@ def test_moments_of_8_bits_take_2_bytes_a_weight_and_train_as_fp32_does() -> Non
     assert state["exp_avg/norm.weight"].dtype == torch.float32  # too small
 
 
+def test_a_state_is_rounded_to_8_bits_but_not_made_of_them() -> None:
+    pytest.importorskip("torchao")
+    lean, plain = make_trainer(state="8bit"), make_trainer()
+    train(lean, 2), train(plain, 2)
+    saved = plain.tensors()
+    lean.load_tensors(saved, 2)
+    assert lean.optimizer.state()["exp_avg.codes/embed"].dtype == torch.uint8
+    moment = lean.optimizer.adamw.state[lean.optimizer.masters["embed"]]["exp_avg"].dequantize()
+    wanted = saved["optimizer"]["exp_avg/embed"]
+    assert float((moment - wanted).norm() / wanted.norm()) < 0.02
+    # As on a GPU, from a checkpoint on the CPU; "meta" refuses what mixes the two.
+    state, master = {}, torch.empty(64, 64, device="meta")
+    lean.optimizer._load_8bit(state, master, "exp_avg", "", torch.ones(64, 64))
+    assert state["exp_avg"].codes.is_meta
+    with pytest.raises(UserError, match=r'set optim\.state to "8bit"'):
+        plain.load_tensors(lean.tensors(), 2)
+
+
 def test_without_torchao_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a run directory is there."""
     monkeypatch.setitem(sys.modules, "torchao.optim", None)

@@ -65,6 +65,18 @@ def test_a_shared_prompt_is_laid_down_once_before_its_completions():
     assert batch.num_loss_tokens == 4
 
 
+def test_nothing_is_shared_unless_asked_for_or_between_different_prompts_or_groups():
+    same = [completion([1, 2], [7], group=5), completion([1, 2], [8], group=5)]
+    assert pack(same).parents is None and len(pack(same)) == 6
+    for other in (
+        completion([1, 3], [8], group=5),
+        completion([1, 2, 8], [8], group=5),
+        completion([1, 2], [8], group=6),
+    ):
+        batch = pack([same[0], other], share_prompts=True)
+        assert batch.parents is None and len(batch) == len(same[0]) + len(other)
+
+
 def test_micro_batches_keep_a_group_together_if_it_fits_and_count_its_prompt_once():
     def group(number: int, count: int) -> list[Sequence]:
         return [completion([1, 2, 3, 4], [i, i], group=number) for i in range(count)]

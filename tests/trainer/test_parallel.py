@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -110,6 +111,13 @@ def test_gradients_are_summed_over_ranks_once_a_step(gathered: dict, world: int,
     assert np.mean(apart > 1e-5) < 2e-3 and apart.max() < 2e-4
 
 
+@pytest.mark.split
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_step_that_was_given_up_leaves_no_gradient(gathered: dict, world: int) -> None:
+    for model in ("normed", "biased"):
+        assert gathered[world][f"{model} given up"]["weights"] == gathered[world][f"{model} now"]["weights"]
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
@@ -174,6 +182,27 @@ def test_all_ranks_end_when_one_is_killed_though_none_is_in_a_collective_that_fa
     zero, one, two = re.split(r"\n?--- rank ", str(raised.value))[1:4]
     assert one == "1: -9\n"
     assert zero == f"0: 1\n{LOST}\n" and two.startswith(f"2: 1\n{LOST}\n")
+
+
+@pytest.mark.split
+@pytest.mark.needs("split")
+def test_what_one_rank_refuses_all_do(tmp_path: Path) -> None:
+    on_ranks(2, "refusing", tmp_path)
+    first, second = results(tmp_path, "refusing", 2)
+    assert first == "no such folder here" and second.startswith("optim.offload and optim.state")
+
+
+@pytest.mark.split
+def test_a_rank_that_is_lost_between_two_calls_is_told_by_the_next(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"--- rank 1: -9"):
+        on_ranks(2, "lost_between", tmp_path)
+    assert json.loads((tmp_path / "between.2.0.json").read_text()) == LOST
+
+
+@pytest.mark.split
+def test_what_one_rank_cannot_save_is_the_error_of_all(tmp_path: Path) -> None:
+    on_ranks(2, "full_disk", tmp_path)
+    assert results(tmp_path, "full disk", 2) == errno.ENOSPC
 
 
 def dealt(given: list[Sequence], max_tokens: int, world: int, share: bool) -> list[list]:

@@ -37,6 +37,10 @@ def rates_of(scheduler, steps: int) -> list[float]:
     return found
 
 
+def test_cosine_halfway_is_the_mean_of_peak_and_floor():
+    assert lrs(5, type="cosine", min_ratio=0.1) == pytest.approx([1.0, 0.8681980515, 0.55, 0.2318019485, 0.1])
+
+
 def test_wsd_keeps_the_peak_and_falls_over_the_last_steps():
     floor = {"type": "wsd", "min_ratio": 0.2, "decay_ratio": 0.4}
     assert lrs(10, warmup_steps=2, **floor) == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
@@ -44,3 +48,9 @@ def test_wsd_keeps_the_peak_and_falls_over_the_last_steps():
     # A warm-up that reaches into the decay leaves it what is left; one decay of all steps is linear.
     assert lrs(10, warmup_steps=8, **floor) == pytest.approx(lrs(10, warmup_steps=8, type="linear", min_ratio=0.2))
     assert lrs(10, type="wsd", decay_ratio=1.0) == lrs(10, type="linear")
+
+
+def test_a_warmup_as_long_as_the_run_leaves_no_decay():
+    for kind in ("linear", "cosine", "wsd"):
+        assert lrs(3, warmup_steps=2, type=kind) == [0.5, 1.0, 1.0]
+    assert lrs(3, warmup_steps=10, type="linear") == pytest.approx([0.1, 0.2, 0.3])

@@ -12,6 +12,7 @@ from hone.model.chat import load_renderer
 from hone.model.tokenizer import CHAT_TEMPLATE
 from hone.trainer.sft_data import (
     DatasetSource,
+    DemonstrationSource,
     Limit,
     hold_out_rows,
     next_batch,
@@ -20,6 +21,7 @@ from hone.trainer.sft_data import (
     tokenize,
     validation_set,
 )
+from hone.types import Example
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +229,37 @@ def test_each_example_comes_once_per_epoch_in_the_order_of_seed_and_epoch(render
         assert step == sorted(f"{i:02d}" for i in orders[taken : taken + len(step)])
         taken += len(step)
     assert not np.array_equal(epoch_order(11, 3, 0), epoch_order(11, 3, 1))
+
+
+# ---- demonstrations -------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """An environment whose demonstrations are random digits."""
+
+    id, tool_schemas = "echo", None
+
+    def __init__(self, n=5):
+        self.n = n
+
+    def split(self, name):
+        return [Example([{"role": "user", "content": f"{name} {i}"}]) for i in range(self.n)]
+
+    def demonstrate(self, example, rng):
+        return "".join(str(digit) for digit in rng.integers(0, 10, 12))
+
+
+def test_demonstrations_are_fresh_each_time_and_repeatable(renderer):
+    config = SFTDataConfig(env={"id": "echo"}, batch_size=5, pack=False)
+
+    def texts(seed, *steps):
+        source = DemonstrationSource(Echo(), renderer, Limit(config, 1024), seed=seed)
+        made = [next_batch(source, step, 5 * step, config)[0] for step in steps]
+        assert all(len({text(renderer, s, False) for s in batch}) == 5 for batch in made)
+        return [text(renderer, s, True) for batch in made for s in batch]
+
+    once = texts(1, 0, 1)
+    assert len(set(once)) == 10 and texts(1, 1) == once[5:] and not set(texts(2, 1)) & set(once)
 
 
 # ---- validation split -----------------------------------------------------------------------------------------------

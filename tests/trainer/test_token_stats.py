@@ -32,11 +32,11 @@ def sequences() -> list[Sequence]:
     return made
 
 
-def trainer() -> Trainer:
+def trainer(record: bool = True) -> Trainer:
     objective = policy_objective(LossConfig())
     model = random_decoder(CONFIG, seed=1)
     made = Trainer(model, OptimConfig(lr=1e-2), SchedulerConfig(), 10, objective, TEMPERATURE)
-    made.record_tokens = True
+    made.record_tokens = record
     return made
 
 
@@ -62,3 +62,12 @@ def test_entropies_and_logprobs_are_those_of_the_weights_before_the_update(max_t
         np.testing.assert_allclose(logprobs, wanted, atol=1e-5)
         np.testing.assert_allclose(entropies, distribution.entropy().numpy()[predicted], rtol=1e-3)
         assert len(entropies) == s.num_loss_tokens
+
+
+def test_recording_changes_no_bit_of_a_step():
+    with_it, without = trainer(), trainer(record=False)
+    for _ in range(3):
+        batch = deal(sequences(), 60, share_prompts=True)
+        assert with_it.step(batch) == without.step(batch)
+        assert with_it.fingerprint() == without.fingerprint()
+    assert without.token_stats() is None

@@ -194,6 +194,18 @@ def test_the_kl_in_the_reward_comes_before_the_advantages(algorithm, max_tokens)
     assert close(gradients(trainer, Batch(made), max_tokens, max_tokens == 20), plain(loss, "token"))
 
 
+def test_the_kl_of_one_task_is_not_compared_with_that_of_another():
+    made = [replace(s, advantage=0.0, reward=0.0, pool=s.group // 2) for s in sequences()]
+    advantage = AdvantageConfig(baseline="batch")
+    trainer = make_trainer(LossConfig(kl_coef=0.2, kl_in="reward", kl_estimator="k1"), advantage=advantage)
+    (batch,) = trainer.deal(Batch(made), None, False)
+    (found,) = trainer._prepared([batch])
+    sums = torch.stack([one.sum() for one in reference_kl(sequences())])
+    expected = torch.cat([-0.2 * (sums[:4] - sums[:4].mean()), -0.2 * (sums[4:] - sums[4:].mean())])
+    first = torch.tensor(np.cumsum([0, *batch.loss_lengths[:-1]]))
+    assert found.advantages[found.loss_indices][first].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("settings", "weight"),
     [
@@ -268,6 +280,14 @@ def test_with_a_correction_the_old_policy_is_the_trainers_before_the_first_updat
     assert seen[0].tolist() == pytest.approx(before.tolist(), abs=1e-6)
 
 
+def test_an_interrupt_comes_before_the_first_update_or_not_at_all():
+    trainer = make_trainer(updates_per_batch=2, minibatches=3)
+    asked: list[int] = []
+    trainer.interrupt = lambda: asked.append(trainer.optimizer.adamw.state.__len__())
+    trainer.step(trainer.deal(Batch(sequences()), 40, True))
+    assert asked and set(asked) == {0}, "the optimiser has no state before its first update"
+
+
 def test_the_reference_follows_every_other_step_and_is_in_the_checkpoint():
     trainer = make_trainer(LossConfig(kl_coef=0.1, reference_interval=2))
     initial = [p.clone() for p in trainer.reference.parameters()]
@@ -281,3 +301,12 @@ def test_the_reference_follows_every_other_step_and_is_in_the_checkpoint():
     resumed.load_tensors(saved, 2)
     assert trainer.step(batches) == resumed.step(batches)
     assert all(map(torch.equal, trainer.model.parameters(), resumed.model.parameters()))
+
+
+def test_the_gap_to_the_sampler_is_that_before_the_first_update():
+    """Of the first minibatch's tokens: after its update the policy is another one."""
+    trainer = make_trainer(updates_per_batch=2, minibatches=3)
+    metrics = trainer.step(trainer.deal(Batch(sequences()), 40, True))
+    alone = make_trainer().step(deal(split_minibatches(sequences(), 3)[0], 40, share_prompts=True))
+    assert metrics["logprob_gap/mean"] == pytest.approx(alone["logprob_gap/mean"])
+    assert metrics["logprob_gap/max"] == alone["logprob_gap/max"]
