@@ -6,7 +6,7 @@ import torch
 
 from hone.inference.cache import KVCache
 from hone.inference.engine import Engine
-from hone.inference.invariant import InvariantPrefill, RowCache
+from hone.inference.invariant import InvariantPrefill
 from hone.inference.memory import ROOM, kv_bytes_per_token
 from hone.inference.prefill import Prefill, PrefillAttention
 from hone.inference.types import Job
@@ -76,19 +76,6 @@ def test_attention_equals_plain_attention_while_rows_leave(lengths, prompt_of_ro
         cache.column += 1
 
 
-def test_a_prompt_is_stored_once_and_dropped_with_its_last_row():
-    prefill = PrefillAttention([4, 2])
-    prefill(0, *random_qkv(torch.Generator().manual_seed(0), 6))
-    cache = KVCache([prefill.layers], [4, 2], np.array([0, 0, 0, 1, 1, 1]), MAX_NEW)
-    keys, values = cache.prompts[0]
-    assert keys.shape == (KV_HEADS, 2, HEAD_DIM, 4) and values.shape == (KV_HEADS, 2, 4, HEAD_DIM)
-    second = keys[:, 1].clone()
-    cache.keep(np.array([3, 5]))
-    keys, values = cache.prompts[0]
-    assert keys.shape[1] == values.shape[1] == 1 and torch.equal(keys[:, 0], second)
-    assert cache.mask is not None and cache.mask.tolist() == [[[0, 0, -torch.inf, -torch.inf]]]
-
-
 @pytest.mark.parametrize("options", [{}, {"cuda_graphs": True}, {"batch_invariant": True}])
 def test_keys_and_values_take_the_bytes_that_are_planned(options):
     """bf16 halves them in every layout, here filled to the last token."""
@@ -126,27 +113,3 @@ def test_a_prompt_holds_no_more_than_its_keys_and_values(kind, budget):
         for prompt in prompts:
             prompt.hidden = None
         assert held.now == 210 * kv_bytes_per_token(CONFIG, "fp32", "cpu")
-
-
-@pytest.mark.parametrize("kind", [KVCache, RowCache])
-def test_a_cache_is_made_and_cut_one_layer_after_the_other(kind):
-    """8 layers, 4 prompts of 64 tokens, 3 rows each that decode 64; then a prompt and its rows leave."""
-    layers, tokens = 8, 64
-    generator, prompt_of_row = torch.Generator().manual_seed(0), np.repeat(np.arange(4), 3)
-    with Storages(peaked()) as held:
-        prompts = [[tuple(torch.randn(2, tokens, KV_HEADS, HEAD_DIM)) for _ in range(layers)] for _ in range(4)]
-        one = held.now // layers
-        if kind is KVCache:
-            cache = KVCache(prompts, [tokens] * 4, prompt_of_row, tokens)
-            assert held.peak <= held.now + 2 * one
-        else:
-            cache = RowCache([prompts[prompt] for prompt in prompt_of_row], tokens)
-        del prompts
-        for _ in range(tokens):
-            for layer in range(layers):
-                cache(layer, *random_qkv(generator, 12))
-            cache.moved()
-        held.peak = before = held.now
-        cache.keep(np.arange(9))
-        assert held.now == pytest.approx(0.75 * before, rel=0.02)
-        assert held.peak <= before * (1 + 1 / layers)

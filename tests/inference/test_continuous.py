@@ -88,26 +88,6 @@ def test_a_cancelled_job_leaves_wherever_it_is_and_nobody_else_notices(model):
     assert_as_alone(model, got, [jobs[i] for i in (0, 3, 5)])
 
 
-def test_each_row_is_sampled_as_its_job_says(model):
-    ways = [
-        SamplingParams(temperature=0, ignore_eos=True),
-        SamplingParams(temperature=0.7, ignore_eos=True),
-        SamplingParams(top_k=3, ignore_eos=True),
-        SamplingParams(top_p=0.8, ignore_eos=True),
-        SamplingParams(min_p=0.2, ignore_eos=True),
-        SamplingParams(top_logprobs=4, ignore_eos=True),
-    ]
-    jobs = [Job((5, 6, 7, 8), key, 15, params) for key, params in enumerate(ways)]
-    got = collect(Engine(model), {0: jobs[:3], 2: jobs[3:]})
-    assert_as_alone(model, got, jobs)
-    for key, tokens in got.items():
-        assert all(len(token.top) == (4 if key == 5 else 0) for token in tokens)
-    for token in got[5]:
-        values = [value for _, value in token.top]
-        assert values == sorted(values, reverse=True)
-        assert dict(token.top).get(token.id, token.logprob) == pytest.approx(token.logprob, abs=1e-6)
-
-
 @pytest.mark.parametrize("runner", [{}, {"batch_invariant": True}, {"cuda_graphs": True}], ids=str)
 def test_a_token_comes_with_the_ids_that_it_was_sampled_among_if_its_job_asks(model, runner):
     """Beside jobs that ask for nothing or for the likeliest; the tokens are those of jobs that don't ask."""
@@ -189,17 +169,6 @@ def test_the_prefix_cache_keeps_to_its_bytes_and_drops_the_least_used():
 
 
 ENGINES = [{}, {"batch_invariant": True}, {"cuda_graphs": True}]
-
-
-@pytest.mark.parametrize("options", ENGINES)
-def test_completions_of_batches_that_were_joined_are_those_of_each_job_alone(model, options):
-    """All end at the same limit, so that rows that have ended stay beside rows of batches that began later."""
-    prompts = [tuple(range(5 + i, 13 + i)) for i in range(40)]
-    jobs = [Job(prompt, 500 + i, 12, FREE) for i, prompt in enumerate(prompts)]
-    for job, completion in zip(jobs, Engine(model, prefill_tokens=40, **options).run(jobs, FREE), strict=True):
-        expected = alone(model, job)
-        assert completion.token_ids == expected.token_ids
-        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", ENGINES)

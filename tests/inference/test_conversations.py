@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import adding
@@ -10,15 +9,14 @@ import guessing
 import numpy as np
 import pytest
 from chat_templates import LLAMA3, QWEN3, QWEN3_THINKING
-from scripted import END, END_TEXT, RENDERER, SAMPLING, Cut, Script, encode, game, rolled
+from scripted import END, END_TEXT, RENDERER, SAMPLING, Script, encode, game, rolled
 
 from hone import rng
 from hone.cli import call
 from hone.config.rl import RLConfig
-from hone.environments import Rubric, SingleTurnEnv, ToolEnv, inline
+from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import Halt, UserError
 from hone.inference.conversations import RolloutSettings, roll_out
-from hone.inference.types import SamplingParams
 from hone.loops.groups import grade_groups, trainable, with_advantages
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import ENDOFTEXT_ID
@@ -65,43 +63,6 @@ def test_the_environment_hears_the_last_message_however_the_conversation_ends():
     assert failed.failure is not None and failed.failure[0] is Outcome.GRADER_ERROR
 
 
-def test_calls_of_a_last_message_are_run_only_if_a_tool_or_its_environment_keeps_something():
-    ran: list[str] = []
-
-    @inline
-    def look(at: str) -> str:
-        ran.append(at)
-        return "nothing"
-
-    @inline
-    def submit(at: str, state: dict) -> str:
-        ran.append(at)
-        state["submitted"] = at
-        return "done"
-
-    class Counting(ToolEnv):
-        def env_response(self, messages, state):
-            state["heard"] = state.get("heard", 0) + 1
-            return super().env_response(messages, state)
-
-    def said(tool: str, at: str) -> str:
-        return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': {'at': at}})}\n</tool_call>"
-
-    rows, rubric = [{"prompt": "x", "answer": "5"}], Rubric([guessing.correctness])
-    kwargs = {"max_turns": 2, "rubric": rubric, "dataset": rows, "id": "tooled"}
-    for kind, tools, heard in (
-        (ToolEnv, [look], ["a"]),
-        (ToolEnv, [look, submit], ["a", "b"]),
-        (Counting, [look], ["a", "b"]),
-    ):
-        ran.clear()
-        tool = tools[-1].__name__
-        script = Script([said(tool, "a"), said(tool, "b")])
-        _, (t,) = rolled(script, kind(tools=tools, **kwargs), 1, seq_len=2000, max_tokens=200)
-        assert (t.turns, t.stop_reason, ran) == (2, "stop", heard) and t.messages[-1]["role"] == "assistant"
-        assert t.state is not None and t.state.get("submitted") == ("b" if tool == "submit" else None)
-
-
 def test_special_tokens_in_an_answer_of_the_task_are_text_and_counted(monkeypatch):
     renderer = load_renderer("hone/tiny")
     env = game(max_turns=2)
@@ -127,32 +88,6 @@ def test_rounds_are_in_lock_step_and_each_turn_has_a_key_of_its_own():
         for request in of_round:
             names = (9, 4, int(request.sample_id[-1]), *([turn] if turn else []))
             assert request.key == rng.key(1, "rollout", *names) and request.turn == turn
-
-
-def test_a_task_of_one_turn_that_has_tools_is_told_the_calls():
-    env = SingleTurnEnv(rubric=Rubric([guessing.correctness]), dataset=[{"question": "1 + 2?", "answer": "3"}])
-    env.tool_schemas = [adding.SCHEMA]
-    _, made = rolled(Script([adding.SAID], ["none"]), env, 2, max_tokens=300, seq_len=900)
-    assert [m["content"] for t in made for m in t.messages[1:]] == [adding.SAID, "none"]
-    (call_,) = made[0].messages[1]["tool_calls"]
-    assert call_["function"]["name"] == "add" and "tool_calls" not in made[1].messages[1]
-    assert made[0].token_ids[made[0].sampled_mask].tolist() == [*encode(adding.SAID), END] and made[0].state is None
-
-
-def test_a_turn_ends_before_a_stop_string_whose_tokens_stay_and_its_kept_ids_are_in_their_places():
-    """Two turns: the environment's tokens between them were not sampled; the second turn has no stop string."""
-
-    env = game()
-    settings = RolloutSettings(RENDERER, 1, 400, 50, 1, "rollout", env.tool_schemas)
-    examples, sampling = [env.split("train")[0]], SamplingParams(stop=("9",))
-    (t,) = roll_out(env, Cut(["39", "5"]), settings, examples, [4], 9, sampling)
-    assert [m["content"] for m in t.messages if m["role"] == "assistant"] == ["3", "5"]
-    sampled = t.token_ids[t.sampled_mask].tolist()
-    assert sampled == [*encode("39"), END, *encode("5"), END]
-    kept = t.first.columns["candidates"]
-    assert kept.counts.tolist() == (2 * t.sampled_mask).tolist()
-    added = [1] * (len(encode("39")) + 1) + [2] * (len(encode("5")) + 1)
-    assert kept.values.reshape(-1, 2).tolist() == [[id, id + n] for id, n in zip(sampled, added, strict=True)]
 
 
 def test_a_turn_gets_what_is_left_of_seq_len_and_an_answer_without_room_ends_it():

@@ -37,30 +37,11 @@ def test_the_models_eos_ends_a_completion_unless_ignored():
     assert {len(c.token_ids) for c in free} == {200}
 
 
-def test_a_completion_is_handed_over_as_soon_as_it_has_ended():
-    engine, seen = Engine(peaked()), {}
-    jobs = [Job((65, 66), key, limit) for key, limit in ((1, 5), (2, 2), (3, 4))]
-    completions = engine.run(
-        jobs, SamplingParams(ignore_eos=True), lambda index, completion: seen.update({index: (completion, engine.busy)})
-    )
-    assert list(seen) == [1, 2, 0] and [busy for _, busy in seen.values()] == [True, True, False]
-    assert [seen[index][0] for index in range(3)] == completions
-    assert [len(completion.token_ids) for completion in completions] == [5, 2, 4]
-
-
 def test_a_prompt_beyond_the_context_is_refused_in_one_sentence():
     with pytest.raises(UserError, match="exceeds the model's context of 2048"):
         Engine(peaked()).generate([[5] * 2044], SamplingParams(max_tokens=5))
     with pytest.raises(UserError, match="no tokens"):
         Engine(peaked()).generate([[]], SamplingParams(max_tokens=5))
-
-
-def test_a_job_without_room_for_a_token_is_refused():
-    engine = Engine(peaked())
-    for call in (engine.add, lambda job: engine.run([job], SamplingParams())):
-        with pytest.raises(UserError, match="max_tokens is 0; it must be at least 1"):
-            call(Job((5, 6), 0, 0))
-    assert not engine.busy
 
 
 def test_stop_strings_end_a_completion_wherever_tokens_begin():

@@ -13,9 +13,8 @@ from hone.inference.engine import Engine
 from hone.inference.memory import kv_bytes_per_token
 from hone.inference.types import Job, SamplingParams
 from hone.model.decoder import Decoder
-from hone.model.tokenizer import build_tiny_tokenizer
 
-from .many_jobs import CONFIG, FREE, assert_same, jobs, peaked, sampled
+from .many_jobs import CONFIG, assert_same, jobs, peaked, sampled
 
 AHEAD = pytest.mark.parametrize("ahead", [False, True])
 
@@ -87,49 +86,6 @@ def test_what_a_diverged_row_has_left_in_its_slot_reaches_nobody():
     assert_same(sampled(engine, some), expected)
 
 
-def test_slots_are_laid_out_anew_within_the_cache():
-    """Roomy while there is room; then as many slots as the longest leaves; a long job alone may have more."""
-    model = peaked()
-    engine = slots_engine(model, kv_bytes=1024 * kv_bytes_per_token(CONFIG, "fp32", "cpu"))
-    state, seen = engine.runner.state, []
-
-    def run(*jobs: Job) -> None:
-        got = sampled(engine, list(jobs))
-        seen.append((state.slots, state.tokens, state.size))
-        assert_same(got, sampled(Engine(model), list(jobs)))
-
-    run(*(Job((5, 6), i, 2 + i, FREE) for i in range(3)))
-    run(*(Job((5, 6), i, 2, FREE) for i in range(6)))
-    run(*(Job((5, 6), i, 2, FREE) for i in range(12)))
-    run(*(Job((5, 6), i, 120, FREE) for i in range(7)))
-    run(Job(tuple(range(4, 250)) * 5, 0, 40, FREE))
-    run(*(Job((5, 6), i, 2, FREE) for i in range(2)))
-    assert seen == [(4, 256, 1024), (8, 128, 1024), (12, 64, 1024), (7, 128, 1024), (1, 1280, 1280), (2, 512, 1024)]
-
-
-def test_rows_stay_where_slots_move():
-    """A long job comes beside short ones, and further short ones; then the first have ended."""
-    model = peaked()
-    engine = slots_engine(model, kv_bytes=2048 * kv_bytes_per_token(CONFIG, "fp32", "cpu"))
-    first = [Job((5 + i, 6), i, 40, FREE) for i in range(3)]
-    later = [Job(tuple(range(4, 90)), 3, 30, FREE), *(Job((9, 8 + i), i, 50, FREE) for i in range(4, 9))]
-    tickets = {engine.add(job): job.key for job in first}
-    got: dict[int, list[tuple[int, float]]] = {key: [] for key in range(9)}
-    layouts, steps = set(), 0
-    while engine.busy:
-        steps += 1
-        if steps > 3 and later:
-            job = later.pop(0)
-            tickets[engine.add(job)] = job.key
-        for token in engine.step():
-            got[tickets[token.ticket]].append((token.id, token.logprob))
-        layouts.add((engine.runner.state.slots, engine.runner.state.tokens))
-    alone = [Job((5 + i, 6), i, 40, FREE) for i in range(3)]
-    alone += [Job(tuple(range(4, 90)), 3, 30, FREE), *(Job((9, 8 + i), i, 50, FREE) for i in range(4, 9))]
-    assert_same(got, sampled(Engine(model), alone))
-    assert layouts == {(4, 512), (8, 256), (16, 128)}
-
-
 WAYS = [
     SamplingParams(temperature=0, ignore_eos=True),
     SamplingParams(temperature=0.7, ignore_eos=True),
@@ -160,65 +116,12 @@ def test_rows_are_sampled_within_the_step_if_all_are_sampled_in_the_same_way(ahe
     assert ways_recorded(engine) == {params.transform for params in WAYS[:-1]}, "at last one row is left"
 
 
-@AHEAD
-def test_a_way_to_sample_has_a_graph_when_a_second_prompt_asks_for_it(ahead):
-    """Until then the tokens are sampled behind the step, and are the same."""
-    model = peaked()
-    engine = slots_engine(model, ahead)
-
-    def ways(params: SamplingParams, prompts: int) -> set:
-        some = [Job(tuple(range(5 + i // 2, 9 + i // 2)), i, 6, params) for i in range(2 * prompts)]
-        assert_same(sampled(engine, some), sampled(Engine(model), some))
-        return ways_recorded(engine)
-
-    assert ways(WAYS[1], 1) == set() == ways(WAYS[2], 1)
-    assert ways(WAYS[1], 1) == {WAYS[1].transform}
-    assert ways(WAYS[3], 2) == {WAYS[1].transform, WAYS[3].transform}, "of two prompts at once the first"
-
-
 def test_the_ways_that_are_remembered_are_few(monkeypatch):
     monkeypatch.setattr(graphs, "MAX_WAYS", 3)
     engine = slots_engine(peaked())
     for temperature in (1.0, 2.0, 3.0, 1.0, 4.0):
         engine.run([Job((5, 6), 0, 3)], SamplingParams(temperature=temperature, ignore_eos=True))
     assert [(way[0], count) for way, (count, _) in engine.runner._asked.items()] == [(3.0, 1), (1.0, 2), (4.0, 1)]
-
-
-def steps_launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the slots of each step."""
-    launched, decode = [], graphs._decode
-    monkeypatch.setattr(graphs, "_decode", lambda *args: launched.append(args[2]) or decode(*args))
-    return launched
-
-
-def test_no_step_begins_for_rows_that_have_no_token_left(monkeypatch):
-    """A step is in vain where all rows stopped before their limit, which is not known when it begins."""
-    model, launched = peaked(), steps_launched(monkeypatch)
-    for ahead in (False, True):
-        slots_engine(model, ahead).run([Job((5, 6), i, 6, FREE) for i in range(3)], FREE)
-        assert launched == [4] * 5
-        launched.clear()
-    (ids,) = (c.token_ids for c in Engine(model).run([Job((5, 6), 0, 30, FREE)], FREE))
-    stop = next(i for i, id in enumerate(ids) if i > 2 and id not in ids[:i])
-    for ahead in (False, True):
-        engine = slots_engine(model, ahead)
-        (completion,) = engine.run([Job((5, 6), 0, 30, SamplingParams(stop=(ids[stop],), ignore_eos=True))], FREE)
-        assert (completion.token_ids, completion.stop_reason) == (ids[: stop + 1], "stop")
-        assert len(launched) == stop + ahead and not engine.busy
-        launched.clear()
-
-
-@AHEAD
-def test_stop_strings_end_a_completion(ahead):
-    model, tokenizer = peaked(), build_tiny_tokenizer()
-    jobs = [Job((5, 6, 7), i, 40, FREE) for i in range(6)]
-    text = tokenizer.decode(Engine(model).run(jobs[:1], FREE)[0].token_ids)
-    stopping = SamplingParams(stop=(text[4:6],), ignore_eos=True)
-    jobs = [Job(job.prompt, job.key, 40, stopping) for job in jobs]
-    expected = Engine(model, tokenizer=tokenizer).run(jobs, stopping)
-    got = slots_engine(model, ahead, tokenizer=tokenizer).run(jobs, stopping)
-    assert [(c.token_ids, c.stop_reason) for c in got] == [(c.token_ids, c.stop_reason) for c in expected]
-    assert expected[0].stop_reason == "stop"
 
 
 def test_graphs_not_used_for_longest_are_dropped(monkeypatch):

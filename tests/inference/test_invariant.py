@@ -7,9 +7,8 @@ import pytest
 
 from hone.inference import invariant
 from hone.inference.engine import Engine
-from hone.inference.types import Job
 
-from .many_jobs import FREE, assert_same, jobs, peaked, sampled
+from .many_jobs import jobs, peaked, sampled
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear", pytest.param("bf16", marks=pytest.mark.long)])
@@ -29,14 +28,6 @@ def test_a_job_is_the_same_alone_and_among_others(precision):
             assert sampled(engine, order, draw) == alone, "with prompts that are all cached"
 
 
-def test_rows_that_end_early_leave_the_others_as_they_are():
-    model = peaked("fp32")
-    order = [Job(job.prompt, job.key, 4 if i % 3 else 60, FREE) for i, job in enumerate(jobs(20))]
-    together = sampled(Engine(model, batch_invariant=True), order)
-    for job in order[::3]:
-        assert sampled(Engine(model, batch_invariant=True), [job])[job.key] == together[job.key]
-
-
 def test_where_kernels_treat_rows_differently_a_tile_has_one(monkeypatch):
     """Slow, and still invariant."""
     monkeypatch.setattr(invariant, "rows_are_alike", lambda model: False)
@@ -45,9 +36,3 @@ def test_where_kernels_treat_rows_differently_a_tile_has_one(monkeypatch):
     together = sampled(engine, few)
     assert engine.runner.tile == 1
     assert all(sampled(Engine(model, batch_invariant=True), [job])[job.key] == together[job.key] for job in few)
-
-
-def test_logprobs_are_those_of_the_other_engine():
-    model, some = peaked("fp32"), jobs(12)
-    invariant_tokens, usual = (sampled(Engine(model, batch_invariant=b), some) for b in (True, False))
-    assert_same(invariant_tokens, usual)

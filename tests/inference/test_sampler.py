@@ -9,37 +9,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hone import rng
-from hone.inference.sampler import BLOCK, WHOLE, as_words, inverse_cdf, largest_share, sample_tokens, set_bits, truncate
+from hone.inference.sampler import BLOCK, WHOLE, inverse_cdf, largest_share, sample_tokens, truncate
 from hone.inference.types import SamplingParams
-
-LOGITS = torch.tensor([[1.0, 3.0, 0.0, 2.0, -1.0]])
-
-
-def draw(n: int, **params):
-    uniforms = torch.from_numpy(rng.uniforms(np.array([7], dtype=np.uint64), 0, n)[0])
-    return sample_tokens(LOGITS.expand(n, -1), uniforms, SamplingParams(**params))[:2]
-
-
-def test_frequencies_match_the_softmax():
-    tokens, _ = draw(200_000)
-    shares = torch.bincount(tokens, minlength=5) / len(tokens)
-    assert shares.tolist() == pytest.approx(LOGITS.softmax(-1)[0].tolist(), abs=4e-3)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_logprob_is_of_the_distribution_at_the_sampling_temperature(temperature):
-    tokens, logprobs = draw(50, temperature=temperature)
-    assert torch.equal(logprobs, (LOGITS[0] / temperature).log_softmax(-1)[tokens])
-
-
-def test_top_k_and_top_p_cut_the_tail_but_not_the_logprobs():
-    tokens, logprobs = draw(2000, top_k=2)
-    assert set(tokens.tolist()) == {1, 3}
-    assert torch.equal(logprobs, LOGITS[0].log_softmax(-1)[tokens])
-    # softmax = .636 .234 .086 …: 0.636 < 0.7 so two tokens are needed to reach 0.7, one to reach 0.6
-    assert set(draw(2000, top_p=0.7)[0].tolist()) == {1, 3}
-    assert set(draw(2000, top_p=0.6)[0].tolist()) == {1}
 
 
 def test_a_token_of_probability_zero_is_never_drawn_even_at_the_edges():
@@ -47,15 +18,6 @@ def test_a_token_of_probability_zero_is_never_drawn_even_at_the_edges():
     edges = torch.tensor([0.0, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64)
     tokens, *_ = sample_tokens(logits.expand(3, -1), edges, SamplingParams())
     assert tokens.tolist() == [1, 3, 3]
-
-
-def test_a_row_does_not_depend_on_its_neighbours():
-    logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(0))
-    uniforms = torch.from_numpy(rng.uniforms(np.arange(64, dtype=np.uint64), 0, 1)[:, 0])
-    together = sample_tokens(logits, uniforms, SamplingParams())
-    for row in (0, 17, 63):
-        alone = sample_tokens(logits[row : row + 1], uniforms[row : row + 1], SamplingParams())
-        assert alone[0].item() == together[0][row].item() and alone[1].item() == together[1][row].item()
 
 
 @pytest.mark.parametrize("size", [WHOLE, WHOLE + 1, 10 * BLOCK, 5000])
@@ -131,14 +93,3 @@ def test_the_share_of_the_likeliest_needs_no_sort_of_the_vocabulary(levels, top_
     left = logprobs.masked_fill(~(logprobs >= best[:, -1:]), float("-inf"))
     assert torch.equal(largest_share(left, best, top_p), expected)
     assert expected.sum(1).min() == 0 == expected[3].sum() and expected[:3].any(1).all()
-
-
-@pytest.mark.parametrize("size", [1, 31, 32, 33, 151_936])
-def test_kept_ids_go_through_words_of_bits(size):
-    mask = torch.rand(3, size, generator=torch.Generator().manual_seed(0)) < 0.3
-    mask[0], mask[1] = True, False
-    words = as_words(mask)
-    assert words.dtype == torch.float64 and words.shape == (3, -(-size // 32)) and words[0, 0] == 2 ** min(size, 32) - 1
-    for row, expected in zip(words.numpy(), mask, strict=True):
-        ids = set_bits(row)
-        assert ids.dtype == np.int32 and ids.tolist() == expected.nonzero().flatten().tolist()

@@ -102,22 +102,6 @@ def test_special_tokens_in_what_a_tool_says_are_text(case: str, tmp_path: Path) 
     assert found[0] == found[1]
 
 
-def test_a_model_calls_by_a_special_token_and_a_user_does_not(tmp_path: Path) -> None:
-    renderer = renderer_of(tmp_path, LLAMA3, "llama", "<|eot_id|>")
-    tag, text = renderer.tokenizer.token_to_id("<|python_tag|>"), "<|python_tag|>" + LLAMA_CALL
-    assert tag in renderer.completion_ids([USER], text)
-    assert tag not in renderer.prompt_ids([{"role": "user", "content": text}])
-
-
-def test_what_a_model_said_does_not_change_the_bridge(tmp_path: Path) -> None:
-    renderer = renderer_of(tmp_path, QWEN3)
-    bridges = set()
-    for shown in (CALL, "<tool_call>{", "said", "</tool_call><|im_start|>user\n", "<think>never closed", ""):
-        message = {"role": "assistant", "content": shown}
-        bridges.add(tuple(renderer.bridge_ids([USER, message], [{"role": "tool", "content": "2"}], TOOLS)))
-    assert len(bridges) == 1
-
-
 def test_a_strict_template_does_not_stop_a_run_for_what_a_model_wrote(tmp_path: Path) -> None:
     """Llama's wants one call a turn."""
     renderer = renderer_of(tmp_path, LLAMA3, "llama", "<|eot_id|>")
@@ -168,7 +152,7 @@ def test_templates_that_cannot_go_on_are_refused(tmp_path: Path) -> None:
         renderer.prompt_ids([USER], TOOLS)
 
 
-def random_conversation(draws: np.random.Generator, renderer: ChatRenderer, users: bool):
+def random_conversation(draws: np.random.Generator, renderer: ChatRenderer):
     """Turns of random text and calls, with ids as sampled, bridged: (ids, conversation)."""
     letters = ["a", " ", "\n", "é", "{", '"', "user", "1", "<answer>", "🎲", "\\"]
 
@@ -185,7 +169,7 @@ def random_conversation(draws: np.random.Generator, renderer: ChatRenderer, user
         )
         own = sampled(renderer, "\n".join(parts))
         message = renderer.message(own, TOOLS)
-        if (users and draws.random() < 0.5) or "tool_calls" not in message:
+        if draws.random() < 0.5 or "tool_calls" not in message:
             answers = [{"role": "user", "content": words(20)}]
         else:
             answers = answer(message, words(20))
@@ -199,7 +183,7 @@ def random_conversation(draws: np.random.Generator, renderer: ChatRenderer, user
 def test_random_conversations(template: str, tmp_path: Path) -> None:
     renderer = renderer_of(tmp_path, CASES[template][0])
     for i in range(40):
-        ids, conversation = random_conversation(rng.stream(0, "test", i), renderer, users=True)
+        ids, conversation = random_conversation(rng.stream(0, "test", i), renderer)
         assert ids == renderer.prompt_ids(conversation, TOOLS), conversation
 
 
@@ -211,7 +195,7 @@ def test_renderers_package_and_template_agree(tmp_path: Path) -> None:
     renderer = ChatRenderer(tokenizer, named, (), None, None)
     by_template = renderer_of(tmp_path, QWEN3)
     for i in range(20):
-        ids, conversation = random_conversation(rng.stream(1, "test", i), renderer, users=True)
+        ids, conversation = random_conversation(rng.stream(1, "test", i), renderer)
         assert ids == renderer.prompt_ids(conversation, TOOLS)
     for shown in (CALL, THOUGHT + CALL, THOUGHT + CALL + "\n" + CALL):
         own = sampled(renderer, shown)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -82,35 +80,6 @@ def test_ids_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
             assert [*prompt, *completion, renderer.tokenizer.token_to_id("Ċ")] == finished
 
 
-def test_tiny_prompt_and_completion() -> None:
-    renderer = load_renderer("hone/tiny")
-    tokens = [renderer.tokenizer.id_to_token(i) for i in renderer.prompt_ids([{"role": "user", "content": "ab"}])]
-    assert tokens == ["<|im_start|>", "user", "Ċ", "a", "b", "<|im_end|>", "Ċ", "<|im_start|>", "assistant", "Ċ"]
-    text = "<reversed_text>ba</reversed_text>"
-    ids = renderer.completion_ids([{"role": "user", "content": "ab"}], text)
-    assert [renderer.tokenizer.id_to_token(i) for i in ids] == [
-        "<reversed_text>",
-        "b",
-        "a",
-        "</reversed_text>",
-        "<|im_end|>",
-    ]
-    assert renderer.decode(ids) == renderer.decode(ids[:-1]) == renderer.decode([*ids, 50, 51]) == text
-    assert (renderer.stop_ids, renderer.end_of_turn_id) == ((2, 0), 2)
-    assert (renderer.vocab_size, renderer.opened_by_template) == (260, "")
-
-
-def test_a_template_without_an_end_of_turn_gets_the_eos_token(tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ m.content }}|{% endfor %}"
-    renderer = load_renderer(make_folder(tmp_path, template))
-    assert renderer.decode(renderer.completion_ids([USER], "hi")) == "hi|"
-    assert renderer.completion_ids([USER], "hi")[-1] == 2
-    make_folder(tmp_path, template, eos_token=None)
-    (tmp_path / "special_tokens_map.json").unlink()
-    with pytest.raises(UserError, match="name a token that ends a turn"):
-        load_renderer(tmp_path)
-
-
 def test_what_the_generation_prompt_opens(tmp_path: Path) -> None:
     thinking = CHAT_TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
     assert load_renderer(make_folder(tmp_path, QWEN3)).opened_by_template == ""
@@ -119,14 +88,6 @@ def test_what_the_generation_prompt_opens(tmp_path: Path) -> None:
     assert renderer.decode(renderer.completion_ids([USER], "<think>\nhm\n</think>\n\n7")) == "hm\n</think>\n\n7"
     with pytest.raises(UserError, match="rewrites the conversation once the assistant has answered"):
         load_renderer(make_folder(tmp_path, thinking))
-
-
-def test_a_template_that_drops_text_is_refused(tmp_path: Path) -> None:
-    dropping = CHAT_TEMPLATE.replace("message['content']", "message['content'].split('</think>')[-1]")
-    renderer = load_renderer(make_folder(tmp_path, dropping))
-    assert renderer.decode(renderer.completion_ids([USER], "fine")) == "fine"
-    with pytest.raises(UserError, match="leaves out a part of the assistant's text"):
-        renderer.completion_ids([USER], "<think>lost</think>kept")
 
 
 def test_override_by_file_and_by_text_is_saved_with_the_model(tmp_path: Path) -> None:
@@ -249,15 +210,3 @@ def test_hub_names_use_renderers_and_unknown_ones_their_template(tmp_path: Path,
     assert "helpful" not in known.tokenizer.decode(known.prompt_ids([USER]))
     overridden = load_renderer("Qwen/Qwen3-0.6B", QWEN25_LIKE)
     assert "helpful" in overridden.tokenizer.decode(overridden.prompt_ids([USER]))
-
-
-def test_rendering_a_folder_imports_no_transformers(tmp_path: Path) -> None:
-    make_folder(tmp_path, QWEN3)
-    code = (
-        "import sys; import hone.model; from hone.model.chat import load_renderer; "
-        "lazy = {'transformers', 'renderers', 'jinja2', 'huggingface_hub', 'datasets'}; "
-        "assert not lazy & set(sys.modules), lazy & set(sys.modules); "
-        f"load_renderer({str(tmp_path)!r}).prompt_ids([{{'role': 'user', 'content': 'x'}}]); "
-        "assert not {'transformers', 'renderers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

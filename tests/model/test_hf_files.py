@@ -1,4 +1,4 @@
-"""Folders that do not hold a model, or not all of one, are refused by name; saved bytes depend on the model alone."""
+"""Folders that do not hold a model, or not all of one, are refused by name; files written over have all bytes anew."""
 
 from __future__ import annotations
 
@@ -112,12 +112,6 @@ def test_names_that_are_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             load_model("hone/tiny", **wrong)
 
 
-def test_saved_bytes_depend_on_the_model_alone(folder: Path, tmp_path: Path) -> None:
-    save_model(load_model(folder), tmp_path / "again")
-    again = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == again
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 20_000])
 def test_reserved_files_are_written_over_mapped_and_copied_with_the_bytes_of_others(
@@ -147,16 +141,6 @@ def test_reserved_files_are_written_over_mapped_and_copied_with_the_bytes_of_oth
         assert all(torch.equal(a, b) for a, b in zip(mapped.parameters(), first.parameters(), strict=True))
 
 
-def test_files_that_lie_otherwise_or_do_not_fit_are_mapped_to_the_same_values_or_refused(folder: Path) -> None:
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(load_model(folder, mapped=True).parameters(), load_model(folder).parameters(), strict=True)
-    )
-    edit_weights(folder, **{"model.norm.weight": torch.ones(4, 4)})  # as many bytes
-    with pytest.raises(UserError, match=r"misshapen model.norm.weight is \[4, 4\], not \[16\]"):
-        load_model(folder, mapped=True)
-
-
 def test_generation_config_is_kept_and_its_ends_are_read(folder: Path, tmp_path: Path) -> None:
     generation = {"eos_token_id": [7, 9], "temperature": 0.6, "do_sample": True}
     (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -171,25 +155,9 @@ def test_generation_config_is_kept_and_its_ends_are_read(folder: Path, tmp_path:
 
 
 def test_the_preset_is_a_function_of_its_seed() -> None:
-    a, b, other = load_model("hone/tiny"), load_model("hone/tiny"), load_model("hone/tiny", seed=1)
-    assert a.num_parameters == 427264 and a.config.num_layers == 2
-    for (name, x), y, z in zip(a.named_parameters(), b.parameters(), other.parameters(), strict=True):
-        assert torch.equal(x, y)
-        if x.dim() == 2:
-            assert not torch.equal(x, z)
-            assert abs(x.detach().std().item() - 0.02) < 0.001, name
-        else:
-            assert torch.equal(x, torch.ones_like(x))
+    model, other = load_model("hone/tiny"), load_model("hone/tiny", seed=1)
     drawn = rng.stream(0, "init", "embed").standard_normal((260, 128), dtype=np.float32) * np.float32(0.02)
-    assert torch.equal(a.embed, torch.from_numpy(drawn))
-    assert load_model("hone/tiny", init=InitConfig(layers=3)).config.num_layers == 3
-
-
-def test_a_config_of_more_than_the_weights_takes_no_memory_to_refuse(folder: Path) -> None:
-    pristine = (folder / "config.json").read_text()
-    for name, value in (("num_hidden_layers", 100_000), ("hidden_size", 2**30), ("vocab_size", 2**30)):
-        (folder / "config.json").write_text(json.dumps(json.loads(pristine) | {name: value}))
-        refuses(folder, "layers with .* weights are expected, 13 tensors with .* weights")
+    assert torch.equal(model.embed, torch.from_numpy(drawn)) and not torch.equal(model.embed, other.embed)
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(math.nan, "float32"), (-math.inf, "float32"), (3.4e38, "bfloat16")])

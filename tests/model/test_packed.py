@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 
 import pytest
@@ -36,20 +35,6 @@ def test_the_product_is_the_plain_one(dtype, rows, biased, monkeypatch):
     torch.testing.assert_close(got, expected, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-5)
     if dtype == torch.bfloat16 and rows == 16:
         assert torch.equal(got, expected)
-
-
-def test_it_follows_its_weight():
-    """Written to in place, replaced by another tensor, or given other storage: the product is of what is there now."""
-    weight, x, packed = random(96, 64, dtype=torch.bfloat16), random(16, 64, dtype=torch.bfloat16), PackedWeight()
-    with torch.no_grad():
-        packed.product(x, weight)
-        weight.mul_(-1)
-        assert torch.equal(packed.product(x, weight), F.linear(x, weight))
-        other = random(96, 64, dtype=torch.bfloat16, seed=5)
-        assert torch.equal(packed.product(x, other), F.linear(x, other))
-        other.data = random(96, 64, dtype=torch.bfloat16, seed=6)
-        assert torch.equal(packed.product(x, other), F.linear(x, other))
-        assert torch.equal(copy.deepcopy(packed).product(x, weight), F.linear(x, weight))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
-
 import pytest
 import torch
 from torch import Tensor
 
-from hone.model import attention
 from hone.model.attention import PackedAttention
 
 
@@ -79,12 +76,3 @@ def test_a_segment_sees_its_parent_as_if_it_were_copied_before_it(
     torch.testing.assert_close(
         torch.autograd.grad(actual, inputs, upstream), torch.autograd.grad(expected, exact, upstream), **tolerance
     )
-
-
-def test_the_queries_of_a_parent_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Mock(wraps=attention.sdpa)
-    monkeypatch.setattr(attention, "sdpa", watched)
-    lengths, parents = [40, *[3] * 16, 40, *[3] * 16], [-1, *[0] * 16, -1, *[17] * 16]
-    PackedAttention(lengths, parents)(0, *(torch.randn(sum(lengths), heads, 8) for heads in (4, 2, 2)))
-    queries = [q.shape[0] * q.shape[2] for (q, *_), _ in watched.call_args_list]
-    assert queries == [80, 96], "all prompts, and all completions"

@@ -14,7 +14,6 @@ from hone.config.shared import LoraConfig
 from hone.errors import UserError
 from hone.model.hf import load_model, save_model
 from hone.model.lora import save_adapter
-from hone.model.presets import random_decoder, tiny_config
 from hone.model.quantized import LEVELS, Quantized
 
 Base = Literal["8bit", "4bit"]
@@ -25,18 +24,6 @@ def quantized(weight: torch.Tensor, base: Base) -> Quantized:
     made = Quantized.empty(*weight.shape, base)
     made.copy_(weight)
     return made
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_on_the_levels_come_back_bit_for_bit(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for base, levels in (("8bit", torch.arange(-127.0, 128)), ("4bit", LEVELS)):
-        values = levels[torch.randint(0, len(levels), (6, 3, 64), generator=generator)]
-        values[..., 0] = levels[-1]  # the largest of each group
-        weight = (values * torch.tensor([0.25, 2.0, 2**-9])[:, None]).flatten(1)
-        found = quantized(weight, base).dequantize(dtype)
-        assert found.dtype == dtype and torch.equal(found, weight.to(dtype))
-    assert torch.equal(quantized(torch.zeros(2, 64), "4bit").dequantize(dtype), torch.zeros(2, 64, dtype=dtype))
 
 
 def test_levels_are_those_of_nf4_and_codes_the_nearest() -> None:
@@ -106,20 +93,3 @@ def test_the_merged_export_is_the_quantized_model_with_its_adapter(family: str, 
     whole = adapted(tmp_path / "model", lora=LoraConfig(rank=3, alpha=7, path=path))
     with torch.no_grad():
         assert 1e-3 < float((packed_logits(whole, ids) - logits).abs().mean()) < 3
-
-
-def test_the_tiny_preset_has_the_same_weights_in_fewer_bits() -> None:
-    lora = LoraConfig(rank=2, base="4bit")
-    model, plain = random_decoder(tiny_config(), 3, "bf16", lora), random_decoder(tiny_config(), 3, "bf16")
-    assert model.num_parameters == plain.num_parameters
-    weights = dict(plain.named_parameters())
-    for name, weight in model.weights.items():
-        if isinstance(weight, Quantized):
-            torch.testing.assert_close(weight.dequantize(torch.float32), weights[name].float(), atol=0.012, rtol=0)
-    assert {p.dtype for n, p in model.base.items() if n.endswith(".codes")} == {torch.uint8}
-
-
-def test_odd_rows_are_refused_in_4_bits() -> None:
-    with pytest.raises(UserError, match='needs rows of even length, and some have 7: take "8bit"'):
-        Quantized.empty(4, 7, "4bit")
-    assert quantized(torch.ones(2, 7), "8bit").shape == (2, 7)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from hone.config.shared import InitConfig
-from hone.errors import UserError
-from hone.inference.memory import kv_bytes_per_token
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.presets import tiny_config
-from hone.model.shape import KNOWN, known, shape_of
+from hone.model.shape import known
 
 # As the models' cards on the hub say (safetensors, parameters).
 PUBLIC = {
@@ -47,26 +40,3 @@ def test_parameters_are_those_of_the_decoder(family: str, tied: bool) -> None:
     llama, qwen3 = family == "llama", family == "qwen3"
     config = DecoderConfig(family=family, qkv_bias=not qwen3, o_bias=llama, mlp_bias=llama, qk_norm=qwen3, **sizes)
     assert config.parameters == Decoder(config).num_parameters
-
-
-def test_a_shape_comes_from_the_preset_a_config_or_a_folder(tmp_path: Path) -> None:
-    init = InitConfig(layers=3, hidden=64)
-    assert shape_of("hone/tiny", init) == tiny_config(init)
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config(init).to_hf()))
-    assert shape_of(tmp_path) == shape_of(str(tmp_path)) == tiny_config(init)
-    with pytest.raises(UserError, match="outputs/none/weights is neither a model folder"):
-        shape_of("outputs/none/weights")
-
-
-def test_what_follows_from_a_shape_by_hand() -> None:
-    shape = KNOWN["qwen3-0.6b"]
-    for precision, device, itemsize in [
-        ("fp32", "cuda", 4),
-        ("bf16_linear", "cpu", 4),
-        ("bf16_linear", "cuda", 2),
-        ("bf16", "cpu", 2),
-    ]:
-        assert kv_bytes_per_token(shape, precision, device) == 2 * 28 * 8 * 128 * itemsize
-    matrices = 1024 * (2048 + 2 * 1024) + 2048 * 1024 + 3 * 1024 * 3072
-    assert shape.layer_matrices == matrices
-    assert shape.matrices == 28 * matrices and shape.embedding == 151936 * 1024

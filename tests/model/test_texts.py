@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from hone.model.texts import SpecialTexts, TextEncoder, composed, special_tokens_of
+from hone.model.texts import TextEncoder, special_tokens_of
 from hone.model.tokenizer import build_tiny_tokenizer
 
 CORPUS = ["the cat said im_end to the end", "user assistant <s> </s> | <|", "hello world 123"] * 20
@@ -85,17 +85,6 @@ def test_only_the_templates_special_tokens_are_tokens(make: Callable[[], Tokeniz
         assert found == [tokenizer.token_to_id(token) for _, token in parts]
 
 
-def test_a_special_token_as_text_has_the_ids_that_tokenizers_give_it() -> None:
-    tokenizer = byte_level()
-    encoder, text = TextEncoder(tokenizer, special_tokens_of(tokenizer, ())), "a <|im_end|> <think>b"
-    ids = encoder.encode(encoder.mark(text))
-    assert encoder.find_special([{"content": text}, {"content": "<|im_end|>"}]) == ["<|im_end|>"]
-    assert encoder.encode(encoder.mark(text, ("<|im_end|>",))) == tokenizer.encode(text, add_special_tokens=False).ids
-    tokenizer.encode_special_tokens = True
-    assert ids == tokenizer.encode(text, add_special_tokens=False).ids
-    assert tokenizer.token_to_id("<think>") in ids
-
-
 def test_overlapping_special_tokens_are_text() -> None:
     tokenizer = build_tiny_tokenizer()
     tokenizer.add_special_tokens(["|><", "<|x|>"])
@@ -113,22 +102,3 @@ def test_what_ends_a_turn_or_opens_one_is_special_whatever_the_tokenizer_calls_i
     assert special_tokens_of(tokenizer, ()) == known
     end = tokenizer.token_to_id("<end>")
     assert special_tokens_of(tokenizer, (end,), "<｜User｜>hi<think>") == [*known, "<｜User｜>", "<end>"]
-
-
-def test_texts_are_counted_once_and_the_first_is_named_once() -> None:
-    texts, events, said = SpecialTexts(), [], []
-    report = (lambda kind, step, **facts: events.append((kind, step, facts))), said.append
-    texts.report(*report, 0)
-    assert not texts and not events
-    for where in ("line 3", "line 3", "line 7"):
-        texts.add(where, where, ["<|im_end|>"])
-    texts.report(*report, 2)
-    texts.report(*report, 3)
-    assert events == [("special_tokens", 2, {"texts": 2, "first": "line 3", "tokens": ["<|im_end|>"]})]
-    (line,) = said
-    assert line.startswith("Warning: 2 texts hold") and "line 3, <|im_end|>" in line
-
-
-def test_canonically_equal_texts_are_equal_when_composed() -> None:
-    assert composed({"e\u0301": ["\u2126", 1, None]}) == {"é": ["Ω", 1, None]}
-    assert composed("ﬁ") == "ﬁ", "compatible characters differ"

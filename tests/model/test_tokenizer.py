@@ -1,22 +1,11 @@
-"""The tiny tokenizer: any text survives, tags stay visible, role words stand alone, transformers agrees on every id."""
+"""The tiny tokenizer: any text survives, and transformers agrees on every id."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
 
-from hone.model.tokenizer import (
-    BYTES,
-    ENDOFTEXT_ID,
-    IM_END_ID,
-    INSTRUCTIONS,
-    ROLES,
-    SPECIALS,
-    TAGS,
-    VOCAB_SIZE,
-    build_tiny_tokenizer,
-    save_tokenizer,
-)
+from hone.model.tokenizer import ROLES, TAGS, build_tiny_tokenizer, save_tokenizer
 
 
 def random_texts(count: int) -> list[str]:
@@ -39,22 +28,3 @@ def test_any_text_round_trips_and_transformers_agrees(tmp_path: Path) -> None:
         assert ours.encode(text).ids == ids
         assert theirs.encode(text) == ids
         assert theirs.decode(ids, skip_special_tokens=True) == text
-
-
-def test_vocabulary() -> None:
-    tokenizer = build_tiny_tokenizer()
-    assert tokenizer.get_vocab_size(with_added_tokens=True) == VOCAB_SIZE == 3 + 3 + 10 + 1 + 243
-    assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB_SIZE))
-    assert [tokenizer.token_to_id(token) for token in (*SPECIALS, *ROLES, *TAGS, *INSTRUCTIONS)] == list(range(17))
-    assert (tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")) == (IM_END_ID, ENDOFTEXT_ID)
-    assert [tokenizer.encode(chr(c)).ids for c in range(0x20, 0x7F)] == [[17 + i] for i in range(95)]
-    assert set(BYTES) == {b for c in range(0x110000) if not 0xD800 <= c < 0xE000 for b in chr(c).encode()}
-
-
-def test_tags_survive_decoding_and_markers_do_not() -> None:
-    tokenizer = build_tiny_tokenizer()
-    text = "<|im_start|>assistant\n<think>a</think><reversed_text>b</reversed_text><|im_end|>"
-    ids = tokenizer.encode(text).ids
-    assert len(ids) == 10
-    assert tokenizer.decode(ids) == "assistant\n<think>a</think><reversed_text>b</reversed_text>"
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text

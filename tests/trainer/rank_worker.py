@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import json
 import os
-import select
 import signal
 import threading
 from collections.abc import Iterator
@@ -295,16 +294,6 @@ def losing(ranks: Ranks, folder: Path) -> None:
     trainer.follow()
 
 
-def lost_before(ranks: Ranks, folder: Path) -> None:
-    """Rank 0 is killed before rank 1 follows: while that loads its model."""
-    if ranks.first:
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert ranks.watchdog is not None
-    for thread in ranks.watchdog._threads:
-        thread.join()
-    write(ranks, folder, "before", RankedTrainer(ranks, lambda: make_trainer(ranks)).follow())
-
-
 def refusing(ranks: Ranks, folder: Path) -> None:
     """`hone trainer` where rank 1 alone can't settle on its config, and where no rank may have what it asks for."""
     from hone.extensions.split.commands import trainer as trainer_command
@@ -340,23 +329,6 @@ def lost_between(ranks: Ranks, folder: Path) -> None:
         trainer.fingerprint()
     except RankLost as error:
         write(ranks, folder, "between", str(error))
-
-
-def dismissed(ranks: Ranks, folder: Path) -> None:
-    """Rank 0 ends the run by an error, and rank 1 outlives it: that is no loss."""
-    pid = ranks.collect(os.getpid())[0]
-
-    trainer = RankedTrainer(ranks, lambda: make_trainer(ranks))
-    if ranks.first:
-        with trainer:
-            trainer.start()
-            raise UserError("no such file")
-    code = trainer.follow()
-    select.select([os.pidfd_open(pid)], [], [])
-    assert ranks.watchdog is not None
-    for thread in ranks.watchdog._threads:
-        thread.join()  # it has seen that rank 0 is gone
-    write(ranks, folder, "dismissed", code)
 
 
 def full_disk(ranks: Ranks, folder: Path) -> None:

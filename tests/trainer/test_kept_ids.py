@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -55,19 +53,6 @@ def sets(columns: Columns) -> list[list[int]]:
     kept = ragged(columns, "candidates")
     assert kept is not None
     return [part.tolist() for part in np.split(kept.values, np.cumsum(kept.counts)[:-1])]
-
-
-def test_a_batch_has_those_of_its_loss_tokens_in_their_order_also_where_a_prompt_is_shared():
-    made = sampled(model())
-    made[4] = replace(made[4], columns={})
-    expected = [
-        sets(s.columns)[place] if s.columns else [] for s in made for place in np.flatnonzero(s.loss_mask).tolist()
-    ]
-    for shares in (False, True):
-        batch = pack(made, share_prompts=shares)
-        assert sets(batch.columns) == expected
-        assert (batch.parents is not None) == shares
-    assert pack([replace(s, columns={}) for s in made]).columns == {}
 
 
 def test_a_token_outside_of_its_set_is_found():

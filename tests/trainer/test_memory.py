@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from storages import Storages
 
 from hone.config.parse import parse
 from hone.config.sft import SFTConfig
-from hone.config.shared import InitConfig, OptimConfig
-from hone.hardware import takes_products_in_fp32
+from hone.config.shared import InitConfig
 from hone.loops.parts import make_sft_trainer
 from hone.model import head
-from hone.model.packed import multiplies_bf16_fast
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer import memory
-from hone.trainer.memory import host_bytes, training_bytes
+from hone.trainer.memory import training_bytes
 from hone.trainer.packing import Sequence, pack
 
 INIT = InitConfig(layers=6, hidden=192, heads=6, kv_heads=2, head_dim=32, intermediate=512)
@@ -27,27 +24,13 @@ def test_chunks_of_the_head_are_the_heads() -> None:
     assert memory.LOGITS == {"cpu": head.CPU_LOGITS, "cuda": head.MAX_LOGITS}
 
 
-def test_what_a_cpu_multiplies_in_is_known_without_torch() -> None:
-    assert takes_products_in_fp32("cpu") is not multiplies_bf16_fast(torch.zeros(1))
-    assert not takes_products_in_fp32("cuda")
-
-
-def test_the_hosts_part_of_an_offloaded_optimiser() -> None:
-    """Moments, and two blocks of a power of two for 4 bytes a parameter each."""
-    shape = tiny_config(INIT)
-    size = 4 * shape.parameters
-    assert 2**23 < size < 2**24
-    assert host_bytes(shape, OptimConfig(offload=True)) == 2 * size + 2 * 2**24
-    assert host_bytes(shape, OptimConfig()) == 0
-
-
-def peaks(*flags: str, vocab: int = 260, lengths: tuple[int, ...] = (64,) * 16) -> tuple[int, int]:
+def peaks(*flags: str, vocab: int = 260) -> tuple[int, int]:
     """Bytes beside what stays: as planned, and as a second step of two micro-batches has them at its peak."""
     argv = ["--data.path", "x", "--data.seq-len", "64", "--data.batch-size", "64", *flags]
     config = parse(SFTConfig, [*argv, "--data.micro-batch-tokens", "1024"], "sft")
     shape = tiny_config(INIT, vocab)
     trainer = make_sft_trainer(config, random_decoder(shape, precision=config.precision))
-    sequences = [Sequence(np.full(length, 7, dtype=np.int64), np.arange(length) > 0) for length in lengths]
+    sequences = [Sequence(np.full(64, 7, dtype=np.int64), np.arange(64) > 0)] * 16
     trainer.step([pack(sequences)])
     with Storages(trainer.model) as storages:
         trainer.step([pack(sequences), pack(sequences)])

@@ -10,8 +10,6 @@ import torch
 from rank_worker import sequences
 
 from hone.algorithms.losses import sft_objective
-from hone.config.parse import parse
-from hone.config.sft import SFTConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.loops.rl import RL
@@ -81,19 +79,6 @@ def test_muon_updates_as_torchs_does_on_separate_matrices(precision: str, monkey
         change = masters["layers.0.qkv_proj.weight"].detach() - before
         assert 0.5 < float(change.square().mean().sqrt()) / (0.2 * lr) < 2, "the RMS of an update of AdamW"
         type(optimizer).clear(optimizer)
-
-
-def test_muon_learns_at_the_learning_rate_of_adamw() -> None:
-    losses = [line["loss"] for line in train(make_trainer(type="muon"), 10)]
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_muon_is_refused_with_what_is_of_adamw_or_of_several_ranks() -> None:
-    for key in ("--optim.state=8bit", "--optim.offload"):
-        with pytest.raises(UserError, match=r"excludes optim\.offload and optim\.state"):
-            parse(SFTConfig, ["--data.path", "x", "--optim.type", "muon", key], "sft")
-    with pytest.raises(UserError, match=r'optim\.type = "muon" needs whole matrices'):
-        OptimConfig(type="muon").check_ranks(2)
 
 
 def test_a_state_of_the_other_type_is_refused() -> None:

@@ -1,7 +1,6 @@
 """Packing keeps every token, every per-token value and the order, and the step's denominator is global."""
 
 import numpy as np
-import pytest
 import torch
 
 from hone.trainer.packing import RowPacker, Sequence, deal, pack
@@ -36,15 +35,6 @@ def test_pack_lays_sequences_end_to_end_with_all_their_values():
     assert dtypes == {torch.int64} and batch.advantages.dtype == batch.sampling_logprobs.dtype == torch.float32
 
 
-def test_micro_batches_keep_order_and_share_the_step_s_denominator():
-    sequences = [sequence(length, start=100 * i) for i, length in enumerate([4, 4, 3, 9, 2])]
-    batches = deal(sequences, max_tokens=8)
-    assert [len(batch) for batch in batches] == [8, 3, 9, 2]
-    joined = torch.cat([batch.token_ids for batch in batches]).tolist()
-    assert joined == [t for s in sequences for t in s.token_ids.tolist()]
-    assert {batch.num_loss_tokens for batch in batches} == {3 + 3 + 2 + 8 + 1}
-
-
 def test_rows_are_filled_first_fit_and_say_when_they_are_full():
     rows = RowPacker(num_rows=2, row_tokens=10)
     assert [rows.add(sequence(n, start=100 * n)) for n in (6, 7, 4, 3, 2)] == [True, True, True, True, False]
@@ -73,17 +63,6 @@ def test_a_shared_prompt_is_laid_down_once_before_its_completions():
     assert batch.advantages.tolist() == [0, 0, 0, 1, 1, -1, 0.5, 0.5, 0.5, 0.5]
     assert batch.groups == (5, 5, 5, 6) and batch.samples == (-1, 0, 1, 3)
     assert batch.num_loss_tokens == 4
-
-
-def test_tokens_may_have_advantages_of_their_own():
-    own = np.array([9, 9, 9, 0.1, 0.2], dtype=np.float32)
-    run = [
-        completion([1, 2, 3], [7, 8], advantage=own, group=5),
-        completion([1, 2, 3], [9], advantage=-1.0, group=5, sample=1),
-    ]
-    shared, apart = (pack(run, share_prompts=share).advantages for share in (True, False))
-    assert shared.dtype == torch.float32 and shared.tolist() == pytest.approx([0, 0, 0, 0.1, 0.2, -1])
-    assert apart.tolist() == pytest.approx([9, 9, 9, 0.1, 0.2, -1, -1, -1, -1])
 
 
 def test_nothing_is_shared_unless_asked_for_or_between_different_prompts_or_groups():

@@ -185,18 +185,6 @@ def test_all_ranks_end_when_one_is_killed_though_none_is_in_a_collective_that_fa
 
 
 @pytest.mark.split
-@pytest.mark.parametrize(
-    ("what", "code", "file", "told"), [("lost_before", -9, "before", 1), ("dismissed", 1, "dismissed", 2)]
-)
-def test_a_first_rank_that_is_lost_or_dismissed_with_the_others_is_no_error_of_theirs(
-    what: str, code: int, file: str, told: int, tmp_path: Path
-) -> None:
-    with pytest.raises(AssertionError, match=rf"(?s)^(?!.*--- rank 1).*--- rank 0: {code}"):
-        on_ranks(2, what, tmp_path)
-    assert json.loads((tmp_path / f"{file}.2.1.json").read_text()) == told
-
-
-@pytest.mark.split
 @pytest.mark.needs("split")
 def test_what_one_rank_refuses_all_do(tmp_path: Path) -> None:
     on_ranks(2, "refusing", tmp_path)
@@ -239,12 +227,6 @@ def test_every_loss_token_is_dealt_once_in_equally_many_micro_batches(world: int
             tokens += zip(batch.token_ids[mask].tolist(), batch.advantages[mask].numpy(), strict=True)
         expected = [(int(t), np.float32(s.advantage)) for s in given for t in s.token_ids[s.loss_mask]]
         assert sorted(tokens) == sorted(expected)
-
-
-def test_a_rank_without_a_sequence_gets_a_micro_batch_without_loss() -> None:
-    first, second = (batches[0] for batches in dealt([Sequence(np.arange(5), np.arange(5) > 2)], 100, 2, False))
-    assert len(first.loss_indices) == first.num_loss_tokens == second.num_loss_tokens == 2
-    assert not len(second.loss_indices)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

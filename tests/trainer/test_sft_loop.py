@@ -59,16 +59,6 @@ def test_it_learns_and_logs_one_line_per_step(run_of):
     assert list((out / "checkpoints").glob("*")) == []
 
 
-def test_validation_is_at_the_interval_and_at_the_end_of_held_out_rows_only(run_of):
-    out = run_of("--max-steps", "5", "--data.batch-size", "7", "--val.interval", "2", "--val.fraction", "0.25")
-    lines = metrics(out)
-    assert [line["step"] for line in lines if "val/loss" in line] == [0, 2, 4, 5]
-    assert lines[-1].keys() == {"step", "val/loss"}
-    assert lines[-1]["val/loss"] < lines[0]["val/loss"]
-    # 24 rows, 6 of them held out: what is trained on is 18 rows an epoch.
-    assert lines[0]["epoch"] == lines[0]["examples/total"] / 18
-
-
 def test_the_weights_have_in_transformers_the_validation_loss_that_was_logged(run_of, tiny_model_dir):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -108,14 +108,6 @@ def test_a_completions_ratio_is_the_same_in_any_packing(max_tokens):
     assert close(gradients(trainer, Batch(sequences()), max_tokens, True), plain(gspo, "sequence"))
 
 
-def test_the_entropy_bonus_has_a_gradient():
-    def loss(sequence, logprobs, entropies):
-        return surrogate(sequence, logprobs, entropies) - 0.1 * entropies
-
-    trainer = make_trainer(LossConfig(entropy_coef=0.1))
-    assert close(gradients(trainer, Batch(sequences()), 40, True), plain(loss, "token"))
-
-
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_the_kl_term_in_the_loss(estimator):
     reference = random_decoder(CONFIG, seed=2)
@@ -252,11 +244,6 @@ def test_a_token_without_a_finite_logprob_is_dropped_and_counted():
     metrics = make_trainer().step(deal(made, 40))
     tokens = sum(s.num_loss_tokens for s in made)
     assert metrics["dropped"] == pytest.approx(2 / tokens) and math.isfinite(metrics["logprob_gap/max"])
-
-
-def test_clamped_ratios_are_counted():
-    made = [replace(s, logprobs=np.where(s.loss_mask, -30.0, 0.0).astype(np.float32)) for s in sequences()]
-    assert make_trainer().step(deal(made, 40))["ratio_clamped"] == 1.0
 
 
 def test_updates_of_minibatches_are_those_of_steps_on_parts_with_the_old_logprobs_fixed():
