@@ -1,33 +1,16 @@
-"""The benchmarks run, on a toy of their workloads, and the limits that they state are those of the arithmetic."""
+"""The benchmarks run, on a toy of their workloads."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import algorithms
-import gap_depth
 import grading
-import parser_drift
 import pytest
 import sampling
 import torch
-from gpu import measures
 from gpu import run as gpu_run
-from limits import sampling_limits
-
-from hone.config.shared import InitConfig
-from hone.model.decoder import Decoder
-from hone.model.presets import tiny_config
-from hone.runs import Run
-
-SIZE = InitConfig(hidden=10, intermediate=20, heads=2, kv_heads=1, head_dim=4)
-TOY = replace(tiny_config(SIZE, 100), family="llama", qk_norm=False)
-LAYERS, HEAD = 2 * (10 * (8 + 4 + 4) + 8 * 10 + 3 * 10 * 20 + 2 * 10), 100 * 10
 
 
 @pytest.fixture
@@ -79,95 +62,3 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.Captur
     assert gpu_run.main(["--out", str(tmp_path / "out")]) == gpu_run.NO_GPU
     assert "torch finds no device cuda here" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("share", "left_out"), [(0.5, 0), (1.0, 6), (1.5, 6)])
-def test_what_matters_most_is_measured_first_and_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, left_out: int
-) -> None:
-    """By a clock that each stage moves by this share of its time, but never beyond the end that it was given."""
-    clock, began = SimpleNamespace(now=1000.0), []
-
-    def run(self: Any, name: str, seconds: float) -> bool:
-        began.append(name)
-        clock.now += min(seconds, share * gpu_run.STAGES[name].seconds)
-        return True
-
-    # Not time.monotonic itself, by which the event loops of this process sleep.
-    monkeypatch.setattr(gpu_run, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(gpu_run.Runner, "run", run)
-    monkeypatch.setattr(gpu_run, "revision", lambda: None)
-    assert gpu_run.main(["--out", str(tmp_path)]) == 0
-    order = list(gpu_run.STAGES)
-    assert [name.split()[0] for name in order[:5]] == ["parity", "sampling", "training", "rl", "update"]
-    assert all(name.split()[0] in ("compiled", "modes", "resume") for name in order[11:])
-    assert began == order[: len(order) - left_out] and clock.now - 1000 <= gpu_run.SECONDS <= 480
-    stages = json.loads((tmp_path / "gpu.json").read_text())["stages"] if left_out else {}
-    assert [name for name, stage in stages.items() if stage["status"] == "left out"] == order[len(began) :]
-
-
-def test_flops_of_a_train_step_and_bytes_of_a_decode_step() -> None:
-    """Two segments of 5 and 3 tokens, of which 4 and 2 carry loss; a batch of 3 rows with 7 tokens each."""
-    matrices = LAYERS - 2 * 2 * 10  # without norms
-    assert measures.step_flops(TOY, [5, 3]) == 6 * (matrices * 8 + HEAD * 6 + 2 * 8 * (25 + 9))
-    for precision, low, high in (("fp32", 4, 4), ("bf16_linear", 2, 4), ("bf16", 2, 2)):
-        step = matrices * low + HEAD * high + 3 * 7 * 2 * 2 * 4 * high
-        assert measures.bandwidth_limit(Decoder(TOY, precision), 3, 7, 0.5) == pytest.approx(3 / (step / 0.5e9))
-
-
-@pytest.mark.parametrize(
-    ("precision", "seconds", "weight_bytes", "kv_bytes"),
-    [
-        ("fp32", (2 * LAYERS * 27 + 2 * HEAD * 24 + 4 * 8 * 2 * 150) / 1e9, 4 * (LAYERS + HEAD), 4),
-        ("bf16_linear", (LAYERS * 27 + 2 * HEAD * 24 + 4 * 8 * 2 * 150) / 1e9, 2 * LAYERS + 4 * HEAD, 4),
-        ("bf16", (2 * LAYERS * 27 + 2 * HEAD * 24 + 4 * 8 * 2 * 150) / 2e9, 2 * (LAYERS + HEAD), 2),
-    ],
-)
-def test_limits(precision: str, seconds: float, weight_bytes: int, kv_bytes: int) -> None:
-    """3 prompts of 2 tokens, 8 new ones: 3 · (2 + 8 - 1) tokens go through the layers, 3 · 8 are sampled."""
-    rates = {"float32": 1.0, "bfloat16": 2.0}
-    found = sampling_limits(TOY, precision, 3, 2, 8, rates, 0.5)
-    assert found["arithmetic"] == pytest.approx(24 / seconds)
-    kv = 3 * (2 + 8 / 2) * 2 * 2 * 4 * kv_bytes
-    assert found["bandwidth"] == pytest.approx(3 / ((weight_bytes + kv) / 0.5e9))
-    untied = replace(TOY, tie_word_embeddings=False)
-    assert sampling_limits(untied, precision, 3, 2, 8, rates, 0.5) == found, "embeddings are looked up"
-
-
-@pytest.mark.long
-def test_algorithms(tmp_path: Path) -> None:
-    """A toy of all runs. What is done is not done again, unless it is another number of steps."""
-    out, work = tmp_path / "out.json", tmp_path / "work"
-    flags = ["--algorithms", "defaults", "grpo", "--seeds", "1", "--sft-steps", "2", "--examples", "4"]
-    flags += ["--work", str(work), "--out", str(out), "--steps"]
-    algorithms.main([*flags, "2"])
-    found = json.loads(out.read_text())
-    assert list(found["algorithms"]) == ["after SFT", "defaults", "grpo"]
-    assert [len(found["algorithms"]["grpo"]["steps_to"]), found["algorithms"]["grpo"]["lr"]] == [1, 3e-4]
-    ids = {name: Run(work / f"{name}-0").info["id"] for name in ("after-SFT", "defaults", "grpo")}
-    algorithms.main([*flags, "2"])
-    assert json.loads(out.read_text()) == found
-    assert ids == {name: Run(work / f"{name}-0").info["id"] for name in ids}
-    assert Run(work / "grpo-0").config["algorithm"] == "grpo" and "algorithm" not in Run(work / "defaults-0").config
-
-
-def test_parser_drift(tmp_path: Path) -> None:
-    """The three commands and the record; what a trained model shows is in tests/test_recorded.py."""
-    out = tmp_path / "out.json"
-    flags = ["--seeds", "3", "--max-steps", "2", "--work", str(tmp_path / "work"), "--out", str(out)]
-    parser_drift.main(flags)
-    (found,) = json.loads(out.read_text())["runs"]
-    assert found["seed"] == 3 and [point["step"] for point in found["curve"]] == [0, 1]
-    assert found["regrade"]["completions"] == found["regrade"]["check"]["completions"] == 256
-    assert found["regrade"]["check"]["same"] == 256 and "growth" in found["audit"]
-
-
-def test_gaps_by_depth_are_of_rounding_and_larger_with_a_gpus_attention(monkeypatch):
-    monkeypatch.setattr(gap_depth, "JOBS", 2)
-    monkeypatch.setattr(gap_depth, "TOKENS", 12)
-    found = gap_depth.random_models((2,), (0,), 128)["2"]
-    assert all(of["tokens"] >= 12 for of in found.values())
-    means = {name: of["mean"] for name, of in found.items()}
-    assert 0 < means["fp32"] < 1e-5 < means["bf16_linear"] < means["bf16_linear on a GPU"] < 0.1
-    assert means["bf16"] < 5e-3  # 2.3e-3 where a CPU takes products of bf16 in fp32, below 1e-3 elsewhere
-    assert 1e-3 < means["bf16 on a GPU"] < 0.1

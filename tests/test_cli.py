@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from hone import cli
 from hone.config.rl import RLConfig
-from hone.errors import RankLost, UserError
+from hone.errors import UserError
 
 RL = ["rl", "--model.name", "hone/tiny"]
 
@@ -49,13 +48,6 @@ def test_a_command_gets_its_typed_config_and_gives_the_exit_code(rl_command, mon
     assert isinstance(first, RLConfig) and (first.max_steps, second.seed) == (3, 5)
 
 
-def test_characters_that_the_terminal_lacks_are_written_with_backslashes(rl_command, monkeypatch) -> None:
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
-    rl_command.action = lambda config: print("Wie spät?") or 0
-    assert cli.main(RL) == 0 and written.getvalue() == b"Wie sp\\xe4t?\n"
-
-
 def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(rl_command, capsys) -> None:
     rl_command.action = lambda config: UserError("the folder x has no weights: point model.name at another")
     assert cli.main(RL) == 2
@@ -66,47 +58,12 @@ def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(rl_command, capsys
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("words", ["", "--max-steps 3", "--orchestrator.env.id reverse-text"])
-def test_rl_without_a_model_or_a_config_prints_its_short_help_and_runs_nothing(rl_command, words, capsys) -> None:
-    assert cli.main(["rl", *words.split()]) == 2
-    captured = capsys.readouterr()
-    assert captured.out.startswith("usage: hone rl ") and "--orchestrator.env.id" in captured.out
-    assert captured.err.startswith("error: there is neither a model nor a config file") and rl_command.configs == []
-
-
 def test_ctrl_c_is_130_and_a_bug_keeps_its_traceback(rl_command) -> None:
     rl_command.action = lambda config: KeyboardInterrupt()
     assert cli.main(RL) == 130
     rl_command.action = lambda config: AssertionError("a bug")
     with pytest.raises(AssertionError):
         cli.main(RL)
-
-
-def test_what_libraries_read_at_import_is_set_before_the_command_and_never_overridden(rl_command, monkeypatch) -> None:
-    monkeypatch.delenv("GOMP_SPINCOUNT")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
-    names = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM")
-    seen = []
-    rl_command.action = lambda config: seen.append([os.environ.get(name) for name in names]) or 0
-    assert cli.main(RL) == 0
-    assert seen == [["3000", "true"]]
-
-
-@pytest.mark.parametrize(
-    ("driver", "own", "settings"),
-    [(True, None, "expandable_segments:True"), (False, None, None), (True, "PYTORCH_CUDA_ALLOC_CONF", None)],
-)
-def test_a_gpu_s_memory_is_in_segments_that_grow_unless_told(
-    driver: bool, own: str | None, settings: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cli, "has_gpu_driver", lambda: driver)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.setenv(name, "")  # put back after the test
-        monkeypatch.delenv(name)
-    if own:
-        monkeypatch.setenv(own, "backend:native")
-    cli.prepare_process()
-    assert os.environ.get("PYTORCH_ALLOC_CONF") == settings
 
 
 @pytest.mark.parametrize("group", ["", "runs "])
@@ -135,26 +92,10 @@ def test_an_unknown_command_names_the_nearest(words: str, hint: str, capsys: pyt
     assert hint in capsys.readouterr().err
 
 
-def test_a_word_that_the_locale_cannot_read_is_refused_before_anything_runs(rl_command, capsys) -> None:
-    assert cli.main([*RL, "--output-dir", "l\udcc3\udca4uf"]) == 2
-    assert "'l\\udcc3\\udca4uf' is not text in utf-8: set PYTHONUTF8=1" in capsys.readouterr().err
-    assert rl_command.configs == []
-
-
 def test_every_installed_script_is_a_function_of_the_command_line() -> None:
     scripts = [script for script in entry_points(group="console_scripts") if script.value.startswith("hone.cli:")]
     assert {script.name for script in scripts} > {"hone", "sft", "rl", "inference", "vf-eval"}
     assert all(callable(script.load()) for script in scripts)
-
-
-@pytest.mark.parametrize("script", ["inference", "trainer", "orchestrator"])
-def test_a_script_whose_extension_is_gone_says_so(script: str, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("hone.extension._found", dict)
-    monkeypatch.setattr("hone.extension.extensions", dict)
-    monkeypatch.setattr(sys, "argv", [script])
-    assert getattr(cli, script)() == 2
-    sentence = f"error: hone has no command '{script}': install the extension that brings it\n"
-    assert capsys.readouterr().err == sentence
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
@@ -162,17 +103,6 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.stderr == "" and done.returncode in (0, 141)
     assert done.stdout.startswith("usage: ")
-
-
-def test_a_lost_rank_gives_one_line_that_says_how_to_go_on(capsys):
-    def lose() -> int:
-        raise RankLost
-
-    assert cli._guarded(lose) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert (
-        len(lines) == 1 and lines[0].startswith("error: another rank of this run has ended") and "--resume" in lines[0]
-    )
 
 
 @pytest.mark.parametrize(

@@ -66,18 +66,6 @@ def test_it_is_told_to_end_and_killed_with_its_group_if_it_does_not() -> None:
     deaf.kill()
 
 
-def test_a_mark_finds_what_has_left_the_group_and_no_other() -> None:
-    program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
-    one, other = (start(program, mark="HONE_TEST") for _ in range(2))
-    left, stays = int(line_of(one)), int(line_of(other))
-    assert one.wait(300) == other.wait(300) == 0
-    one.kill_marked()
-    wait_until_gone({left})
-    assert alive({stays})
-    other.kill_marked()
-    wait_until_gone({stays})
-
-
 FOLLOWS = "import os; from hone.processes import end_with; parent = os.getppid(); print(os.getpid(), flush=True); "
 STARTS = {
     "the kernel": f"print(Process([sys.executable, '-c', {DEAF!r}], dies_with_parent=signal.SIGKILL).pid, flush=True)",
@@ -100,18 +88,6 @@ def supervise(program: str, parent: int | None = None) -> Process:
     return Process(argv, stdout=subprocess.PIPE)
 
 
-def test_its_exit_code_is_the_commands() -> None:
-    assert supervise("raise SystemExit(7)").wait(300) == 7
-    assert supervise("import os; os.kill(os.getpid(), 9)").wait(300) == 128 + 9
-
-
-def test_its_temporary_files_go_with_it() -> None:
-    process = supervise("import tempfile; print(tempfile.mkstemp()[1], flush=True)")
-    file = Path(line_of(process))
-    assert process.wait(300) == 0
-    assert file.parent.name.startswith("hone-") and not file.parent.exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_when_told_to_it_ends_all(number: signal.Signals) -> None:
     process = supervise(FAMILY)
@@ -121,13 +97,6 @@ def test_when_told_to_it_ends_all(number: signal.Signals) -> None:
     process.send(number)
     process.wait(300)
     assert not alive(pids)
-
-
-def test_a_command_that_ends_leaves_nothing() -> None:
-    process = supervise(LEAVES_CHILD)
-    left = int(line_of(process))
-    assert process.wait(300) == 3
-    assert not alive({left})
 
 
 @pytest.fixture
@@ -155,9 +124,3 @@ def test_after_a_sigkill_of_the_supervisor_the_command_is_told_to_end(family: di
     """And vLLM's first process ends the others then."""
     os.kill(family["supervisor"], signal.SIGKILL)
     wait_until_gone({family["command"]})
-
-
-def test_a_parent_that_is_gone_before_it_starts_is_noticed() -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    assert supervise("import time; time.sleep(3600)", parent=gone.pid).wait(300) == 128 + signal.SIGTERM
