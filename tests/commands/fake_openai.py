@@ -56,7 +56,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class FakeOpenAI:
-    """`script(body)` decides each answer; `bodies` and `headers` hold what came in."""
+    """`script(body)` decides each answer; `bodies` and `headers` hold what came in, `most_at_once` how many at once."""
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class FakeOpenAI:
         self.script, self.models, self.key, self.owner = script, models, key, owner
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.most_at_once = self._at_once = 0
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), self._handler())
         self.port = self._server.server_address[1]
@@ -90,10 +91,16 @@ class FakeOpenAI:
         with self._lock:
             self.bodies.append(body)
             self.headers.append(headers)
-        assert "prompt" in body or (isinstance(body["messages"], list) and body["messages"])
-        if isinstance(self.models, tuple) and body["model"] not in self.models:
-            return Status(404, f"The model `{body['model']}` does not exist.", error_code="model_not_found")
-        return self.script(body)
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            assert "prompt" in body or (isinstance(body["messages"], list) and body["messages"])
+            if isinstance(self.models, tuple) and body["model"] not in self.models:
+                return Status(404, f"The model `{body['model']}` does not exist.", error_code="model_not_found")
+            return self.script(body)
+        finally:
+            with self._lock:
+                self._at_once -= 1
 
     def _list(self) -> Any:
         if not isinstance(self.models, tuple):

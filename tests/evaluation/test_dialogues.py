@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import adding
@@ -81,6 +82,43 @@ def test_calls_that_it_does_not_read_are_read_here_and_go_back_as_text():
     assert json.loads(read["function"]["arguments"]) == adding.CALL["arguments"]
 
 
+def test_a_server_that_offers_tools_but_reads_no_calls_is_asked_not_to():
+    def script(body: dict[str, Any]) -> Any:
+        if "tool_choice" not in body:
+            return Status(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+        return Say("3" if body["messages"][-1]["role"] == "tool" else adding.SAID)
+
+    with FakeOpenAI(script) as server:
+        result = evaluated(server, adding.load_environment(), examples=2)
+    assert [s.score.outcome for s in result.samples] == [Outcome.CORRECT] * 2 and not result.failed
+    assert {body.get("tool_choice") for body in server.bodies} == {None, "none"}
+    assert all(body["tools"] == [adding.SCHEMA] for body in server.bodies)
+
+
+def test_so_many_requests_are_under_way_as_asked_for_and_no_more():
+    gate = threading.Barrier(4)
+
+    def script(body: dict[str, Any]) -> Any:
+        gate.wait(300)  # passes only if four are here together
+        return Say("fine")
+
+    with FakeOpenAI(script) as server:
+        result = evaluated(server, guessing.load_environment(max_turns=1), examples=4, rollouts=3)
+    assert server.most_at_once == 4
+    assert [(s.index, s.rollout) for s in result.samples] == [(i, r) for i in range(4) for r in range(3)]
+
+
+def test_limits_are_those_of_conversations_here():
+    with FakeOpenAI(lambda body: Say("7", "length" if len(body["messages"]) == 3 else "stop")) as server:
+        (sample,) = evaluated(server, guessing.load_environment()).samples
+    assert len(server.bodies) == 2 and sample.trajectory.truncated and sample.trajectory.turns == 2
+    assert sample.score.components["guesses"] == 2.0, "the environment hears a cut message too"
+    with FakeOpenAI(lambda body: Say("7")) as server:
+        (sample,) = evaluated(server, guessing.load_environment(max_turns=2)).samples
+    assert len(server.bodies) == 2 and not sample.trajectory.truncated
+    assert sample.score.components["guesses"] == 2.0
+
+
 def test_a_conversation_that_outgrows_the_context_is_truncated_there():
     full = Status(400, "This model's maximum context length is 64 tokens.")
     with FakeOpenAI(lambda body: full if len(body["messages"]) > 1 else Say("7")) as server:
@@ -88,3 +126,19 @@ def test_a_conversation_that_outgrows_the_context_is_truncated_there():
     (sample,) = result.samples
     assert sample.trajectory.truncated and not result.failed
     assert roles(sample.row()["completion"]) == ["a"] and sample.score.components["guesses"] == 1.0
+
+
+def test_an_environment_that_fails_costs_its_own_sample():
+    with FakeOpenAI(lambda body: Say("3" if body["messages"][0]["content"] == "Guess r" else "4")) as server:
+        result = evaluated(server, guessing.load_environment(broken="3"), examples=3)
+    assert [s.score.outcome for s in result.samples] == [Outcome.WRONG, Outcome.GRADER_ERROR, Outcome.WRONG]
+    assert "ValueError: no guess of 3 is wanted" in result.samples[1].score.detail
+
+
+def test_conversations_side_by_side_keep_their_answers():
+    with FakeOpenAI(lambda body: Say(str(rng.key(body["seed"]) % 10))) as server:
+        result = evaluated(server, guessing.load_environment(slow=0.002), examples=4, rollouts=4)
+    for sample in result.samples:
+        seeds = [rng.key(5, "eval", 0, sample.index, sample.rollout, *more) >> 33 for more in ((), (1,), (2,))]
+        text = [m["content"] for m in sample.trajectory.messages if m["role"] == "assistant"]
+        assert text == [str(rng.key(seed) % 10) for seed in seeds][: len(text)]

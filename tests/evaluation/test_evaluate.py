@@ -12,9 +12,9 @@ from rich.console import Console
 
 from hone import rng
 from hone.config.eval import EvalConfig
-from hone.environments import Rubric, SingleTurnEnv, TagParser
+from hone.environments import Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
-from hone.evaluation.intervals import bounded_interval
+from hone.evaluation.intervals import bounded_interval, mean_interval
 from hone.evaluation.loop import evaluate
 from hone.evaluation.report import show_sample
 from hone.evaluation.result import EvalResult
@@ -132,11 +132,39 @@ def test_metrics_of_a_known_set_of_completions():
     assert set(metrics) == {"eval/toy/correct/ci95/low", "eval/toy/correct/ci95/high"}
 
 
+@pytest.mark.parametrize(
+    ("ranges", "high"),
+    [
+        ({}, 1.0),
+        ({"right": Range(right=(1.0, 1.0), wrong=(-1.0, 0.0))}, 1.0),
+        ({"right": Range((0.5, 9.0), (0.0, 0.0))}, 9),
+    ],
+)
+def test_the_interval_of_a_reward_does_not_leave_what_the_reward_can_be(ranges, high):
+    rows = [{"question": str(i), "answer": "a"} for i in range(8)]
+    env = SingleTurnEnv(rubric=Rubric([right], ranges=ranges), parser=TAGS, eval_dataset=rows, id="toy")
+    result = run(lambda draw, rollout: ("<t>a</t>" if draw else "<t>b</t>", "stop"), env, n=8, r=1)[0]
+    metrics, t_high = result.metrics(), mean_interval([result.rewards[i : i + 1] for i in range(8)]).high
+    assert metrics["eval/toy/reward/mean"] == 7 / 8 and t_high > 1.0
+    low, top = (metrics[f"eval/toy/ci95/{end}"] for end in ("low", "high"))
+    assert result.reward_range[1] == high and low < 7 / 8 < top
+    assert top <= 1.0 if high == 1.0 else top == t_high, "what rewards were seen is not the range of the reward"
+
+
 def test_randomness_is_keyed_by_seed_version_example_and_rollout():
     _, policy = run(scripted, n=2, version=5)
     assert [r.key for r in policy.requests] == [rng.key(7, "eval", 5, d, s) for d in range(2) for s in range(2)]
     assert [r.prompt_ids for r in policy.requests] == [(113, 48)] * 2 + [(113, 49)] * 2
     assert policy.calls[0][1].temperature == 0.5
+
+
+def test_graders_that_draw_are_keyed_by_the_evaluations_seed():
+    def luck(rng):
+        return rng.random()
+
+    env = SingleTurnEnv(rubric=Rubric([luck]), parser=TAGS, eval_dataset=[{"question": "q", "answer": "0"}], id="toy")
+    (sample,) = run(lambda draw, rollout: ("<t>0</t>", "stop"), env, n=1, r=1, version=5, seed=9)[0].samples
+    assert sample.score.reward == rng.stream(9, "grader", sample.example.id, "5-0-0", "luck").random()
 
 
 def test_completions_fit_the_sequence_length():
@@ -145,6 +173,16 @@ def test_completions_fit_the_sequence_length():
     assert {r.max_tokens for r in run(scripted, max_tokens=5, seq_len=9)[1].requests} == {5}
     with pytest.raises(UserError, match="seq_len"):
         run(scripted, seq_len=2)
+
+
+def test_batches_hold_whole_examples_and_report_progress(monkeypatch: pytest.MonkeyPatch):
+    at_once, _ = run(scripted)
+    monkeypatch.setattr("hone.evaluation.loop.BATCH", 5)
+    seen = []
+    result, policy = run(scripted, progress=lambda done, total: seen.append((done, total)))
+    assert [size for size, _ in policy.calls] == [4, 4]
+    assert seen == [(2, 4), (4, 4)]
+    assert [sample.row() for sample in result.samples] == [sample.row() for sample in at_once.samples]
 
 
 def shown(draw) -> str:
@@ -159,6 +197,15 @@ def test_model_output_cannot_steer_the_terminal_or_the_markup():
     result, _ = run(lambda draw, rollout: (evil, "stop"))
     text = shown(lambda console: show_sample(console, result.samples[0]))
     assert "assistant: \\x1b[2J[bold]x[/bold]\\x07" in text
+
+
+def test_a_page_of_earlier_results_goes_with_them(tmp_path: Path):
+    result, config = run(scripted)[0], EvalConfig(env="toy", model="some/model", output_dir=tmp_path / "out")
+    for _ in range(2):
+        folder = results_folder(config)
+        save_results(folder, config, result, ["hone", "eval"], {})
+        assert not (folder / "report.html").exists()
+        (folder / "report.html").write_text("of the first")
 
 
 def test_what_is_not_an_evaluation_is_left_alone(tmp_path: Path):
