@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from hone import cli
 from hone.config.rl import RLConfig
-from hone.errors import UserError
+from hone.errors import RankLost, UserError
 
 RL = ["rl", "--model.name", "hone/tiny"]
 
@@ -48,6 +49,13 @@ def test_a_command_gets_its_typed_config_and_gives_the_exit_code(rl_command, mon
     assert isinstance(first, RLConfig) and (first.max_steps, second.seed) == (3, 5)
 
 
+def test_characters_that_the_terminal_lacks_are_written_with_backslashes(rl_command, monkeypatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    rl_command.action = lambda config: print("Wie spät?") or 0
+    assert cli.main(RL) == 0 and written.getvalue() == b"Wie sp\\xe4t?\n"
+
+
 def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(rl_command, capsys) -> None:
     rl_command.action = lambda config: UserError("the folder x has no weights: point model.name at another")
     assert cli.main(RL) == 2
@@ -56,6 +64,14 @@ def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(rl_command, capsys
     captured = capsys.readouterr()
     assert captured.err == "error: max_steps is 'many' (--max-steps), but should be a valid integer\n"
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("words", ["", "--max-steps 3", "--orchestrator.env.id reverse-text"])
+def test_rl_without_a_model_or_a_config_prints_its_short_help_and_runs_nothing(rl_command, words, capsys) -> None:
+    assert cli.main(["rl", *words.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("usage: hone rl ") and "--orchestrator.env.id" in captured.out
+    assert captured.err.startswith("error: there is neither a model nor a config file") and rl_command.configs == []
 
 
 def test_ctrl_c_is_130_and_a_bug_keeps_its_traceback(rl_command) -> None:
@@ -103,6 +119,17 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.stderr == "" and done.returncode in (0, 141)
     assert done.stdout.startswith("usage: ")
+
+
+def test_a_lost_rank_gives_one_line_that_says_how_to_go_on(capsys):
+    def lose() -> int:
+        raise RankLost
+
+    assert cli._guarded(lose) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert (
+        len(lines) == 1 and lines[0].startswith("error: another rank of this run has ended") and "--resume" in lines[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from fake_openai import Drop, FakeOpenAI, Say, Status
 
-from hone.client import LONGEST_RETRY_AFTER, Client, Endpoint, RequestRejected, ServerUnavailable, delay
+from hone.client import LONGEST_RETRY_AFTER, LONGEST_WAIT, Client, Endpoint, RequestRejected, ServerUnavailable, delay
 from hone.web import MIB, retry_after
 
 
@@ -15,6 +15,11 @@ def test_retry_after_is_obeyed_up_to_a_cap_if_it_can_be_read():
     asked = [delay(0, retry_after({"retry-after": text}), "0-0-0") for text in ("17", "100000", "soon", "-5", "nan")]
     assert asked == [17.0, LONGEST_RETRY_AFTER, *[delay(0, None, "0-0-0")] * 3]
     assert retry_after({"retry-after-ms": "90500"}) == 90.5
+
+
+def test_own_waits_have_a_cap_and_differ_between_requests():
+    assert LONGEST_WAIT / 2 <= delay(30, None, "0-0-0") <= LONGEST_WAIT
+    assert len({delay(3, None, f"0-{i}-0") for i in range(20)}) == 20
 
 
 def asked(server: FakeOpenAI, waits: list[float], **endpoint) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
 from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,3 +55,42 @@ def test_a_slurm_job_on_several_nodes_starts_ray_with_a_token(tmp_path: Path, sl
     subprocess.run(["bash", str(CLOUD / "slurm_ray.sh"), "rl", "@", "x.toml"], cwd=tmp_path, env=env, check=True)
     ray = (tmp_path / "called").read_text().splitlines()[-1]
     assert ray == "ray symmetric-run --address node1:6379 --min-nodes 2 -- rl @ x.toml --cluster.address auto --resume"
+
+
+@pytest.mark.parametrize(("files", "message"), [((), "there is no wheel"), (("hone.whl",), "")])
+def test_setup_names_what_is_missing_and_installs_with_the_constraints(tmp_path: Path, files, message):
+    """With a Python that writes down its words: `make test-wheel` installs a real wheel."""
+    (tmp_path / "setup.sh").write_text((CLOUD / "setup.sh").read_text())
+    for name in files:
+        (tmp_path / name).touch()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for name in (".venv/bin/python", ".venv/bin/hone"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n')
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "PYTHON": str(tmp_path / ".venv/bin/python")}
+    done = subprocess.run(["bash", "setup.sh"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert message in done.stderr and done.returncode == (2 if message else 0)
+    called = (tmp_path / "called").read_text()
+    assert ("--constraint constraints.txt hone.whl\ndoctor\n" in called) == (not message)
+
+
+def test_the_modal_app_is_what_modal_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    modal = pytest.importorskip("modal", reason="pip install modal")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dist").mkdir()
+    for name in ("dist/hone_rl-0-py3-none-any.whl", "constraints.txt"):
+        (tmp_path / name).touch()
+    help_text = subprocess.run(
+        [sys.executable, "-m", "modal", "run", str(CLOUD / "modal_app.py"), "--help"], capture_output=True, text=True
+    )
+    flags = {"--command", "--name", "--usd", "--usd-per-hour", "--gpu", "--files"}
+    assert help_text.returncode == 0 and flags <= set(help_text.stdout.split()), help_text.stderr
+    monkeypatch.syspath_prepend(str(CLOUD))
+    import modal_app
+
+    assert isinstance(modal_app.train, modal.Function) and modal_app.wheel.name.startswith("hone_rl")
+    _, *words = modal_app.words("rl @ rl.toml --ckpt.interval 10", "mine", 5, 2.5)
+    (tmp_path / "rl.toml").write_text("max_steps = 5")
+    config = parse(RLConfig, words, "rl")
+    assert (config.budget.usd, config.budget.usd_per_hour, config.ckpt.interval) == (5, 2.5, 10) and config.resume
+    assert config.output_dir == Path("/outputs/mine")

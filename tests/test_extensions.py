@@ -9,14 +9,21 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hone.config.base import with_keys
 from hone.config.parse import CONFIG_OF, parse
 from hone.config.rl import RLConfig
+from hone.config.shared import RunConfig
 from hone.errors import UserError
+from hone.extension import Key
+from hone.runs import settings
+from hone.runs.settings import changes, flat, run_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extensions.md").read_text()
@@ -106,6 +113,36 @@ def test_a_run_with_a_key_of_an_extension_that_is_not_installed_says_so(tmp_path
     config.write_text("count_words = true\n")
     with pytest.raises(UserError, match=r"unknown key count_words in .*no key is similar"):
         parse(RLConfig, ["@", str(config)], "rl")
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Add tables of an extension to RunConfig."""
+
+    def extended(place: str = "run", config_class: type = RunConfig, **tables: Any) -> Any:
+        monkeypatch.setattr("hone.config.base.ADDED", settings.ADDED)
+        monkeypatch.setattr("hone.config.base.gathered", lambda table, core: tables.get(table, {}))
+        return with_keys(place)(config_class)
+
+    monkeypatch.setattr(settings, "ADDED", dict(settings.ADDED))
+    return extended
+
+
+def key(kind: str, default: Any) -> Key:
+    return Key(kind, default, "A key.", "hone.extensions.alarms.extension")
+
+
+@pytest.mark.needs("alarms")
+def test_a_run_from_before_an_extension_was_installed_goes_on_with_the_keys_default(added: Callable[..., Any]):
+    kinds = {"words": ("bool", False), "depth": ("int", 3), "rate": ("float", 0.5), "text": ("str", "a")}
+    keys = {f"run.{name}": key(*kind) for name, kind in kinds.items()}
+    extended = added(KEYS=keys | {"run.more": key("AlarmsConfig", {}), "run.none": key("AlarmsConfig", None)})
+    before = flat(tomllib.loads(run_toml(RunConfig(), "sft")))
+    assert not {"words", "depth", "more.window"} & before.keys() and changes(before, extended(), {}) == []
+    changed = extended(words=True, depth=4, more={"window": 7})
+    assert [str(one) for one in changes(before, changed, {})] == [
+        "depth (3, now 4)", "more.window (10, now 7)", "words (false, now true)"
+    ]  # fmt: skip
 
 
 def test_the_page_lists_every_socket():

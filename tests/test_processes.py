@@ -88,6 +88,18 @@ def supervise(program: str, parent: int | None = None) -> Process:
     return Process(argv, stdout=subprocess.PIPE)
 
 
+def test_its_exit_code_is_the_commands() -> None:
+    assert supervise("raise SystemExit(7)").wait(300) == 7
+    assert supervise("import os; os.kill(os.getpid(), 9)").wait(300) == 128 + 9
+
+
+def test_its_temporary_files_go_with_it() -> None:
+    process = supervise("import tempfile; print(tempfile.mkstemp()[1], flush=True)")
+    file = Path(line_of(process))
+    assert process.wait(300) == 0
+    assert file.parent.name.startswith("hone-") and not file.parent.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_when_told_to_it_ends_all(number: signal.Signals) -> None:
     process = supervise(FAMILY)
@@ -97,6 +109,13 @@ def test_when_told_to_it_ends_all(number: signal.Signals) -> None:
     process.send(number)
     process.wait(300)
     assert not alive(pids)
+
+
+def test_a_command_that_ends_leaves_nothing() -> None:
+    process = supervise(LEAVES_CHILD)
+    left = int(line_of(process))
+    assert process.wait(300) == 3
+    assert not alive({left})
 
 
 @pytest.fixture
@@ -124,3 +143,9 @@ def test_after_a_sigkill_of_the_supervisor_the_command_is_told_to_end(family: di
     """And vLLM's first process ends the others then."""
     os.kill(family["supervisor"], signal.SIGKILL)
     wait_until_gone({family["command"]})
+
+
+def test_a_parent_that_is_gone_before_it_starts_is_noticed() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert supervise("import time; time.sleep(3600)", parent=gone.pid).wait(300) == 128 + signal.SIGTERM
