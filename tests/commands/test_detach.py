@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from present import NO_AUDIT
-from processes import until
+from processes import children, until, wait_until_gone
 from run_folders import snapshot
 
 from hone.cli import main
@@ -54,11 +54,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def flags(model: Path) -> list[str]:
+def flags(model: Path, *more: str, steps: int = STEPS) -> list[str]:
     return [
-        *("rl", "--detach", "--model.name", str(model), "--max-steps", str(STEPS), "--seq-len", "64"),
+        *("rl", "--detach", "--model.name", str(model), "--max-steps", str(steps), "--seq-len", "64"),
         *("--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "out"),
-        *("--orchestrator.sampling.max-tokens", "4", "--orchestrator.env.id", "slow", *NO_AUDIT),
+        *("--orchestrator.sampling.max-tokens", "4", "--orchestrator.env.id", "slow", *NO_AUDIT, *more),
     ]
 
 
@@ -170,3 +170,23 @@ def test_a_detached_run_outlives_its_terminal_and_is_watched_and_stopped_from_el
             for line in ("list . --all", "show out", "ledger out", "attach out"):
                 assert main(["runs", *line.split()]) == 0
         assert snapshot(run) == before, "looking at a run wrote into it"
+
+
+def test_what_preflight_refuses_is_the_commands_own_error(folder: Path, tiny_model_dir: Path) -> None:
+    refused = hone(folder, *flags(tiny_model_dir, "--seq-len", "9000"))
+    assert refused.returncode == 2 and not (folder / "out").exists()
+    assert refused.stdout == "" and refused.stderr.count("\n") == 1, refused.stdout + refused.stderr
+    assert refused.stderr.startswith("error: seq_len = 9000 exceeds the model's context"), refused.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_run_began_ends_it(folder: Path, tiny_model_dir: Path, number: int) -> None:
+    (folder / "environments" / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    with terminal([HONE, *flags(tiny_model_dir)], folder) as one:
+        until(lambda: children(one.process.pid), "no process was started")
+        started = children(one.process.pid)
+        os.kill(one.process.pid, number)
+        assert "Stopped before the run began." in one.read_until(None)
+        assert one.process.wait(DEADLINE) == 128 + number
+    wait_until_gone(started)
+    assert not (folder / "out").exists()

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
+
+from readers import nobody_reads
+from run_folders import held
 
 import hone
 from hone.cli import call
@@ -53,3 +57,21 @@ def load_environment():
     assert "brittle-task has 8 held-out examples: all are used (9 asked for)" in capsys.readouterr().out
     hone.evaluate("brittle-task", model=str(tiny_model_dir), num_examples=9, max_tokens=2)
     assert "all are used (9 asked for)" in capsys.readouterr().err
+
+
+def test_results_are_saved_though_nobody_reads_what_is_printed(here: Path, tiny_model_dir: Path):
+    with nobody_reads(), contextlib.suppress(SystemExit):  # rich's, at its first line
+        hone_eval("reverse-text", "-m", str(tiny_model_dir), "-n", "1", "-r", "1", "-t", "2", "--output-dir", "saved")
+    assert len((here / "saved" / "results.jsonl").read_text("utf-8").splitlines()) == 1
+    assert {"run.json", "config.toml", "metadata.json"} < {file.name for file in (here / "saved").iterdir()}
+
+
+def test_a_folder_in_which_another_process_evaluates_is_refused(here: Path, tiny_model_dir: Path, capsys):
+    words = ("reverse-text", "-m", str(tiny_model_dir), "-n", "2", "-t", "2", "--output-dir", "out")
+    assert hone_eval(*words) == 0
+    before = {path.name: path.read_bytes() for path in (here / "out").iterdir()}
+    with held(here / "out"):
+        assert hone_eval(*words) == 2
+    assert "another process is writing a run in out" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (here / "out").iterdir()} == before
+    assert hone_eval(*words) == 0, "it was let go"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,24 @@ def test_bad_input(words: list[str], message: str, here: Path, capsys: pytest.Ca
     assert main(["fetch-model", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert sorted(path.name for path in here.iterdir()) == ["bad.gguf", "cut.gguf", "full"]
+
+
+def test_a_known_name_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HONE_CACHE", str(tmp_path))
+    meeting, asked = threading.Barrier(2), []
+
+    def fetched(name: str, out: Path) -> None:
+        asked.append(name)
+        out.mkdir()
+
+    def resolved(_: int) -> Path:
+        meeting.wait()
+        return files.resolve_model("smollm2-135m")
+
+    monkeypatch.setattr(fetch, "fetch", fetched)
+    with ThreadPoolExecutor() as pool:
+        assert set(pool.map(resolved, range(2))) == {tmp_path / "models" / "smollm2-135m"}
+    assert asked == ["smollm2-135m"]
 
 
 def test_what_can_not_be_written_or_fetched_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

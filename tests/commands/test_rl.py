@@ -11,6 +11,20 @@ from hone.cli import main
 from hone.runs import Run
 from hone.runs.view import RunView, read_lines
 
+CONSTANT = '''
+from hone.environments import Rubric, SingleTurnEnv
+
+
+def load_environment(length: int = 5):
+    """Every completion gets the same reward; `length` characters of prompt."""
+    rows = [{"question": "x" * length + str(i)} for i in range(8)]
+    return SingleTurnEnv(id="constant", rubric=Rubric([same]), dataset=rows, eval_dataset=rows)
+
+
+def same(completion) -> float:
+    return 0.5
+'''
+
 LENGTHS = """
 from hone.environments import Rubric, SingleTurnEnv
 from hone.environments.rubric import Range
@@ -44,7 +58,7 @@ def judge(completion) -> float:
 def rl(tiny_model_dir, here):
     """Calls `hone rl` with working defaults, in a folder that holds two environments; later flags win."""
     (here / "environments").mkdir()
-    for name, text in {"broken": BROKEN, "lengths": LENGTHS}.items():
+    for name, text in {"constant": CONSTANT, "broken": BROKEN, "lengths": LENGTHS}.items():
         (here / "environments" / f"{name}.py").write_text(text)
 
     def call(*flags: str, model: str | Path = tiny_model_dir) -> int:
@@ -89,6 +103,17 @@ def test_the_run_directory_holds_the_whole_story(rl, tmp_path, capsys):
     assert again["eval/reverse-text/completion/length/mean"] == 38.75, "each is cut by seq_len, before max_tokens"
 
 
+def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_path, tiny_model_dir):
+    assert rl(*NO_AUDIT, "--orchestrator.env.id", "constant") == 0
+    out = tmp_path / "out"
+    for line in metrics(out)[:3]:
+        assert line["frac_reward_zero_std"] == 1.0 and line["groups/filtered"] == 2
+        assert line["optimizer/skipped"] == 1.0 and line["lr"] == 1e-4 and "grad_norm" not in line
+    weights = (out / "weights" / "step_3" / "model.safetensors").read_bytes()
+    assert weights == (tiny_model_dir / "model.safetensors").read_bytes()
+    assert {row["state"] for row in Run(out).rollouts(0).to_pylist()} == {"filtered"}
+
+
 def test_rewards_below_0_are_refused_where_a_mean_reward_divides_or_warned_of(rl, tmp_path, capsys):
     flags = [*NO_AUDIT, "--orchestrator.env.id", "lengths", "--algorithm", "maxrl"]
     assert rl(*flags, "--orchestrator.env.args", '{"least": -1.0, "declared": true}') == 2
@@ -100,6 +125,18 @@ def test_rewards_below_0_are_refused_where_a_mean_reward_divides_or_warned_of(rl
     assert "has a reward of -1" in " ".join(capsys.readouterr().out.split())
     assert rl(*flags, "--orchestrator.env.args", '{"declared": true}') == 0
     assert "has a reward of" not in capsys.readouterr().out
+
+
+def test_a_run_whose_completions_are_all_cut_off_and_masked_says_so(rl, tmp_path, capsys):
+    words = ("--orchestrator.truncated", "mask", "--orchestrator.sampling.max-tokens", "1", "--max-steps", "2")
+    assert rl(*NO_AUDIT, *words) == 0
+    printed, out = capsys.readouterr().out, tmp_path / "out"
+    assert printed.count("All completions of step 0 were cut off at the length limit") == 1
+    assert "not finite" not in printed
+    for line in metrics(out)[:2]:
+        assert (line["groups/trained"], line["groups/filtered"], line["optimizer/skipped"]) == (0, 2, 1.0)
+    assert {draw["state"] for draw in Run(out).ledger()} == {"filtered"}
+    assert [event["step"] for event in Run(out).events() if event["kind"] == "all_masked"] == [0]
 
 
 def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):

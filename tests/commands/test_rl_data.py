@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from present import reproduced
+from refusals import fails
 
 from hone.cli import main
 from hone.runs import Run
@@ -51,3 +52,11 @@ def test_held_out_prompts_are_taken_out_of_training(rl, tmp_path, capsys):
     assert main(again) == 0 and Run("outputs").info["left_out"] == [2, 5, 6]
     assert main([*again, "--allow-drift", "--orchestrator.eval.overlap", "warn"]) == 0
     assert (Run("outputs").info["pool"], Run("outputs").info["left_out"]) == (8, [])
+
+
+def test_held_out_prompts_in_training_are_refused_on_request(rl, tmp_path, capsys):
+    flags = overlapping(tmp_path)
+    fails(capsys, rl(*flags, "--orchestrator.eval.overlap", "refuse"), "3 of 8 training prompts", "overlap = drop")
+    assert not Path("outputs").exists()
+    (tmp_path / "eval.jsonl").write_text((tmp_path / "train.jsonl").read_text())
+    fails(capsys, rl(*flags, "--orchestrator.eval.overlap", "drop"), "leaves none to train on")

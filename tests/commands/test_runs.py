@@ -74,6 +74,26 @@ def test_list_has_a_row_for_each_run_and_its_next_command(hone) -> None:
     ]
 
 
+def test_list_shows_evaluations_and_earlier_runs_if_asked_for_and_names_damaged_ones(hone) -> None:
+    make_run(Path("outputs"))
+    make_run(Path("outputs/.previous/old"))
+    (make_run(Path("outputs/torn")) / "metrics.jsonl").write_text("garbage\n")
+    (make_run(Path("outputs/other")) / "run.json").write_text('{"not": "hone"}')
+    evaluation = make_run(Path("outputs/evals/one"), kind="eval")
+    (evaluation / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/reward/mean": 0.75}}))
+    out = hone("list")
+    assert list(cells(out)) == ["run", "outputs"]
+    assert "\n1 run, 1 evaluation, 1 earlier run; all of them: hone runs list outputs --all\n" in out
+    assert out.count("damaged: ") == 1 and "outputs/torn/metrics.jsonl, line 1, is damaged" in out
+    found = cells(hone("list", "--all", "--ids"))
+    assert {name: row[0] for name, row in found.items() if name != "run"} == {
+        "outputs": "id-outputs",
+        "outputs/.previous/old": "id-old",
+        "outputs/evals/one": "id-one",
+    }
+    assert found["outputs/evals/one"][1:7] == ["eval", "done", "-", "-", "reward 0.750", "-"]
+
+
 def test_show_prints_a_page(hone) -> None:
     git = {"revision": "0123456789abcdef", "dirty": True}
     cause = [{"step": 1, "cause": "resumed with other torch (2.11, now 2.13)"}]
@@ -128,6 +148,13 @@ def test_stop_asks_politely_waits_and_says_how_it_ended(at_work: Path, hone) -> 
     ]
 
 
+def test_stop_now_kills_and_says_what_is_lost(at_work: Path, hone) -> None:
+    with held(at_work, "deaf") as process:
+        out = hone("stop", "outputs", "--now")
+        assert process.wait() == -9
+    assert out.splitlines()[:2] == ["outputs: killed after 3 of 4 steps", "To go on from step 2:"]
+
+
 def test_a_process_that_does_not_hold_the_lock_is_never_signalled(at_work: Path, monkeypatch, capsys) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
         info = json.loads((at_work / "run.json").read_text()) | {"pid": bystander.pid}
@@ -170,6 +197,23 @@ def test_the_ledger_and_its_summary(drawn: Path, hone) -> None:
         "draws     7 in 4 steps: 4 trained, 2 filtered, 1 failed",
         "tokens    105, prompts and completions",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--state filtered", [1, 6]),
+        ("--step 1", [2, 3]),
+        ("--step 1 --state failed", [3]),
+        ("--limit 2", [5, 6]),
+        ("--limit 0", []),
+    ],
+)
+def test_some_of_the_draws(drawn: Path, hone, flags: str, expected: list[int]) -> None:
+    assert [json.loads(line)["draw"] for line in hone("ledger", *flags.split(), "--jsonl").splitlines()] == expected
+    out = hone("ledger", *flags.split())
+    assert [int(line.split()[0]) for line in out.splitlines() if line[:1].isdigit()] == expected
+    assert out.startswith("(5 earlier draws: --limit 7 shows all)\n") == (flags == "--limit 2")
 
 
 def test_rm_deletes_the_files_of_a_run_and_nothing_else(hone, monkeypatch) -> None:

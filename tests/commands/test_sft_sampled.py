@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from by_chance import TASK
 from present import NO_AUDIT, reproduced
+from refusals import fails
 
 from hone.cli import main
 from hone.loops.sft import SFT
@@ -60,9 +61,30 @@ def test_the_sampled_ids_of_the_first_best_completion_are_learned(sampled, tiny_
     reproduced(tmp_path / "out", 2)
 
 
+def test_another_tokenizer_renders_the_messages_anew(sampled, tiny_model_dir, tmp_path):
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}<assistant>"
+    with SFT(**settings(tiny_model_dir, sampled / "rl", tmp_path / "out"), **{"model.chat_template": template}) as sft:
+        sequence, row = sft.data.source.sequence(0, 0, 0), sft.data.source.rows[sft.data.source.order.index(0)]
+    assert "token_ids" not in row
+    text = sft.renderer.tokenizer.decode(sequence.token_ids.tolist(), skip_special_tokens=False)
+    assert f"<user>{row['prompt'][-1]['content']}</s><assistant>" in text.replace(" ", " ")
+
+
 def test_an_evaluation_is_learned_from_too(sampled, tiny_model_dir, tmp_path):
     wanted = first_best(Run(sampled / "measured").eval_rows())
     with SFT(**settings(tiny_model_dir, sampled / "measured", tmp_path / "out")) as sft:
         rows = list(sft.data.source.rows)
         sft.train()
     assert rows == [{name: row[name] for name in ("prompt", "completion")} for row in wanted.values()] and rows
+
+
+def test_what_can_not_be_learned_is_refused(sampled, tiny_model_dir, tmp_path, capsys):
+    flags = ["sft", "--model.name", str(tiny_model_dir), "--output-dir", str(tmp_path / "out"), "--data.run"]
+    fails(capsys, main([*flags, str(sampled / "rl"), "--data.min-reward", "1.5"]), "lower data.min_reward")
+    fails(capsys, main([*flags, str(sampled / "rl"), "--data.env.id", "reverse-text"]), "has data.env and data.run")
+    fails(capsys, main([*flags, str(sampled)]), "is not a run of hone")
+    fails(capsys, main([*flags[:-1], "--data.env.id", "reverse-text", "--data.min-reward", "0.5"]), "of data.run")
+    with SFT(**settings(tiny_model_dir, sampled / "rl", tmp_path / "sft")) as sft:
+        sft.train()
+    fails(capsys, main([*flags, str(tmp_path / "sft")]), "is a run of SFT, which records no completions")
+    assert not (tmp_path / "out").exists()

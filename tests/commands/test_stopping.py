@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -87,3 +89,14 @@ def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(
     assert Run(out).metrics()["step"].to_pylist() == [0, 1]
     assert main([*command(), "--resume"]) == 0
     assert exact_files(out) == exact_files(straight)
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(command, tmp_path):
+    hone = [sys.executable, "-m", "hone.cli", *command("--max-steps", "2")]
+    process = subprocess.Popen(hone, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(600) in (0, 141)
+    run = Run(tmp_path / "out")
+    assert run.info["status"] == "done" and list(run.weights()) == [2]
