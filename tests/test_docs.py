@@ -22,9 +22,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hone.algorithms.gap import band_of
 from hone.cli import commands, main
+from hone.config.algorithms import ALGORITHMS
 from hone.config.parse import parse
 from hone.environments import load_environment
+from hone.extensions.audit.probes import play_many
+from hone.extensions.libraries.reasoning_gym import REFUSED, SCORED
+from hone.extensions.trackers.monitors import FINISH_SECONDS
+from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -32,11 +38,12 @@ BENCHMARKS = ROOT / "benchmarks" / "README.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "studies" / "README.md", BENCHMARKS]
 PAGES += sorted(DOCS.glob("*.md"))
 
-TASKS, REWARDS, PYTHON = (DOCS / f"{name}.md" for name in ("tasks", "rewards", "python"))
-RUN = (ROOT / "README.md", DOCS / "index.md", REWARDS)
-RUN += tuple(DOCS / f"{name}.md" for name in ("reproducibility", "algorithms", "training"))
+PLAN, TASKS, REWARDS, PYTHON = (DOCS / f"{name}.md" for name in ("rented_gpu", "tasks", "rewards", "python"))
+WATCHING, TRAINING, REPRODUCIBILITY = (DOCS / f"{name}.md" for name in ("watching", "training", "reproducibility"))
+ALGORITHMS_PAGE = DOCS / "algorithms.md"
+RUN = (ROOT / "README.md", DOCS / "index.md", REWARDS, REPRODUCIBILITY, ALGORITHMS_PAGE, TRAINING)
 """Pages whose commands are run in order. Others run those of scale.md and of agents (tests/extensions), of
-`hone init-env` (tests/commands) and of scripts for clouds (tests/test_cloud.py)."""
+`hone init-env` (tests/commands), of tasks (tests/test_recipes.py) and of scripts for clouds (tests/test_cloud.py)."""
 PRINTING = (REWARDS,)
 """Pages whose Python is run where it prints: `print(…)  # what it prints`. The sandbox's has a test beside it."""
 OTHER_PROGRAMS = ("make", "pytest", "export", "source", "bash", "hf", "torchrun", "pip", ".venv/bin/pytest")
@@ -85,7 +92,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("rewards.py").write_text(
         "def exact(completion, answer):\n    return float(completion[-1]['content'].strip() == answer)\n"
     )
-    for module in ("counting_aloud", "largest"):
+    for module in ("counting_aloud", "largest", "two_tries"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path
 
@@ -174,6 +181,17 @@ def look(words: list[str], *paths: str) -> int:
         return server.wait(300)
 
 
+def test_every_address_of_the_viewer_answers(here: Path, tiny_model_dir: Path):
+    few = ["--max-steps", "2", "--display", "none", "--model.name", str(tiny_model_dir)]
+    few += ["--orchestrator.batch-size", "16", "--orchestrator.eval.num-examples", "4"]
+    assert main(["rl", "@", "examples/reverse_text/tiny.toml", *few]) == 0
+    named = re.findall(r"^\| `(/(?:[a-zA-Z/]*/)?)` \|", WATCHING.read_text(), re.MULTILINE)
+    paths = [path.replace("SLUG", "tiny-rl").replace("/N/", "/1/").replace("/I/", "/3/") for path in named]
+    paths = [path.replace("/A/B/", "/0/2/") for path in paths]
+    assert {"/", "/curves/", "/run/tiny-rl/sample/1/3/", "/run/tiny-rl/change/0/2/"} <= set(paths)
+    assert look(["view"], *paths) == 0
+
+
 def test_the_python_page_runs_in_order(here: Path, tiny_model_dir: Path, capfd):
     stand_in(Path("outputs/tiny-sft/weights/step_900"), tiny_model_dir)
     program = [cut_short(body, tiny_model_dir) for body in blocks(PYTHON, "python")]
@@ -187,6 +205,22 @@ def test_the_python_page_runs_in_order(here: Path, tiny_model_dir: Path, capfd):
     few += ["--max-steps", "2", "--orchestrator.sampling.max-tokens", "6", "--model.name", str(tiny_model_dir)]
     assert main([*argv, *few]) == 0
     assert Path("outputs/by-flags/weights/step_2").is_dir()
+
+
+def test_the_algorithms_page_names_each_and_its_own_functions_train(here: Path, tiny_model_dir: Path):
+    text = ALGORITHMS_PAGE.read_text()
+    named = [row[0] for row in table(ALGORITHMS_PAGE, "| `") if row[0] in ALGORITHMS]
+    assert named == list(ALGORITHMS)
+    (sentence,) = re.findall(r"\+ 1e-4\. (.*?) count groups", text, re.DOTALL)
+    counting = [name for name, keys in ALGORITHMS.items() if keys["trainer.loss.count_filtered"]]
+    assert re.findall(r"`([a-z_+]+)`", sentence) == counting
+    stand_in(Path("outputs/tiny-sft/weights/step_900"), tiny_model_dir)
+    (program,) = blocks(ALGORITHMS_PAGE, "python")
+    small = "**{'orchestrator.batch_size': 8, 'orchestrator.rollouts_per_example': 4, 'orchestrator.eval': False},"
+    Path("mine.py").write_text(program.replace("max_steps=5,", f"max_steps=2, {small}"))
+    names = runpy.run_path("mine.py", run_name="__main__")
+    assert {abs(a) for a in names["run"].rollouts(0)["advantage"].to_pylist()} <= {0.0, 1.0, 2.0, 3.0}
+    assert "def softer" in Path("outputs/mine/algorithm.py").read_text()
 
 
 def cut_short(body: str, model: Path) -> str:
@@ -233,9 +267,81 @@ def test_the_task_of_the_page_grades_and_demonstrates(here: Path):
     assert shown.count("correct") / 200 == pytest.approx(7 / 9, abs=0.1) and set(shown) == {"correct", "wrong"}
 
 
+def test_the_rollout_of_the_page_is_recorded_whole_and_verified(here: Path, tiny_model_dir: Path):
+    """With answers that are right by their length, and one rollout in four that breaks at its end."""
+    (code,) = [body for body in blocks(TASKS, "python") if "TwoTries" in body]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 25
+    Path("uncaught.py").write_text(code.replace("with suppress(NoRoom)", "if True"))
+    right = "float(same_number(PARSER.parse_answer(completion), answer))"
+    broken = code.replace("return replace", 'assert model.key() % 4, "it broke"\n        return replace')
+    Path("two_tries.py").write_text(broken.replace(right, 'len(completion[-1]["content"]) % 3 // 2'))
+    few = ["--max-steps", "2", "--seq-len", "128", "--orchestrator.batch-size", "16", "--no-audit", "--display", "none"]
+    few += ["--orchestrator.sampling.max-tokens", "8", "--no-orchestrator.eval", "--model.name", str(tiny_model_dir)]
+    assert main(["rl", "--orchestrator.env.id", "two-tries", *few, "--output-dir", "two"]) == 0
+    rows, hints, lengths = [row for step in range(2) for row in Run("two").rollouts(step).to_pylist()], set(), set()
+    for row in rows:
+        said = [message["content"] for message in json.loads(row["completion"] or "[]")] or [row["text"]]
+        tries, hints = [len(text) % 3 // 2 for text in said[::2]], hints | set(said[1::2])
+        lengths.add(len(tries))
+        if row["state"] == "failed":
+            assert "AssertionError: it broke" in row["detail"]
+        else:
+            assert row["call_rewards"] == tries and row["reward"] == 0.9 * tries[-1] + 0.1 * (tries == [1])
+    assert hints == {"Try again.", "Count again."} and lengths == {1, 2} and "failed" in {row["state"] for row in rows}
+    trusted = ["two", "--trust-local-task"]
+    assert main(["verify", *trusted]) == main(["replay", "two"]) == main(["regrade", *trusted]) == 0
+    env = load_environment("uncaught")
+    (scripted,) = play_many(env, [(env.split("train")[0], "a")])
+    assert [message["content"] for message in scripted.messages] == ["ANSWER: 0+0?", "a"] and scripted.failure is None
+
+
+def test_the_plans_of_the_page_print_what_it_says(monkeypatch, capfd):
+    monkeypatch.chdir(ROOT)
+    for argv in shell_commands(PLAN):
+        if argv[:2] == ["hone", "plan"] and "--calibrate" not in argv:
+            assert main(argv[1:]) == ("16gb" in argv), (argv, capfd.readouterr().err)
+    lines = [line for body in blocks(PLAN, "") for line in body.splitlines() if line.strip() not in ("...", "")]
+    printed = capfd.readouterr().out
+    assert len(lines) > 4 and [line for line in lines if line not in printed] == []
+
+
+def test_the_table_of_what_fits_is_what_its_script_prints():
+    rows = runpy.run_path(str(ROOT / "scripts" / "memory_table.py"))["rows"]()
+    assert "\n".join(rows) in PLAN.read_text() and any("8bit" in row for row in rows)
+
+
 def test_the_table_of_gpus_is_what_its_script_prints():
     script = runpy.run_path(str(ROOT / "scripts" / "gpu_table.py"))
     assert "\n".join(script["rows"](script["recorded"]())) in BENCHMARKS.read_text()
+
+
+def table(page: Path, start: str) -> list[list[str]]:
+    """The cells of the rows that begin with `start`, without code marks."""
+    lines = page.read_text().splitlines()
+    return [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if line.startswith(start)]
+
+
+def test_the_tables_are_those_of_the_code():
+    named = {"hone, `fp32": ("hone", "fp32", 4), "hone, `bf16_linear` and `bf16": ("hone", "bf16", 4)}
+    named |= {
+        "hone, `bf16_linear`, 28 layers": ("hone", "bf16_linear", 28),
+        "hone, `bf16`, 28 layers": ("hone", "bf16", 28),
+    }
+    named |= {"vLLM, both in fp32": ("vllm", "fp32", 4), "vLLM, else": ("vllm", "bf16", 4)}
+    named |= {"vLLM in bf16, 28 layers": ("vllm", "bf16", 28)}
+    rows = {
+        row[0]: [float(n) for n in (*row[1].split(","), row[2])] for row in table(TRAINING, "| ") if row[0] in named
+    }
+    assert rows == {name: [b.mean, b.max, b.stop] for name, key in named.items() for b in [band_of(*key)]}
+
+    recorded = json.loads((ROOT / "benchmarks/results/alarms.json").read_text())
+    sick = [[step - run["onset"] for step in run["raised"].values()] for run in recorded["sick"].values()]
+    assert len(sick) == 12 and all(min(n for n in steps if n >= 0) <= 25 for steps in sick)
+    assert not recorded["healthy"]["false_alarms"]
+
+    assert f"waits {FINISH_SECONDS:.0f} seconds" in WATCHING.read_text()
+    text = " ".join(TASKS.read_text().split())
+    assert f"hone takes {len(SCORED)} of its {len(SCORED) + len(REFUSED)} tasks" in text
 
 
 def test_every_pip_command_installs_what_an_index_has():
