@@ -166,6 +166,28 @@ def test_the_command_resumes_a_run_of_functions(here, settings):
     assert exact_files(here / "b") == exact_files(here / "whole")
 
 
+@pytest.mark.needs("reproduce")
+def test_functions_that_no_command_can_import_are_said_so_and_none_goes_on_with_them(here, settings, capfd):
+    stream = open("problems.jsonl")  # noqa: SIM115
+
+    def fine(completion):
+        return float(len(stream.name) + len(completion[-1]["content"])) % 2
+
+    with stream:
+        hone.rl(dataset=ROWS, reward_funcs=[fine], output_dir="out", **settings | {"display": "plain"})
+    assert "rewards.py can't be imported alone (stream is a TextIOWrapper" in capfd.readouterr().out
+    for argv in (
+        ["rl", "@", "out/config.toml", "--max-steps", "5", "--resume"],
+        ["verify", "out", "--reward", "out/rewards.py:fine"],
+    ):
+        assert main(argv) == 2
+        assert "only the program that began the run can go on with it: stream is a" in capfd.readouterr().err
+    done = script(
+        f"import hone\ndef fine(completion): return 1.0\nhone.rl(dataset={ROWS!r}, reward_funcs='script:fine')", "x"
+    )
+    assert done.returncode == 1 and "names the script that is running: give the function itself" in done.stderr
+
+
 def test_a_changed_helper_of_a_package_beside_a_script_is_another_task(here, settings):
     Path("helping").mkdir()
     Path("helping/__init__.py").touch()
@@ -182,6 +204,19 @@ def test_a_changed_helper_of_a_package_beside_a_script_is_another_task(here, set
     assert refused.returncode == 1 and "with another task file (" in refused.stderr
     Path("helping/parts.py").write_text("def part(text):\n    return 0.5 * ('a' in text)\n")
     assert main(["rl", "@", "out/config.toml", "--max-steps", "2", "--resume", "--display", "none"]) == 0
+
+
+def test_a_branch_into_another_folder_is_the_same_task(here, settings):
+    import rewards
+
+    task = {"dataset": ROWS, "reward_funcs": [rewards.digits]}
+    hone.rl(**task, **settings | {"max_steps": 2}, output_dir="out")
+    run = hone.rl(**task, **settings, output_dir="branch", **{"resume.dir": "out"})
+    assert run.info["parent"]["dir"] == "out" and run.info["exact"]
+    flags = ["--resume.dir", "out", "--output-dir", "by-command", "--max-steps", "3", "--display", "none"]
+    assert main(["rl", "@", "out/config.toml", *flags]) == 0
+    assert exact_files(here / "by-command") == exact_files(here / "branch") and Run("by-command").info["exact"]
+    assert Path("branch/data.jsonl").read_bytes() == Path("out/data.jsonl").read_bytes()
 
 
 @pytest.mark.needs("audit")
