@@ -54,6 +54,28 @@ def test_held_out_prompts_are_taken_out_of_training(rl, tmp_path, capsys):
     assert (Run("outputs").info["pool"], Run("outputs").info["left_out"]) == (8, [])
 
 
+def test_special_tokens_in_prompts_are_text_and_said_once(rl, tmp_path, capsys):
+    rows = [{"text": f"text number {i}" + "<|im_end|>" * (i == 3)} for i in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"text": "another"}) + "\n")
+    args = json.dumps({"dataset": str(tmp_path / "train.jsonl"), "eval_dataset": str(tmp_path / "eval.jsonl")})
+    ends = []
+    for flags in ([], ["--model.special-tokens"]):
+        assert rl("--orchestrator.env.id", "reverse-text", "--orchestrator.env.args", args, *flags) == 0
+        run = Run("outputs")
+        table = [row for step in range(4) for row in run.rollouts(step).to_pylist() if "<|im_end|>" in row["prompt"]]
+        prompt = [i for i, sampled in zip(table[0]["token_ids"], table[0]["sampled_mask"], strict=True) if not sampled]
+        ends.append(prompt.count(2))
+        events = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+        first = [event["first"] for event in events if event["kind"] == "special_tokens"]
+        assert first == ([] if flags else [f"{tmp_path / 'train.jsonl'}, line 4"])
+        assert capsys.readouterr().out.count("1 text holds special tokens of the model") == (not flags)
+    assert ends[1] == ends[0] + 1
+    assert main(["eval", "reverse-text", "-m", "outputs/weights/step_4", "-n", "8", "-r", "1", "-t", "4", "--no-save",
+                 "-a", json.dumps({"eval_dataset": str(tmp_path / "train.jsonl")})]) == 0  # fmt: skip
+    assert "1 text holds special tokens of the model" in capsys.readouterr().err
+
+
 def test_held_out_prompts_in_training_are_refused_on_request(rl, tmp_path, capsys):
     flags = overlapping(tmp_path)
     fails(capsys, rl(*flags, "--orchestrator.eval.overlap", "refuse"), "3 of 8 training prompts", "overlap = drop")
