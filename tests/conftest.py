@@ -53,7 +53,6 @@ WHOLE = {
     "commands/test_trust.py": "every command that opens a run",
     "contracts/test_reproduce.py": "recorded runs: replay, verify, regrade and diff",
     "config/test_retired.py": "retired keys of all extensions",
-    "test_benchmarks.py": "benchmarks, most of them of an extension",
     "test_docs.py": "what the pages say, with the commands of extensions",
     "test_examples.py": "configs of examples, for servers and roles too",
     "test_recorded.py": "recorded benchmarks",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from present import NO_AUDIT, QUIET
+from present import QUIET
 from run_folders import exact_files
 
 import hone
@@ -147,33 +147,6 @@ def test_functions_of_a_script_of_a_module_and_of_the_command_line_give_the_same
     assert main(["verify", "else/live", "--steps", "2", *named]) == 0
     Path("else/live/rewards.py").write_text(kept.replace("sum(c in", "-sum(c in"))
     assert main(["verify", "else/live", "--steps", "2", *named]) == 2
-
-
-def test_a_script_that_was_killed_goes_on_with_the_same_functions_and_rows_only(here, settings):
-    program = (
-        (
-            f"import hone, os, signal, sys\n{REWARDS}\nrows = [{', '.join(map(repr, ROWS))}]\n"
-            "how, out = sys.argv[1:]\n"
-            "def killing(completion, answer):\n"
-            "    if how == 'kill' and os.path.exists(f'{out}/rollouts/step_000001.parquet'):\n"
-            "        os.kill(os.getpid(), signal.SIGKILL)\n"
-            "    return digits(completion, answer)\n"
-            f"settings = {settings!r} | {{'resume': how == 'resume', 'output_dir': out}}\n"
-            "hone.rl(dataset=rows, reward_funcs=[killing, short], **settings)\n"
-        )
-        .replace("if how ==", "if sys.argv[1] ==")
-        .replace("f'{out}", "f'{sys.argv[2]}")
-    )
-    here_and_now(program, "begin", "whole")
-    assert script(program, "kill", "out").returncode == -signal.SIGKILL
-    assert 1 in Run("out").checkpoints.steps() and 3 not in Run("out").checkpoints.steps()
-    with pytest.raises(UserError, match=r"with another data \((.|\n)*data\.jsonl \("):
-        here_and_now(program.replace("'level': 2", "'level': 1", 1), "resume", "out")
-    with pytest.raises(UserError, match=r"with another task file \("):
-        here_and_now(program.replace("max(1, len(text))", "len(text)"), "resume", "out")
-    assert Run("out").info["status"] == "running"
-    here_and_now(program, "resume", "out")
-    assert exact_files(here / "out") == exact_files(here / "whole")
 
 
 def test_the_command_resumes_a_run_of_functions(here, settings):
@@ -556,31 +529,3 @@ def test_a_reward_relative_to_its_group_is_the_same_in_training_evaluation_regra
     monkeypatch.setattr("hone.extensions.reproduce.regrade.CHECKED", 7)
     assert main(["regrade", "out", "--trust-local-task", "--env.args.weights", "[0.0, 1.0]"]) == 0
     assert "12 of 12 have the recorded reward and outcome" in capsys.readouterr().out
-
-
-def test_a_script_may_come_from_standard_input(here, settings):
-    text = f"""
-import hone, rewards
-hone.rl(dataset="problems.jsonl", reward_funcs=[rewards.digits], output_dir="out", **{settings | {"max_steps": 1}!r})
-"""
-    done = subprocess.run([sys.executable], input=text, capture_output=True, text=True, cwd=here)
-    assert done.returncode == 0, done.stderr
-    assert Run(here / "out").config["orchestrator"]["env"]["args"]["rewards"] == ["rewards:digits"]
-
-
-def test_errors_of_every_door_name_keywords_and_those_of_commands_flags(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "file").touch()
-    words = {"output_dir": str(here / "file"), "model": "hone/tiny", "display": "none"}
-    pairs = [{"prompt": row["prompt"], "completion": row["answer"]} for row in ROWS]
-    task = {"dataset": ROWS, "reward_funcs": ["rewards:digits"], **QUIET}
-    with pytest.raises(UserError, match="another output_dir"):
-        hone.rl(**task, **words)
-    with pytest.raises(UserError, match="another output_dir"), hone.RL(**task, **words):
-        pass
-    with pytest.raises(UserError, match="another output_dir"), hone.SFT(dataset=pairs, **words):
-        pass
-    flags = ["--reward", "rewards:digits", "--data", "problems.jsonl", "--output-dir", "file", *NO_AUDIT]
-    assert main(["rl", *flags, "--model.name", "hone/tiny"]) == 2
-    assert "another --output-dir" in capsys.readouterr().err

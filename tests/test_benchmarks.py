@@ -9,10 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import algorithms
-import gap_depth
 import grading
-import parser_drift
 import pytest
 import sampling
 import torch
@@ -23,7 +20,6 @@ from limits import sampling_limits
 from hone.config.shared import InitConfig
 from hone.model.decoder import Decoder
 from hone.model.presets import tiny_config
-from hone.runs import Run
 
 SIZE = InitConfig(hidden=10, intermediate=20, heads=2, kv_heads=1, head_dim=4)
 TOY = replace(tiny_config(SIZE, 100), family="llama", qk_norm=False)
@@ -132,42 +128,3 @@ def test_limits(precision: str, seconds: float, weight_bytes: int, kv_bytes: int
     assert found["bandwidth"] == pytest.approx(3 / ((weight_bytes + kv) / 0.5e9))
     untied = replace(TOY, tie_word_embeddings=False)
     assert sampling_limits(untied, precision, 3, 2, 8, rates, 0.5) == found, "embeddings are looked up"
-
-
-@pytest.mark.long
-def test_algorithms(tmp_path: Path) -> None:
-    """A toy of all runs. What is done is not done again, unless it is another number of steps."""
-    out, work = tmp_path / "out.json", tmp_path / "work"
-    flags = ["--algorithms", "defaults", "grpo", "--seeds", "1", "--sft-steps", "2", "--examples", "4"]
-    flags += ["--work", str(work), "--out", str(out), "--steps"]
-    algorithms.main([*flags, "2"])
-    found = json.loads(out.read_text())
-    assert list(found["algorithms"]) == ["after SFT", "defaults", "grpo"]
-    assert [len(found["algorithms"]["grpo"]["steps_to"]), found["algorithms"]["grpo"]["lr"]] == [1, 3e-4]
-    ids = {name: Run(work / f"{name}-0").info["id"] for name in ("after-SFT", "defaults", "grpo")}
-    algorithms.main([*flags, "2"])
-    assert json.loads(out.read_text()) == found
-    assert ids == {name: Run(work / f"{name}-0").info["id"] for name in ids}
-    assert Run(work / "grpo-0").config["algorithm"] == "grpo" and "algorithm" not in Run(work / "defaults-0").config
-
-
-def test_parser_drift(tmp_path: Path) -> None:
-    """The three commands and the record; what a trained model shows is in tests/test_recorded.py."""
-    out = tmp_path / "out.json"
-    flags = ["--seeds", "3", "--max-steps", "2", "--work", str(tmp_path / "work"), "--out", str(out)]
-    parser_drift.main(flags)
-    (found,) = json.loads(out.read_text())["runs"]
-    assert found["seed"] == 3 and [point["step"] for point in found["curve"]] == [0, 1]
-    assert found["regrade"]["completions"] == found["regrade"]["check"]["completions"] == 256
-    assert found["regrade"]["check"]["same"] == 256 and "growth" in found["audit"]
-
-
-def test_gaps_by_depth_are_of_rounding_and_larger_with_a_gpus_attention(monkeypatch):
-    monkeypatch.setattr(gap_depth, "JOBS", 2)
-    monkeypatch.setattr(gap_depth, "TOKENS", 12)
-    found = gap_depth.random_models((2,), (0,), 128)["2"]
-    assert all(of["tokens"] >= 12 for of in found.values())
-    means = {name: of["mean"] for name, of in found.items()}
-    assert 0 < means["fp32"] < 1e-5 < means["bf16_linear"] < means["bf16_linear on a GPU"] < 0.1
-    assert means["bf16"] < 5e-3  # 2.3e-3 where a CPU takes products of bf16 in fp32, below 1e-3 elsewhere
-    assert 1e-3 < means["bf16 on a GPU"] < 0.1

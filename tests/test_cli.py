@@ -82,33 +82,6 @@ def test_ctrl_c_is_130_and_a_bug_keeps_its_traceback(rl_command) -> None:
         cli.main(RL)
 
 
-def test_what_libraries_read_at_import_is_set_before_the_command_and_never_overridden(rl_command, monkeypatch) -> None:
-    monkeypatch.delenv("GOMP_SPINCOUNT")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
-    names = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM")
-    seen = []
-    rl_command.action = lambda config: seen.append([os.environ.get(name) for name in names]) or 0
-    assert cli.main(RL) == 0
-    assert seen == [["3000", "true"]]
-
-
-@pytest.mark.parametrize(
-    ("driver", "own", "settings"),
-    [(True, None, "expandable_segments:True"), (False, None, None), (True, "PYTORCH_CUDA_ALLOC_CONF", None)],
-)
-def test_a_gpu_s_memory_is_in_segments_that_grow_unless_told(
-    driver: bool, own: str | None, settings: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cli, "has_gpu_driver", lambda: driver)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.setenv(name, "")  # put back after the test
-        monkeypatch.delenv(name)
-    if own:
-        monkeypatch.setenv(own, "backend:native")
-    cli.prepare_process()
-    assert os.environ.get("PYTORCH_ALLOC_CONF") == settings
-
-
 @pytest.mark.parametrize("group", ["", "runs "])
 def test_hone_alone_lists_the_commands_and_a_group_its_own(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(group.split()) == 0
@@ -135,26 +108,10 @@ def test_an_unknown_command_names_the_nearest(words: str, hint: str, capsys: pyt
     assert hint in capsys.readouterr().err
 
 
-def test_a_word_that_the_locale_cannot_read_is_refused_before_anything_runs(rl_command, capsys) -> None:
-    assert cli.main([*RL, "--output-dir", "l\udcc3\udca4uf"]) == 2
-    assert "'l\\udcc3\\udca4uf' is not text in utf-8: set PYTHONUTF8=1" in capsys.readouterr().err
-    assert rl_command.configs == []
-
-
 def test_every_installed_script_is_a_function_of_the_command_line() -> None:
     scripts = [script for script in entry_points(group="console_scripts") if script.value.startswith("hone.cli:")]
     assert {script.name for script in scripts} > {"hone", "sft", "rl", "inference", "vf-eval"}
     assert all(callable(script.load()) for script in scripts)
-
-
-@pytest.mark.parametrize("script", ["inference", "trainer", "orchestrator"])
-def test_a_script_whose_extension_is_gone_says_so(script: str, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("hone.extension._found", dict)
-    monkeypatch.setattr("hone.extension.extensions", dict)
-    monkeypatch.setattr(sys, "argv", [script])
-    assert getattr(cli, script)() == 2
-    sentence = f"error: hone has no command '{script}': install the extension that brings it\n"
-    assert capsys.readouterr().err == sentence
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

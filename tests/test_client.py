@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from email.utils import formatdate
 
 import pytest
 from fake_openai import Drop, FakeOpenAI, Say, Status
 
 from hone.client import LONGEST_RETRY_AFTER, LONGEST_WAIT, Client, Endpoint, RequestRejected, ServerUnavailable, delay
 from hone.web import MIB, retry_after
-
-
-def test_retry_after_may_be_a_date():
-    assert retry_after({"retry-after": formatdate(time.time() + 3600, usegmt=True)}) == pytest.approx(3600, abs=60)
-    assert retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
-    assert retry_after({}) is None
 
 
 def test_retry_after_is_obeyed_up_to_a_cap_if_it_can_be_read():

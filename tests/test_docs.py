@@ -181,21 +181,6 @@ def look(words: list[str], *paths: str) -> int:
         return server.wait(300)
 
 
-def test_several_tasks_train(here: Path, tiny_model_dir: Path):
-    few = ["--max-steps", "2", "--display", "none", "--orchestrator.rollouts-per-example", "2"]
-    few += ["--orchestrator.batch-size", "16", "--orchestrator.eval.num-examples", "4", "--no-ckpt"]
-    assert main(["rl", "@", "examples/mixed/rl.toml", "--model.name", str(tiny_model_dir), *few]) == 0
-    first, *_ = [json.loads(line) for line in Path("outputs/mixed/metrics.jsonl").read_text().splitlines()]
-    for name in ("env/reverse-text", "env/counting", "eval/char-count", "eval/longer"):
-        assert f"{name}/reward/mean" in first
-    drawn = [row["env"] for row in Run("outputs/mixed").ledger()]
-    assert drawn == 2 * (6 * ["reverse-text"] + 2 * ["counting"])
-    tasks = json.loads(Path("outputs/mixed/audit.json").read_text())["tasks"]
-    assert [task["subject"] for task in tasks] == ["reverse-text", "char-count"]
-    assert main(["regrade", "outputs/mixed", "--env", "counting"]) == 0
-    assert look(["view"], "/run/mixed/eval/2/", "/run/mixed/change/0/2/") == 0
-
-
 def test_every_address_of_the_viewer_answers(here: Path, tiny_model_dir: Path):
     few = ["--max-steps", "2", "--display", "none", "--model.name", str(tiny_model_dir)]
     few += ["--orchestrator.batch-size", "16", "--orchestrator.eval.num-examples", "4"]
@@ -308,17 +293,6 @@ def test_the_rollout_of_the_page_is_recorded_whole_and_verified(here: Path, tiny
     env = load_environment("uncaught")
     (scripted,) = play_many(env, [(env.split("train")[0], "a")])
     assert [message["content"] for message in scripted.messages] == ["ANSWER: 0+0?", "a"] and scripted.failure is None
-
-
-def test_the_commands_that_init_env_prints_are_those_of_the_page(here: Path, capfd, monkeypatch):
-    section = TASKS.read_text().split("## Write your own")[1]
-    first, *shown, last = [shlex.split(line, comments=True) for line in FENCE.findall(section)[0][1].splitlines()]
-    assert (first, last) == (["mkdir", "mine", "&&", "cd", "mine"], ["cd", ".."])
-    Path("mine").mkdir()
-    monkeypatch.chdir("mine")
-    assert main(shown[0][1:]) == 0
-    printed = capfd.readouterr().out.splitlines()[1:5]
-    assert [shlex.split(line.removeprefix("next: "), comments=True) for line in printed] == shown[1:]
 
 
 def test_the_plans_of_the_page_print_what_it_says(monkeypatch, capfd):

@@ -146,25 +146,3 @@ def test_a_server_that_is_started_alone_takes_the_weights_of_the_run(folder: str
     assert serve.weights_folder == transport_weights(whole.transport_path) and serve.model == ModelConfig(
         **whole.model.model_dump(exclude={"lora"})
     )
-
-
-@pytest.mark.parametrize("file", ["rl.toml", "tiny.toml"])
-def test_prompt_and_completion_fit_the_sequence(file: str, tiny_model_dir: Path) -> None:
-    """Measured with the tiny tokenizer, which spells every character: no tokenizer of words needs more."""
-    from hone.environments import load_environment
-    from hone.model.chat import load_renderer
-
-    config = rl(f"@ {REVERSE_TEXT}/{file}")
-    env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
-    renderer = load_renderer(str(tiny_model_dir))
-    max_tokens = config.orchestrator.sampling.max_tokens
-    assert max_tokens is not None
-    for split in ("train", "eval"):
-        for index in range(200):
-            example = env.split(split)[index]
-            prompt = len(renderer.prompt_ids(example.prompt))
-            answer = len(renderer.completion_ids(example.prompt, env.reference(example)))
-            if file == "tiny.toml":
-                assert answer <= max_tokens and prompt + max_tokens <= config.seq_len
-            else:
-                assert prompt < config.seq_len and answer <= max_tokens

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -21,7 +21,7 @@ from hone.config.parse import CONFIG_OF, parse
 from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
 from hone.errors import UserError
-from hone.extension import Fields, Key
+from hone.extension import Key
 from hone.runs import settings
 from hone.runs.settings import changes, flat, run_toml
 
@@ -143,35 +143,6 @@ def test_a_run_from_before_an_extension_was_installed_goes_on_with_the_keys_defa
     assert [str(one) for one in changes(before, changed, {})] == [
         "depth (3, now 4)", "more.window (10, now 7)", "words (false, now true)"
     ]  # fmt: skip
-
-
-@pytest.mark.needs("alarms")
-@pytest.mark.parametrize(
-    ("tables", "words"),
-    [
-        ({"KEYS": {"run.seed": key("int", 7)}}, "adds the key run.seed, which exists already"),
-        ({"KEYS": {"sft.depth": key("int", 7)}}, "adds the key sft.depth: begin it with one of run, rl, eval, engine"),
-        ({"CHOICES": {"run.sead.two": "2"}}, "adds run.sead.two to CHOICES: write PLACE.KEY.VALUE"),
-        ({"CHOICES": {"run.display": "loud"}}, "adds run.display to CHOICES: write PLACE.KEY.VALUE"),
-        (
-            {"KEYS": {"run.x": Fields("AlarmsConfig", "hone.extensions.alarms.extension")}},
-            "_check_thresholds exists already",
-        ),
-    ],
-)
-def test_what_a_package_can_not_add_is_said(added: Callable[..., Any], tables: dict[str, Any], words: str):
-    class Config(RunConfig):
-        def _check_thresholds(self) -> None: ...
-
-    with pytest.raises(UserError, match=words):
-        added(config_class=Config, **tables)
-
-
-def test_two_packages_add_values_of_the_same_key(added: Callable[..., Any]):
-    values = {"run.display.silent": "nothing.", "run.display.loud": "all."}
-    field = added(CHOICES=values).model_fields["display"]
-    assert get_args(field.annotation) == ("auto", "plain", "none", "silent", "loud")
-    assert (field.description or "").endswith("`silent`: nothing. `loud`: all.")
 
 
 def test_the_page_lists_every_socket():

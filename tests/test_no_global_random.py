@@ -68,28 +68,3 @@ def _draws(node: ast.Call) -> bool:
 def test_no_global_random_state() -> None:
     found = {(str(path.relative_to(ROOT)), offence) for path in FILES for offence in offences(path.read_text())}
     assert found == {(file, "imports secrets") for file in SECRETS if (ROOT / file).is_file()}
-
-
-FOUND = [
-    "import random",
-    "from numpy.random import rand",
-    "np.random.seed(0)",
-    "np.random.default_rng()",
-    "torch.manual_seed(0)",
-    "torch.rand(3)",
-    "nn.init.normal_(w)",
-    "nn.Linear(2, 3)",
-    "F.dropout(x, 0.1)",
-    "sorted(rows, key=lambda row: hash(row))",
-]
-LET_PASS = [
-    "from hone import rng",
-    "rng.random(3); rng.integers(9); rng.multinomial(3, p); rng.normal()",
-    "np.random.Generator(np.random.Philox(key=3))",
-    "torch.rand(3, generator=generator); weights.normal_(0, 1, generator=generator)",
-    "nn.init.zeros_(w)",
-]
-
-
-def test_the_scan_finds_draws_from_global_state_alone() -> None:
-    assert [len(list(offences(line))) for line in FOUND + LET_PASS] == [1] * len(FOUND) + [0] * len(LET_PASS)

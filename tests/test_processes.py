@@ -66,18 +66,6 @@ def test_it_is_told_to_end_and_killed_with_its_group_if_it_does_not() -> None:
     deaf.kill()
 
 
-def test_a_mark_finds_what_has_left_the_group_and_no_other() -> None:
-    program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
-    one, other = (start(program, mark="HONE_TEST") for _ in range(2))
-    left, stays = int(line_of(one)), int(line_of(other))
-    assert one.wait(300) == other.wait(300) == 0
-    one.kill_marked()
-    wait_until_gone({left})
-    assert alive({stays})
-    other.kill_marked()
-    wait_until_gone({stays})
-
-
 FOLLOWS = "import os; from hone.processes import end_with; parent = os.getppid(); print(os.getpid(), flush=True); "
 STARTS = {
     "the kernel": f"print(Process([sys.executable, '-c', {DEAF!r}], dies_with_parent=signal.SIGKILL).pid, flush=True)",

@@ -8,7 +8,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from present import NO_AUDIT
 
@@ -20,7 +19,6 @@ from hone.environments import load_environment
 from hone.extension import extensions
 from hone.model.chat import load_renderer
 from hone.runs import Run
-from hone.types import Outcome
 
 ROOT = Path(__file__).parent.parent
 TINY = {"char_count": (1000, 150), "countdown": (200, 250), "scramble": (600, 150), "calculator": (800, 60)}
@@ -92,13 +90,6 @@ def test_numbers(file: str) -> None:
         load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
 
 
-def test_the_one_example_of_one_shot() -> None:
-    env = load_environment("one-shot", **rl("one_shot/rl.toml").orchestrator.env.args)
-    examples = list(env.split("train"))
-    assert len(examples) == 128 and len({example.id for example in examples}) == 1 and examples[0].answer == "12.8"
-    assert env.grade(examples[0], r"So the speed is $\boxed{12.8}$.").outcome is Outcome.CORRECT
-
-
 @pytest.mark.parametrize("task", TINY)
 def test_tiny_recipes_belong_together(task: str) -> None:
     before, after = parse(SFTConfig, ["@", f"examples/{task}/tiny_sft.toml"], "sft"), rl(f"{task}/tiny.toml")
@@ -119,36 +110,6 @@ def test_prompts_and_answers_of_tiny_recipes_fit(task: str, tiny_model_dir: Path
     assert max(answers) <= config.orchestrator.sampling.max_tokens
     assert max(len(renderer.prompt_ids(example.prompt)) for example in examples) == text
     assert text + config.orchestrator.sampling.max_tokens <= config.seq_len
-
-
-def test_conversations_of_the_calculator_fit() -> None:
-    env, config = load_environment("calculator"), rl("calculator/tiny.toml")
-    renderer = load_renderer("hone/tiny")
-    example = env.example(a=12, b=34)
-    called, noted, answered = env.reference(example)
-    prompt = renderer.prompt_ids(example.prompt, env.tool_schemas)
-    call = renderer.completion_ids(example.prompt, called, env.tool_schemas)
-    bridge = renderer.bridge_ids([*example.prompt, called], [noted], env.tool_schemas)
-    answer = renderer.completion_ids([*example.prompt, called, noted], answered, env.tool_schemas)
-    assert (len(prompt), len(call), len(answer)) == (133, 58, 6)
-    assert len(prompt + call + bridge + answer) < config.seq_len
-    assert max(len(call), len(answer)) <= config.orchestrator.sampling.max_tokens
-
-
-def test_demonstrations_of_the_calculator() -> None:
-    env = load_environment("calculator")
-    train, held_out = ({(e.info["a"], e.info["b"]) for e in env.split(name)} for name in ("train", "eval"))
-    assert (len(train), len(held_out)) == (7290, 810) and not train & held_out
-    example = env.example(a=12, b=34)
-    called, noted, answered = env.reference(example)
-    function = called["tool_calls"][0]["function"]
-    assert (function["name"], json.loads(function["arguments"])) == ("multiply", {"a": 12, "b": 34})
-    assert noted["tool_call_id"] == called["tool_calls"][0]["id"] and noted["content"] == "408"
-    assert env.grade(example, [called, noted, answered]).reward == 1.0
-    assert env.grade(example, [called, noted]).outcome is Outcome.UNPARSABLE
-    teacher, rng = load_environment("calculator", demo_noise=1.0), np.random.default_rng(0)
-    shown = [teacher.grade(e, teacher.demonstrate(e, rng)).outcome for e in env.split("train")[:600]]
-    assert shown.count("correct") / 600 == pytest.approx(2 / 3, abs=0.05) and set(shown) == {"correct", "wrong"}
 
 
 @pytest.mark.parametrize("task", ["countdown", "calculator"])

@@ -7,11 +7,9 @@ import json
 import sys
 
 import pytest
-from fastapi import FastAPI
 from rich.text import Text
 
 from hone.cli import _print_traceback
-from hone.serving import settings
 from hone.terminal import SafeStream, make_console, printable, raw, safe_output
 
 HOSTILE = "a\x1b[2J\x07\r\x7f\x9b31m\u202e\u2066\u200b\ud800\U000e0001 é 数\tb\nc"
@@ -54,7 +52,3 @@ def test_tables_and_colours_of_rich_escape_their_text(given):
     assert r"a\x1b[2J" in shown and r"\u202e" in shown
     assert not {"\x07", "\x7f", "\x9b", "\u202e", "\u2066"} & {*shown}
     assert ("\x1b[1;31m" in shown) == isinstance(given, Text) and "\x1b[2J" not in shown
-
-
-def test_warnings_of_servers_have_no_colours_that_would_be_escaped():
-    assert settings(FastAPI(), 1).use_colors is False

@@ -46,18 +46,6 @@ def test_what_it_writes_passes_its_test_and_trains_as_printed(capsys):
     assert "sort-it-2: 8 examples" in capsys.readouterr().out
 
 
-def test_it_lies_where_a_project_has_its_folders(capsys):
-    for folder in ("environments", "tests", "examples"):
-        Path(folder).mkdir()
-    assert main(["init-env", "my-task"]) == 0
-    written = {"environments/my_task.py", "tests/test_my_task.py"}
-    recipes = {"examples/my_task/tiny_sft.toml", "examples/my_task/tiny.toml"}
-    assert files() == written | recipes
-    test, sft, rl, _ = printed(capsys)
-    assert test[1] == "tests/test_my_task.py" and {sft[2], rl[2]} == recipes
-    assert "#   sft @ examples/my_task/tiny_sft.toml\n" in Path(sft[2]).read_text()
-
-
 @pytest.mark.parametrize("path", ["test_my_task.py", "my_task/tiny.toml", "my_task/notes.txt"])
 def test_nothing_is_overwritten(path, capsys):
     Path(path).parent.mkdir(exist_ok=True)

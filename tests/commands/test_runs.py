@@ -15,7 +15,6 @@ from run_folders import checkpoint, entry, held, make_run, rollouts, write_lines
 
 from hone.cli import main
 from hone.commands import runs
-from hone.runs import Run
 from hone.runs.files import sha256
 
 
@@ -128,17 +127,6 @@ def test_show_prints_a_page(hone) -> None:
     }
     checkpoint(run, 3)
     assert "the run has changed since: verify it again" in page(hone("show", "outputs/a"))["certificate"]
-
-
-def test_show_names_torchrun_and_the_ranks_of_the_last_resume(hone) -> None:
-    run = make_run(Path("outputs"), kind="sft", ranks=2, command=["/src/hone/trainer/sft.py", "@", "a.toml"])
-    found = page(hone("show"))
-    assert found["command"] == "torchrun --nproc-per-node 2 -m hone.trainer.sft @ a.toml"
-    assert found["machine"].endswith("2 ranks, 1 thread each")
-    info = json.loads((run / "run.json").read_text())
-    info["resumes"] = [{"step": 2, "time": "2026-01-02T03:05:05+00:00"}]
-    (run / "run.json").write_text(json.dumps(info))
-    assert page(hone("show"))["machine"].endswith("no GPU; 1 thread")
 
 
 @pytest.fixture
@@ -262,13 +250,3 @@ def test_rm_refuses_what_is_no_run_what_is_being_written_and_to_delete_unasked(c
     fails(capsys, main(["runs", "rm", "outputs", "--yes"]), "has no run.json")
     fails(capsys, main(["runs", "rm"]), "RUN is missing")
     assert Path("outputs/a/run.json").exists() and Path("foreign/run.json").exists()
-
-
-def test_a_run_is_shown_as_a_table_in_python() -> None:
-    make_run(Path("outputs/a"), "running", steps=3)
-    heads, row = repr(Run("outputs/a")).splitlines()
-    assert heads.split()[:4] == ["run", "kind", "status", "task"]
-    assert row.split()[:5] == ["outputs/a", "rl", "running", "reverse-text", "3/4"]
-    assert "<td>outputs/a</td><td>rl</td>" in Run("outputs/a")._repr_html_()
-    (Path("outputs/a") / "metrics.jsonl").write_text("nonsense\n")
-    assert repr(Run("outputs/a")).splitlines()[1].split() == ["outputs/a", "rl", "running", "yes"]

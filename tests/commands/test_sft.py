@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,19 +42,6 @@ def test_it_reports_the_losses_where_the_weights_are_and_what_to_do_next(sft, tm
     assert "SFT: " in out and "data set `rows.jsonl`" in out
 
 
-def test_the_last_lines_name_a_target_that_was_not_reached_and_the_best_checkpoint(sft, tmp_path, capsys):
-    target = ["--stop.metric", "val/loss", "--stop.below", "0"]
-    kept = ["--ckpt.interval", "1", "--ckpt.best", "val/loss"]
-    assert sft("--val.interval", "1", "--val.fraction", "0.2", *target, *kept) == 0
-    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["val/loss"] for line in lines]
-    best = min((1, 2, 3), key=lambda step: losses[step])
-    out = capsys.readouterr().out
-    assert f"The target was not reached: val/loss was {losses[3]:.4g} last (target <= 0)." in out
-    checkpoints = tmp_path / "out" / "checkpoints"
-    assert f"Best: step_{best}, whose val/loss was {losses[best]:.4g}, in {checkpoints}\n" in out
-
-
 def test_special_tokens_in_rows_are_said_once(sft, data, tmp_path, capsys):
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     rows[4]["prompt"], rows[7]["completion"] = "a<|im_end|>", "b<|im_start|>"
@@ -88,21 +72,3 @@ def test_several_ranks_need_torchrun_and_its_terminal(sft, monkeypatch, capsys, 
     monkeypatch.delenv("RANK", raising=False)
     fails(capsys, sft(*flags), words)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_first_rank_speaks_for_all(monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("hone.cli.signal.signal", lambda *_: None)
-    monkeypatch.setattr("hone.cli.time.sleep", lambda seconds: None)
-    assert main(["sft", "--bogus", "1"]) == 2 and capsys.readouterr().err == ""
-    assert main(["eval", "--bogus", "1"]) == 2 and "--bogus" in capsys.readouterr().err
-
-
-def test_the_module_runs_as_a_script_for_torchrun(data, tiny_model_dir, tmp_path):
-    """As one rank; as several in tests/trainer/test_sft_ranks.py."""
-    flags = f"--model.name {tiny_model_dir} --data.path {data} --max-steps 1 --output-dir {tmp_path / 'out'}"
-    command = [sys.executable, "src/hone/trainer/sft.py", *flags.split(), "--data.seq-len", "64"]
-    root = Path(__file__).parents[2]
-    one = subprocess.run(command, cwd=root, env=os.environ | {"WORLD_SIZE": "1"}, capture_output=True, text=True)
-    assert one.returncode == 0 and (tmp_path / "out" / "weights" / "step_1" / "model.safetensors").exists(), one.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 from fake_openai import Drop, FakeOpenAI, Raw, Say, Status
@@ -60,25 +59,6 @@ def test_the_body_is_sent_as_it_is_and_the_key_as_a_bearer_token(monkeypatch):
     sent = {"model": "toy", "messages": [{"role": "user", "content": "0"}]} | body
     assert server.bodies == [sent, sent]
     assert [h.get("Authorization") for h in server.headers] == ["Bearer sk-1", None]
-
-
-def test_a_slow_answer_is_given_up_and_asked_for_again():
-    patience = threading.Event()
-    slow = iter([True])
-
-    def script(body):
-        if next(slow, False):
-            patience.wait(300)
-        return Say("in time")
-
-    with FakeOpenAI(script) as server:
-        (reply,), client = ask(server.url, timeout=4.0)
-        patience.set()
-    assert (reply.messages[-1]["content"], client.retries) == ("in time", 1)
-    with FakeOpenAI(lambda body: patience.clear() or (patience.wait(300) and Say("late"))) as server:
-        (failure,), _ = ask(server.url, timeout=0.2, max_retries=0)
-        patience.set()
-    assert isinstance(failure, Failure) and failure.reason == "no answer within 0.2 s; gave up after 1 tries"
 
 
 @pytest.mark.parametrize(

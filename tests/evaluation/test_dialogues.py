@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import adding
@@ -13,7 +12,6 @@ import pytest
 from fake_openai import FakeOpenAI, Say, Status
 
 from hone import client, rng
-from hone.cli import call
 from hone.client import Endpoint
 from hone.environments import Environment
 from hone.evaluation.remote import evaluate_url
@@ -144,11 +142,3 @@ def test_conversations_side_by_side_keep_their_answers():
         seeds = [rng.key(5, "eval", 0, sample.index, sample.rollout, *more) >> 33 for more in ((), (1,), (2,))]
         text = [m["content"] for m in sample.trajectory.messages if m["role"] == "assistant"]
         assert text == [str(rng.key(seed) % 10) for seed in seeds][: len(text)]
-
-
-def test_a_long_conversation_is_shown_in_part(here: Path, capsys):
-    with FakeOpenAI(lambda body: Say("x" * 3000)) as server:
-        words = ["guessing", "-m", "toy", "-b", server.url, "-n", "1", "-a", '{"max_turns": 20}', "--no-save"]
-        assert call("eval", words, "hone eval") == 0
-    out = capsys.readouterr().out
-    assert "… 24 more messages" in out and "(1000 more characters)" in out and out.count("assistant: ") == 8

@@ -14,7 +14,6 @@ from hone import rng
 from hone.config.eval import EvalConfig
 from hone.environments import Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
-from hone.evaluation import loop
 from hone.evaluation.intervals import bounded_interval, mean_interval
 from hone.evaluation.loop import evaluate
 from hone.evaluation.report import show_sample
@@ -192,16 +191,6 @@ def shown(draw) -> str:
     return out.getvalue()
 
 
-def test_a_sample_is_shown_with_its_reward_explained():
-    result, _ = run(scripted)
-    text = shown(lambda console: show_sample(console, result.samples[1]))
-    assert "user: q0" in text
-    assert "assistant: please <t>9</t>" in text
-    assert "reward 0.500 = right 0 x 1 + bonus 1 x 0.5, wrong" in text
-    assert "expected '0', got '9'" in text
-    assert "reward: none, grader_error" in shown(lambda console: show_sample(console, result.samples[4]))
-
-
 def test_model_output_cannot_steer_the_terminal_or_the_markup():
     evil = "\x1b[2J[bold]x[/bold]\x07"
     assert printable(evil + "\na") == "\\x1b[2J[bold]x[/bold]\\x07\na"
@@ -210,27 +199,13 @@ def test_model_output_cannot_steer_the_terminal_or_the_markup():
     assert "assistant: \\x1b[2J[bold]x[/bold]\\x07" in text
 
 
-def test_results_on_disk(tmp_path: Path):
-    result, _ = run(scripted)
-    config = EvalConfig(env="toy", model="some/model", output_dir=tmp_path / "out", max_tokens=10)
-    folder = results_folder(config)
-    assert folder == tmp_path / "out" and not folder.exists()
-    save_results(folder, config, result, ["hone", "eval"], {"environment": "d1"})
-    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    assert [(row["example"], row["rollout"]) for row in rows] == list(SCRIPT)
-    assert [row["reward"] for row in rows] == [1.0, 0.5, 1.0, 1.0, None, 0.0, 0.0, 0.0]
-    assert rows[1]["components"] == {"right": 0.0, "bonus": 1.0}
-    assert rows[1]["completion"] == [{"role": "assistant", "content": "please <t>9</t>"}]
-    assert (rows[4]["outcome"], rows[4]["components"]) == ("grader_error", {})
-    metadata = json.loads((folder / "metadata.json").read_text())
-    assert metadata["metrics"] == result.metrics()
-    assert (metadata["failures"], metadata["prompt_tokens"]) == (1, 16)
-    info = json.loads((folder / "run.json").read_text())
-    assert (info["kind"], info["sources"]) == ("eval", {"environment": "d1"})
-    assert results_folder(config) == folder  # an evaluation may be replaced
-    (folder / "report.html").write_text("of the first")
-    save_results(folder, config, result, ["hone", "eval"], {"environment": "d1"})
-    assert not (folder / "report.html").exists()
+def test_a_page_of_earlier_results_goes_with_them(tmp_path: Path):
+    result, config = run(scripted)[0], EvalConfig(env="toy", model="some/model", output_dir=tmp_path / "out")
+    for _ in range(2):
+        folder = results_folder(config)
+        save_results(folder, config, result, ["hone", "eval"], {})
+        assert not (folder / "report.html").exists()
+        (folder / "report.html").write_text("of the first")
 
 
 def test_what_is_not_an_evaluation_is_left_alone(tmp_path: Path):
@@ -267,38 +242,3 @@ def test_what_the_disk_does_not_take_is_saved_elsewhere_and_the_earlier_results_
     assert f"The results are in {place}: move them" in str(caught.value)
     assert (place / "results.jsonl").read_bytes() == before["results.jsonl"]
     assert json.loads((place / "run.json").read_text())["command"] == ["second"]
-
-
-def test_ctrl_c_keeps_what_has_ended_for_a_caller_that_wants_it(monkeypatch):
-    class Interrupted(Scripted):
-        def sample(self, requests, sampling, finished=None):
-            turns = super().sample(requests, sampling)
-            if len(self.calls) == 2:
-                if finished:
-                    finished(1, turns[1])
-                raise KeyboardInterrupt
-            return turns
-
-    monkeypatch.setattr(loop, "BATCH", 4)
-    result, _ = run(None, policy=Interrupted(scripted), keeps_ended=True)
-    assert [(s.index, s.rollout) for s in result.samples] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]
-    assert [(f.index, f.rollout) for f in result.failed] == [(2, 0), (3, 0), (3, 1)]
-    rows, whole = result.rows(), run(scripted)[0].rows()
-    assert result.stopped and rows[:4] == whole[:4] and rows[5] == whole[5] and result.seconds["sample"] > 0
-    with pytest.raises(KeyboardInterrupt):
-        run(None, policy=Interrupted(scripted))
-    env, pressed = make_env(), []
-    grade = env.grade_many
-
-    def again(pairs, *more):
-        pressed.append(len(pairs))
-        if len(pressed) > 1:  # in the second batch, and while that is graded after Ctrl-C
-            raise KeyboardInterrupt
-        return grade(pairs, *more)
-
-    env.grade_many = again
-    result, _ = run(scripted, env=env, keeps_ended=True)
-    assert pressed == [4, 4, 4] and result.stopped and result.rows()[:4] == whole[:4] and len(result.failed) == 4
-    first = Interrupted(scripted)
-    first.calls.append([])  # in the first batch: its time counts
-    assert run(None, policy=first, keeps_ended=True)[0].seconds["sample"] > 0
