@@ -136,7 +136,7 @@ def name_task(settings: Settings) -> None:
         value = given[name].value if name in given else None
         several = value if name == "reward" and isinstance(value, list) else [value]
         if not all(isinstance(one, str | PurePath | None) for one in several):
-            raise UserError(f"{name} {kind}; from Python, give {objects}")
+            raise UserError(f"{name} {kind}; from Python, pass {objects}")
     task = settings.get((*ENV, "id"), Setting(FUNCTIONS))
     if task.value != FUNCTIONS and given and not given.keys() & set(NEEDED):
         name = next(iter(given))

@@ -218,7 +218,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class Draws:
-    """Maps a draw of a run to an example. Each epoch has all `n` examples once, in a new order made from `seed`."""
+    """Maps the number of a draw to an example's index. Each epoch has all `n` examples, in a new order from `seed`."""
 
     def __init__(self, n: int, seed: int) -> None:
         assert n > 0

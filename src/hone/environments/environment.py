@@ -45,7 +45,7 @@ NEEDS_IDS = (
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
-"""Called with a text about the work of worker processes; "" when the work is done."""
+"""Called with a text about the work of worker processes; with "" when they are done."""
 Split = Rows[Example]
 """The examples of one split. Example i is made from row i at each access and not stored."""
 
@@ -105,7 +105,7 @@ class Environment:
     max_turns = 1
     """Maximum number of completions in a rollout."""
     patience: float | None = None
-    """Seconds without a request or result, after which waiting rollouts are answered; None: once all rollouts wait."""
+    """Waiting rollouts are answered once all wait or, if this is set, after this many seconds without a change."""
     concurrency: int | None = None
     """Maximum number of concurrent rollouts; None: no limit."""
     keeps_state = False
@@ -213,14 +213,14 @@ class Environment:
         """Make the task's columns from the data set's columns, as `hone.environments.template` says.
 
         Call it before the data is used. `name` names the template in errors. Raises UserError if the template is
-        malformed or makes a column that nothing reads, or if the task generates its rows.
+        malformed or makes an unknown column, or if the task generates its rows.
         """
         from hone.environments.template import Template
 
         if not self._has_own_columns and (unknown := [column for column in columns if column not in COLUMNS]):
             near = difflib.get_close_matches(unknown[0], COLUMNS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"{name} makes a column {unknown[0]!r}, but {self.id} reads {', '.join(COLUMNS)}{hint}")
+            raise UserError(f"{name}: unknown column {unknown[0]!r}; {self.id} reads {', '.join(COLUMNS)}{hint}")
         sources = [source for source in self._sources.values() if source is not None]
         if all(isinstance(source, DataSource) and not source.reads for source in sources):
             raise UserError(

@@ -24,7 +24,7 @@ VARIABLE = "HONE_JUDGEMENTS"
 
 
 class Service:
-    """A reward function that calls a service. It is async, and inline because it only waits."""
+    """A reward function that calls a service. It is async and, as it only waits, needs no worker process."""
 
     name: str
     api_key_env: str | None
@@ -43,12 +43,12 @@ class Service:
 
     @property
     def patience(self) -> float:
-        """Seconds that grading may wait: enough for one try that hangs, and a late answer."""
+        """Seconds that grading may wait: enough for one try that hangs and one late answer."""
         return 2 * self.timeout
 
     @property
     def source(self) -> str:
-        """Python code that recreates the service, after `import hone`; without the URL's query values."""
+        """Python code that recreates the service after `import hone`. It omits the URL's query values."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}  # type: ignore[arg-type]
         given |= {name: shown_url(given[name]) for name in ("url", "base_url") if given.get(name)}
         return f"hone.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"

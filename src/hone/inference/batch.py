@@ -55,7 +55,7 @@ class Ticket:
 class Batch:
     """Rows with a common KV cache. `logits` `[B, V]`: logits of each row's next token.
 
-    `index` `[B]`: the next token's number in each completion. `drawn`: the result of `draw`, or None. A decode step
+    `index` `[B]`: position of the next token in each completion. `drawn`: what `draw` returned, or None. A decode step
     that also samples sets `drawn` itself.
     """
 
@@ -103,7 +103,7 @@ class Batch:
         return self.drawn
 
     def take(self, drawn: Tensor, version: int) -> list[Token | Failure]:
-        """Return each unfinished row's token, or a Failure if its logits aren't finite. `drawn`: on the host."""
+        """Return each unfinished row's token, or a Failure if its logits aren't finite. `drawn` is on the host."""
         emitted: list[Token | Failure] = []
         for row, (token, logprob, *best) in enumerate(drawn[:, : self._narrow].tolist()):
             if not self.left[row]:

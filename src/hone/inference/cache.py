@@ -231,7 +231,7 @@ def product(x: Tensor, stored: Tensor, plus: Tensor | None = None) -> Tensor:
 
 
 def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
-    """Return a layer's blocks with the tokens moved right, so that the next column is `column`. Zeros fill the left."""
+    """Return a layer's blocks, moved right so that the next token is written to `column`. Zeros fill the left."""
     blocks = [block.stored for block in cache.decoded[layer]]
     if cache.column == column:
         return blocks

@@ -134,7 +134,7 @@ def truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 def largest_share(logprobs_BV: torch.Tensor, best_BK: torch.Tensor, share: float) -> torch.Tensor:
     """Return a mask `[B, V]` of the fewest tokens that have this share of the probability, without sorting V tokens.
 
-    `best_BK`: sorted logprobs of the K likeliest tokens. Every other token must have -inf, or the same logprob as the
+    `best_BK`: sorted logprobs of the K likeliest tokens. All other logprobs in `logprobs_BV` must be -inf or equal the
     K-th. Among equally likely tokens, the mask takes the lowest ids.
     """
     probs_BK = best_BK.exp().double()

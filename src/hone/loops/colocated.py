@@ -62,7 +62,7 @@ class EnginePolicy(Policy):
         return [turns[index] for index in range(len(requests))]
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Drop the caches of older weights. The engine has the new weights already."""
+        """Drop the caches computed with older weights. The engine has the new weights already."""
         assert path is None, "the engine in this process samples with the trainer's own parameters"
         self.engine.weights_changed(version)
 

@@ -70,7 +70,7 @@ class GroupSampler:
     def groups(
         self, step: int, count: int, first_draw: int, phase: Callable[[str], AbstractContextManager[None]]
     ) -> list[Group]:
-        """Return a step's groups in draw order, graded. `count` should be trained; with `refill` more may be drawn."""
+        """Return a step's graded groups in draw order. `count` should be trained; with `refill`, more may be drawn."""
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
@@ -87,7 +87,7 @@ class GroupSampler:
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
     def draw(self, first_draw: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
-        """Return the numbers and examples of a step's next `count` draws, after `drawn` ones. Skips retired draws."""
+        """Return the numbers (from `first_draw`) and examples of `count` draws after `drawn`, without retired draws."""
         walked = enumerate(self.curriculum.draw(drawn + count), first_draw)
         draws = [(number, draw) for number, draw in walked if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]

@@ -40,7 +40,7 @@ ATTENTION_NAME = "hone"
 NET = "net"
 """Attribute of `TransformersDecoder` that holds transformers' model, and so the first part of parameters' names."""
 CHECKED = (5, 9)
-"""Lengths of the two sequences that loading compares."""
+"""Lengths of the two sequences that `load` compares logits of."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest mean difference of logprobs that `load` accepts, by the weights' dtype."""
 UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
@@ -48,10 +48,10 @@ UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 @dataclass(frozen=True)
 class TransformersConfig(DecoderConfig):
-    """The architecture of a model that transformers computes. `hf` is the content of config.json.
+    """The architecture of a model run by transformers. `hf` is the content of config.json.
 
     `shapes`: shapes of the parameters by transformers' name, in order, without a tied head. `linear`: names of the
-    `nn.Linear` layers except the head (PEFT's all-linear, so not experts that are fused in one tensor).
+    `nn.Linear` layers except the head, as in PEFT's all-linear. Experts fused in one tensor are not included.
     """
 
     hf: dict[str, Any] = field(default_factory=dict)
@@ -196,7 +196,7 @@ class TransformersDecoder(Decoder):
 
     @torch.no_grad()
     def adapt(self, lora: LoraConfig) -> None:
-        """Freeze the model, and add an uninitialised adapter to each linear layer. UserError if there is none."""
+        """Freeze the model; add an uninitialised adapter to each linear layer. Raises UserError without such layers."""
         if not self.config.linear:
             raise UserError(f"model.lora needs linear layers, and {self.config.family} has none: leave model.lora out")
         self.lora = lora

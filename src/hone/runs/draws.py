@@ -23,8 +23,7 @@ def read_draws(run: Run) -> list[dict[str, Any]]:
     """Return one record per draw, in order: draw, step, example_id, state, tokens and `source`.
 
     If pass rates are measured, a record also has the numbers of `graded` and `solved` rollouts. `source` is
-    `checkpoint` up to the newest intact checkpoint, and `rollouts` for later steps; their skipped (`retired`) draws are
-    missing.
+    `checkpoint` up to the newest intact checkpoint, then `rollouts`; retired draws after the checkpoint are missing.
     """
     step, draws = 0, []
     for saved in reversed(run.checkpoints.steps()):
@@ -48,9 +47,9 @@ def measures(run: Run) -> bool:
 
 
 def drawn(run: Run, step: int) -> list[dict[str, Any]]:
-    """Return a step's ledger entries in the order of draws, made from its rollouts, with `solved` and `graded`.
+    """Make a step's ledger entries from its rollouts, in the order of draws. Each has `solved` and `graded`.
 
-    A group's state comes from a graded sample, if there is one.
+    A group has the state of one of its graded samples, if any.
     """
     from hone.types import Outcome  # loads numpy, which a list of runs does without
 

@@ -85,8 +85,8 @@ class Saver:
     def save(self, step: int, last: bool = False) -> None:
         """Save version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
 
-        Without `--ckpt` the end saves only weights, unless the run is stopped early. If `last` is true, all files are
-        written on return. Raises OSError if files of this or an earlier version could not be written.
+        Without `--ckpt` the end saves only weights, but if the run is stopped early, also a checkpoint. If `last` is
+        true, all files are written on return. Raises OSError if files of this or an earlier version can't be written.
         """
         if self._writing is not None and self._writing.done():
             self._wait()
@@ -135,7 +135,7 @@ class Saver:
         return True
 
     def _is_resumed(self, step: int) -> bool:
-        """Return True if the run resumed from this version. It has a checkpoint, but its weights may be damaged."""
+        """Return True if the run resumed from version `step`. Its checkpoint exists; its weights may be damaged."""
         return step == self.run.start_step and self.run.restored is not None
 
     def _start(self, step: int, with_checkpoint: bool, in_background: bool) -> None:

@@ -84,9 +84,9 @@ def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -
 
 
 def _changes(sequences: list[_Sequence], how: RewardKL) -> dict[tuple[int, int], np.ndarray]:
-    """Map (group, sample) -> change `[T]` of the tokens' advantages by the KL, for the sequences of one task.
+    """Map (group, sample) to `[T]`: what the KL adds to the tokens' advantages, for the sequences of one task.
 
-    Branches of one completion share the reward, and the sum of their KLs lowers it.
+    Branches of one completion share a reward, which the KLs of all branches lower.
     """
     rows = {group: row for row, group in enumerate(dict.fromkeys(one.group for one in sequences))}
     places = [(rows[one.group], one.sample % how.rollouts) for one in sequences]

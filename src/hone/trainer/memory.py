@@ -19,7 +19,7 @@ from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
 """Number of logits that `hone.model.head` computes at once. A CPU that recomputes logits uses the number for "cuda"."""
 CHECKPOINTING = get_args(Checkpointing)
-"""All modes, from fastest to least memory."""
+"""All modes, from the most memory to the least."""
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1 + 4 / 256}
 """Bytes of one moment of one weight. 8-bit moments share an fp32 scale among 256 weights."""
 BASE_BYTES = {"8bit": 1 + 2 / 64, "4bit": 0.5 + 2 / 64}
@@ -74,7 +74,7 @@ def trained(model: DecoderConfig, lora: LoraConfig | None) -> int:
 
 
 def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of the weights. With LoRA, frozen matrices have the dtype of products, or 8 or 4 bits."""
+    """Return the bytes of the weights. With LoRA, frozen matrices have the dtype of matrix products, or 8 or 4 bits."""
     item, product = 2 if precision == "bf16" else 4, 4 if precision == "fp32" else 2
     if lora is None:
         return item * model.parameters
@@ -167,7 +167,7 @@ def activation_bytes(
 ) -> tuple[int, int]:
     """Return (bytes stored for the backward pass of a micro-batch, bytes of one layer's backward pass).
 
-    The micro-batch has `tokens` tokens and `slots` attention slots. Product inputs are bf16 unless precision is fp32.
+    A micro-batch has `tokens` tokens and `slots` attention slots. Matrix products take bf16 unless precision is fp32.
     """
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2

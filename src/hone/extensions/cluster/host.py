@@ -1,7 +1,8 @@
 """The Ray actor that runs one process of the run on a node.
 
-A server listens only on 127.0.0.1 of its node. The actor opens a gate to the server for clients with the run's secret.
-Weights come through Ray's object store, one copy per node, and are written to the node's memory.
+A server listens only on 127.0.0.1 of its node. The actor opens a gate: a port that forwards to the server the
+connections that begin with the run's secret. Weights come through Ray's object store, one copy per node, and are
+written to the node's memory.
 """
 
 from __future__ import annotations

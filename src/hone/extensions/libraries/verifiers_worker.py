@@ -23,9 +23,9 @@ def start(
 ) -> Callable[[list[Any]], Any]:
     """Return the function that answers questions about a taskset (installed, or a package in `folder`):
 
-    - `["describe"]`: {"sources": digests, "weights": by reward function}. If verifiers has to make the rollouts,
+    - `["describe"]`: {"sources": digests, "weights": {reward function: weight}}. If verifiers has to make the rollouts,
       {"sources": digests, "env": config of its environment}. If the taskset can't be used, {"refused": why};
-    - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. After that, text is scored offline;
+    - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. Then text is scored without network;
     - `["row", index]`: {"prompt": messages, "answer": text, "key": the task's own key}; null if there are no tasks yet;
     - `["score", index, text, stop_reason]`: {reward function: its score}; null if there are no tasks yet.
     """
@@ -245,7 +245,7 @@ def messages(task: Any) -> list[dict[str, str]]:
 
 
 def trace_of(task: Any, text: str, stop_reason: str) -> Any:
-    """Return a trace as a rollout by verifiers would have it, with `text` as the answer to the task."""
+    """Return the trace that a rollout by verifiers has if the model answers the task with `text`."""
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
     from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
 

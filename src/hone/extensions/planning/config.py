@@ -1,4 +1,4 @@
-"""`hone plan` and `hone doctor`: the keys of a run (`hone rl` or `hone sft`), and more keys."""
+"""`hone plan` and `hone doctor`: the keys of `hone rl` or `hone sft`, and further keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _AboutRun(BaseConfig):
 
     @property
     def command_keys(self) -> set[str]:
-        """The keys of this command that runs don't have."""
+        """The keys that this command has, but `hone rl` and `hone sft` don't."""
         return type(self).model_fields.keys() - RLConfig.model_fields.keys() - SFTConfig.model_fields.keys()
 
     @property

@@ -51,8 +51,8 @@ def forecast(
 ) -> Iterator[str]:
     """Yield lines to print before step 0: a forecast, or why it is missing.
 
-    `envs` are an RL run's tasks by name, with their data. `alone` is false if the run has several processes, as a plan
-    can't predict the memory of these.
+    `envs` are an RL run's tasks by name, with their data. `alone` is false if the run has several processes: their
+    memory can't be forecast.
     """
     try:
         facts = Facts()

@@ -89,7 +89,7 @@ class JsonConfig(BaseConfig):
 
 
 class RegradeConfig(ExecutedRun):
-    """Grade a run's completions with another grader: did the model change, or only the parsing of its answers?
+    """Grade a run's completions with another grader, to see if the model changed or only the parsing of its answers.
 
     Needs neither model nor GPU. Writes nothing into the run, which may still be running.
     """

@@ -74,7 +74,7 @@ Log = dict[int, tuple[dict[str, Any], str]]
 def check(
     run: Run, fingerprint: Callable[[Tensors], str], parameters: Callable[[Path], Tensors], progress: Progress
 ) -> Checked:
-    """Check every byte that has a hash. `parameters` loads an exported model's parameters by name."""
+    """Check all files and tensors that have a hash. `parameters` loads an exported model's parameters by name."""
     checked = Checked()
     progress("checking the hashes of metrics and rollouts")
     lines = _read_log(run.path / view.HASHES, checked)

@@ -78,7 +78,7 @@ class Judge(Service):
         if not self.prompt or "completion" not in _FIELDS.findall(self.prompt):
             raise UserError(f"the prompt of judge {self.name!r} has no {{completion}}: add it, or it judges nothing")
         if not 0 < self.out_of < math.inf:
-            raise UserError(f"out_of of judge {self.name!r} is {self.out_of}: give the best mark, a number above 0")
+            raise UserError(f"out_of of judge {self.name!r} is {self.out_of}: set it to the best mark, above 0")
         if self.base_url is not None:
             server_url(self.base_url, "api_key_env")
 

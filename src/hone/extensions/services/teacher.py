@@ -32,7 +32,7 @@ _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
 def connect(config: Any, renderer: ChatRenderer, vocab_size: int) -> tuple[Teacher, str]:
-    """Connect to the teacher of a run. Return the teacher, and its name in error messages."""
+    """Connect to the teacher of a run. Return the teacher, and its name for messages."""
     teacher = Teacher.connect(config.teacher, renderer, vocab_size, config.seq_len)
     return teacher, f"the teacher at {config.teacher.base_url}"
 

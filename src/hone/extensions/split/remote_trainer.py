@@ -84,7 +84,7 @@ class RemoteTrainer(Updates):
         """Result of publishing `version`."""
         self._released = session.start - 1
         self._served = session.start
-        """The version that the servers have. They map its files, so the files must not be overwritten."""
+        """The version that the servers have. They map its files: never overwrite these files."""
         self._quiet = self._closed = self._ended = self._by_disk = False
         self._done: SimpleQueue[Published | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._publish_all, name="publisher", daemon=True)
@@ -127,7 +127,7 @@ class RemoteTrainer(Updates):
         return Update(result.metrics, weights, timings, tokens)
 
     def publish(self, version: int) -> Gap | None:
-        """Return the largest gap between a server and the trainer, or None if no server can score given tokens."""
+        """Return the largest gap between a server's and the trainer's canary logprobs; None if no server gave any."""
         self._note_servers()
         published = self.published
         assert published is not None and published.result.version == version
@@ -172,7 +172,7 @@ class RemoteTrainer(Updates):
         return self._parts.pop(version)
 
     def close(self) -> None:
-        """End the thread and the session in any state. If the trainer waits for a batch, tell it."""
+        """End the thread and the session in any state. A trainer that waits for a batch gets an "end" order."""
         self._quiet = self._closed = True
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -212,7 +212,7 @@ class RemoteTrainer(Updates):
             return published
 
     def _interrupt(self) -> None:
-        """Runs at each check of a wait. Raises if the trainer is gone or, in `_thread`, if the session is closed."""
+        """Called repeatedly during waits. Raises if the trainer is gone or, in `_thread`, if the session is closed."""
         if not self._closed:
             self.alive()
         elif threading.current_thread() is self._thread:

@@ -453,7 +453,6 @@ def names(folder: Path) -> list[str]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder; ignore errors."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()

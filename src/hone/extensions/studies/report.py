@@ -211,7 +211,7 @@ def _draw_effects(axes: Any, rows: list[Row], results: Results) -> None:
 
 
 def _draw_curves(figure: Any, results: Results) -> None:
-    """Draw a panel for cells that end with SFT, and one for RL: the mean over seeds, and the span from min to max."""
+    """Draw SFT curves in one panel, RL curves in another. Each cell has its seeds' mean and min-max span."""
     kinds = sorted({one.last for row in results.rows for one in row.seeds})
     for axes, kind in zip(np.ravel(figure.subplots(1, len(kinds))), kinds, strict=True):
         lines, names = [], []

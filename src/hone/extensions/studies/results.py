@@ -178,7 +178,7 @@ def _paired(one: list[SeedResult], other: list[SeedResult]) -> tuple[np.ndarray,
 
 
 def _equal(rows: list[Row]) -> list[EqualCost]:
-    """Compare each cell that ends with RL with the SFT-only cells that have the same SFT settings."""
+    """Compare each cell, if its last stage is RL, to the SFT-only cells with the same SFT settings."""
     done = [(row, row.mean) for row in rows if row.mean is not None]
     found = []
     for row, value in done:

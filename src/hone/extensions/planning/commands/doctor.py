@@ -28,7 +28,7 @@ def run(config: DoctorConfig) -> int:
 
 
 def run_without_config(argv: list[str]) -> int:
-    """Report without a config, because packages that read it are missing. The report lists these packages."""
+    """Report without a config, because packages that load configs are missing. The report lists the packages."""
     return report(Subject("--offline" in argv), "--json" in argv)
 
 

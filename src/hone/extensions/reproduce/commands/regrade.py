@@ -41,7 +41,6 @@ LONGEST = 400
 
 
 def run(config: RegradeConfig) -> int:
-    """Grade again and report; return 0."""
     json_file = config.as_json.file if config.as_json else None
     for flag, path in (("--output", config.output), ("--json", json_file)):
         if path is not None:
