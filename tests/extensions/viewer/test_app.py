@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 from made_runs import client
 from run_folders import make_run
 
-from hone.errors import UserError
 from hone.extensions.viewer.catalog import Catalog
 from hone.extensions.viewer.site import json_block
 
@@ -39,26 +36,6 @@ def test_runs_are_found_with_names_for_urls_newest_first(root) -> None:
     assert [entry.slug for entry in Catalog(root / "a" / "rl").entries()] == ["rl"], "a run may be the root"
 
 
-def test_a_run_that_grows_is_read_again(root) -> None:
-    catalog = Catalog(root)
-    first = catalog.entry("a~rl")
-    assert catalog.entry("a~rl") is first
-    with (root / "a" / "rl" / "metrics.jsonl").open("a") as log:
-        log.write('{"step": 2, "reward/mean": 1.0}\n')
-    assert catalog.entry("a~rl").state.progress.done == 3
-    shutil.rmtree(root / "a")
-    with pytest.raises(UserError, match="there is no run 'a~rl'"):
-        catalog.entry("a~rl")
-
-
-@pytest.mark.parametrize(
-    "path, status", [("/run/none/", 404), ("/run/torn/", 400), ("/nothing", 404), ("/assets/none.js", 404)]
-)
-def test_what_cannot_be_shown_is_a_sentence(root, path, status) -> None:
-    answer = client(root).get(path)
-    assert answer.status_code == status and "Traceback" not in answer.text and 'class="box warn"' in answer.text
-
-
 def test_only_assets_are_files(root) -> None:
     for name in ("../app.py", "..%2Fapp.py", "%2e%2e/app.py", "app.py", ""):
         assert client(root).get(f"/assets/{name}").status_code == 404
@@ -74,23 +51,6 @@ def test_only_hones_scripts_run(root) -> None:
 def test_json_in_a_page_ends_no_element() -> None:
     text = json_block({"a": "</script><script>alert(1)</script>\u2028"})
     assert "<" not in text and json.loads(text) == {"a": "</script><script>alert(1)</script>\u2028"}
-
-
-def test_halves_of_characters_end_no_page(root) -> None:
-    why = '{"kind": "restart", "step": 0, "why": "half \\ud83d"}\n'
-    why += '{"kind": "alarm", "step": 0, "name": "n \\ud83d", "evidence": "e", "advice": "a"}\n'
-    (root / "a" / "rl" / "events.jsonl").write_text(why)
-    for path in ("/", "/run/a~rl/"):
-        assert "\\ud83d" in client(root).get(path).text
-
-
-def test_a_folder_may_have_a_name_that_is_no_text(root) -> None:
-    run = make_run(root / "plain")
-    run.rename(os.fsdecode(os.fsencode(root) + b"/caf\xe9"))
-    page = client(root).get("/").text
-    assert "caf\ufffd" in page and "run/caf%EF%BF%BD/" in page
-    assert client(root).get("/run/caf%EF%BF%BD/").status_code == 200
-    assert client(root).get("/curves/").status_code == 200
 
 
 def test_viewing_needs_no_heavy_library_and_writes_nothing(root) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from made_runs import encode, row, tokenizer, write_run, write_tokens
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from hone.errors import UserError
 from hone.extensions.viewer import vocabulary
 from hone.extensions.viewer.store import Store
 from hone.extensions.viewer.tokens import read_tokens
@@ -94,56 +92,12 @@ def test_a_token_that_a_teacher_scored_has_its_own_advantage(tmp_path: Path, tin
     assert found == pytest.approx([-0.25 - 2 * 1.0, -0.25, -0.25], abs=1e-6)
 
 
-def test_a_call_with_a_reward_of_its_own_has_its_own_advantage(tmp_path: Path, tiny: Vocabulary) -> None:
-    mask = [False] * len(encode("user\n")) + [True, False, True]
-    run, one = sampled(tmp_path, "ab", sampled_mask=mask, call_advantages=[0.25, -1.0], call_rewards=[1.5, 0.25])
-    first, between, second = read_tokens(run, one, tiny).values["advantage"]
-    assert (first, second) == (0.25, -1.0) and np.isnan(between)
-    with pytest.raises(UserError, match="numbers of advantages and calls differ"):
-        read_tokens(run, one | {"call_advantages": [0.25]}, tiny)
-
-
 def test_entropy_and_gap_come_from_the_train_step(tmp_path: Path, tiny: Vocabulary) -> None:
     run, one = sampled(tmp_path, "ab")
     write_tokens(run.path, 0, [("0-0-0", [0.5, 1.5, 0.25], [0.25, -0.05, -0.1])])
     tokens = read_tokens(run, one, tiny)
     assert tokens.values["entropy"].tolist() == [0.5, 1.5, 0.25] and not tokens.missing
     assert tokens.values["gap"] == pytest.approx([0.25, 0.0, 0.0], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "state", "why"),
-    [
-        (("0-0-0", None, None), "filtered", "the completion was not trained on (filtered)"),
-        (("0-0-0", None, None), "trained", "was not trained on (it was cut at its length limit, and"),
-        (("0-0-0", [1.0], [0.0]), "trained", "the numbers of values in tokens/"),
-        (("5-5-5", [1.0] * 3, [0.0] * 3), "trained", "another completion"),
-    ],
-)
-def test_why_entropy_is_missing_is_said(tmp_path: Path, tiny: Vocabulary, tokens, state, why) -> None:
-    run, one = sampled(tmp_path, "ab", state=state)
-    write_tokens(run.path, 0, [tokens])
-    found = read_tokens(run, one, tiny)
-    assert why in found.missing["entropy"] and np.isnan(found.values["entropy"]).all()
-    assert ("advantage" in found.missing) == (state != "trained")
-
-
-def test_damaged_tokens_cost_a_sentence(tmp_path: Path, tiny: Vocabulary) -> None:
-    run, one = sampled(tmp_path, "ab")
-    (run.path / "tokens").mkdir()
-    (run.path / "tokens" / "step_000000.parquet").write_bytes(b"PAR1 nothing")
-    found = read_tokens(run, one, tiny)
-    assert "cannot be read" in found.missing["gap"] and not np.isnan(found.values["logprob"]).any()
-    with pytest.raises(UserError, match="numbers of logprobs and tokens differ"):
-        read_tokens(run, one | {"logprobs": [0.0]}, tiny)
-
-
-def test_turns_of_the_policy_are_told_from_the_environment(tmp_path: Path, tiny: Vocabulary) -> None:
-    one = {"token_ids": encode("xyab"), "sampled_mask": [False, True, False, True], "logprobs": [0, -1, 0, -2.0]}
-    run, _ = sampled(tmp_path, "a")
-    found = read_tokens(run, one | {"step": 0, "row": 0, "sample_id": "", "state": "trained", "advantage": 1}, tiny)
-    assert found.first == 1 and found.turns() == [range(0, 1), range(2, 3)]
-    assert found.values["logprob"][[0, 2]].tolist() == [-1, -2] and math.isnan(found.values["logprob"][1])
 
 
 def spans(markup: str) -> list[tuple[str, str, str]]:
@@ -169,12 +123,3 @@ def test_each_token_has_its_colour_and_what_is_known_of_it(tmp_path: Path, tiny:
     assert [css for css, _, _ in spans(tokens.painted(every, "gap"))[:3]] == ["", "l5", "l4"]
     assert {css for css, _, _ in spans(tokens.painted(every, "advantage"))} == {"m3", "m3 sp"}
     assert {css for css, _, _ in spans(tokens.painted(every, "none"))} == {"", "sp"}
-
-
-def test_in_a_very_long_text_tokens_of_one_colour_are_one_element(
-    tmp_path: Path, tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hone.extensions.viewer.tokens._ELEMENTS", 3)
-    run, one = sampled(tmp_path, "ab<c")
-    tokens = read_tokens(run, one, tiny)
-    assert spans(tokens.painted(range(5), "none")) == [("", "", "ab<c"), ("sp", "", "<|im_end|>")]

@@ -79,20 +79,6 @@ def test_a_point_opens_the_samples_of_its_step(page: Any, url: str) -> None:
     assert page.locator("h1").inner_text() == "Step 23"
 
 
-def test_axes_and_smoothing_are_in_the_address(looks: Looks, url: str, root: Path) -> None:
-    page = looks.page()
-    page.goto(f"{url}/{RL}?smooth=1")
-    page.select_option("#axis", "tokens")
-    run = root / "quickstart" / "rl"
-    tokens, rewards = values(run, "tokens/total"), values(run, "reward/mean")
-    other = looks.page()
-    other.goto(page.url)
-    assert "x=tokens" in page.url and other.locator("#axis").input_value() == "tokens"
-    for visitor in (page, other):
-        drawn = {trace["name"]: trace for trace in traces(visitor, chart("reward"))}
-        assert same(drawn["training"], {tokens.get(step - 1, 0): reward for step, reward in rewards.items()})
-
-
 def test_runs_are_chosen_and_overlaid(looks: Looks, url: str, root: Path) -> None:
     """From the list of runs to curves of two of them; the address that results shows another visitor the same."""
     page = looks.page()

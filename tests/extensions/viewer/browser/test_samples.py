@@ -1,4 +1,4 @@
-"""Completions in the browser: found, opened, coloured, compared; and text of a model that stays text."""
+"""Completions in the browser: opened, coloured; and text of a model that stays text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from urllib.parse import quote
 import hostile
 import pytest
 from looking import Looks, overflow, shot
-from viewer_run import COMMON, PHRASE
 
 from hone.runs import Run
 
@@ -51,42 +50,6 @@ def test_tokens_are_coloured(page: Any, url: str, root: Path) -> None:
             .map((one) => getComputedStyle(one).backgroundColor)""")
         assert tints and "rgba(0, 0, 0, 0)" not in tints, f"levels of {name} have colours"
         shot(page, f"sample-by-{name}")
-
-
-def test_keys(page: Any, url: str) -> None:
-    page.goto(f"{url}/run/many/step/150/")
-    page.keyboard.press("]")
-    page.wait_for_url(re.compile("/step/151/$"))
-    page.keyboard.press("[")
-    page.wait_for_url(re.compile("/step/150/$"))
-    page.goto(f"{url}/run/many/search/")
-    page.keyboard.press("/")
-    assert page.evaluate("document.activeElement.name") == "q"
-    page.keyboard.type("[/]")
-    assert page.input_value("input[name=q]") == "[/]"
-
-
-def test_search(looks: Looks, url: str, root: Path) -> None:
-    run = Run(root / "many")
-    every = [text for step in run.rollout_steps() for text in texts(root / "many", step)]
-    page = looks.page()
-    page.goto(f"{url}/run/many/search/")
-    for words, expected in (
-        (COMMON, sum(COMMON in text.lower() for text in every)),
-        (r"/the rema[a-z]+ is 7\d/", sum(bool(re.search(r"the rema[a-z]+ is 7\d", text, re.I)) for text in every)),
-        (f'"{PHRASE}"', sum(PHRASE in text.lower() for text in every)),
-    ):
-        page.fill("input[name=q]", words)
-        page.keyboard.press("Enter")
-        page.wait_for_function("words => new URL(location).searchParams.get('q') === words", arg=words)
-        page.wait_for_load_state()  # all of the list
-        found = page.locator("p[aria-live] b").inner_text().replace(",", "")
-        assert int(found) == expected and page.locator("li.item").count() == min(50, expected), words
-    assert {text.lower() for text in page.locator("li.item mark").all_text_contents()} == {PHRASE}
-    shot(page, "search-results")
-    page.locator("li.item a.open").first.click()
-    page.wait_for_url(re.compile(r"/run/many/sample/\d+/\d+/$"))
-    assert PHRASE in page.locator("#completion").text_content().lower()
 
 
 def test_what_a_model_wrote_is_only_text(looks: Looks, url: str, root: Path) -> None:
