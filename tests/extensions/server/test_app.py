@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import re
 import socket
-import time
 from typing import Any
 
 import openai
@@ -16,7 +14,6 @@ from processes import until
 from real_server import Served, random_model, serving
 
 from hone import rng
-from hone.extensions.server.protocol import ChatRequest, parse
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
 from hone.model.chat import load_renderer
@@ -116,22 +113,6 @@ def test_prompts_are_scored_and_repeated(served: Served, temperature: float) -> 
         assert choice.model_extra["token_ids"] == without.model_extra["token_ids"]
 
 
-def test_a_prompts_likeliest_tokens_as_evaluation_harnesses_ask_for_them(served: Served) -> None:
-    """They take a continuation for the greedy one where each of its logprobs is the largest of `top_logprobs`."""
-    ids, own = ids_of("Hello"), {"prompt_logprobs": 3}
-    (choice,) = complete(served, max_tokens=1, echo=True, logprobs=2, temperature=0, own=own).choices
-    found, (first, *tops) = choice.logprobs, choice.logprobs.top_logprobs
-    assert first is None and len(tops) == len(ids) == len(found.tokens) - 1
-    rows = zip(found.tokens[1:-1], found.token_logprobs[1:-1], tops[:-1], strict=True)
-    for (token, logprob, top), entry in zip(rows, choice.model_extra["prompt_logprobs"][1:], strict=True):
-        assert top[token] == logprob and len(top) in (2, 3) and max(top.values()) >= logprob
-        best = [value["logprob"] for value in entry.values()][:3]
-        assert best == sorted(best, reverse=True) and best[:2] == list(top.values())[:2]
-    assert found.token_logprobs[-1] == max(tops[-1].values())  # sampled greedily
-    scores = [dict(token.top) | {token.id: token.logprob} for token in ENGINE.score_tokens(ids, 1.0, top=10_000)]
-    assert all(sum(map(math.exp, of_all.values())) == pytest.approx(1, abs=1e-4) for of_all in scores)
-
-
 def test_a_stream_adds_up_to_the_whole(served: Served) -> None:
     options = {"n": 2, "seed": 3, "logprobs": 2, "temperature": 0.8, "top_p": 0.9, "max_tokens": 30}
     whole = complete(served, **options)
@@ -168,14 +149,6 @@ def test_a_stop_string_ends_the_sample_and_is_not_shown(served: Served, stream: 
     assert served.service.cancelled == cancelled  # it came to its end
 
 
-def test_a_stop_token_is_kept_as_an_id_and_not_as_text(served: Served) -> None:
-    full = complete(served, seed=1).choices[0].model_extra["token_ids"]
-    token = full[5]
-    (choice,) = complete(served, seed=1, stop=["never"], own={"stop_token_ids": [token]}).choices
-    ids = full[: full.index(token) + 1]
-    assert (choice.model_extra["token_ids"], choice.text, choice.finish_reason) == (ids, text_of(ids[:-1]), "stop")
-
-
 def test_chat(served: Served) -> None:
     prompt = RENDERER.prompt_ids(MESSAGES)
     parts = [MESSAGES[0], {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
@@ -197,11 +170,6 @@ def test_chat(served: Served) -> None:
     chunks = [chunk.choices[0] for chunk in stream if chunk.choices[0].index == 0]
     assert chunks[0].delta.role == "assistant" and chunks[-1].finish_reason == expected[0].stop_reason
     assert "".join(chunk.delta.content or "" for chunk in chunks) == RENDERER.decode(expected[0].token_ids)
-
-
-def test_an_assistants_message_without_content_is_an_empty_one() -> None:
-    body = parse(ChatRequest, json.dumps({"messages": [*MESSAGES, {"role": "assistant"}, MESSAGES[1]]}).encode())
-    assert body.messages[2].for_template() == {"role": "assistant", "content": ""}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -232,16 +200,6 @@ def test_health_and_metrics(served: Served) -> None:
     assert after["hone_samples_in_flight"] == 0 and gained["hone_steps_total"] >= 6
     health = {"status": "ok", "model": "hone/tiny", "policy_version": 0, "failed_steps": 0}
     assert ask(served, "/health", method="GET") == (200, health)
-
-
-def test_idle_is_the_time_without_samples(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = served.service.idle_seconds
-    until(lambda: served.service.idle_seconds - before >= 0.1, "the server is idle")
-    served.slow(monkeypatch)
-    before, began = served.service.idle_seconds, time.perf_counter()
-    complete(served, max_tokens=40)
-    idle = served.service.idle_seconds - before
-    assert idle <= time.perf_counter() - began - 0.195, "40 steps of 5 ms are no idle time"
 
 
 def test_an_api_key() -> None:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from real_server import Served, random_model
 from renderers.client import generate
 
-from hone import rng
 from hone.inference.engine import Engine
-from hone.inference.types import Job, SamplingParams
+from hone.inference.types import SamplingParams
 
 from .test_app import MESSAGES, RENDERER, ask
 
 PATH = "/inference/v1/generate"
 PROMPT = RENDERER.prompt_ids(MESSAGES)
-CONTEXT = random_model().config.max_position_embeddings
 
 
 def body(**params: Any) -> dict[str, Any]:
@@ -40,23 +36,6 @@ def test_ids_and_logprobs_are_the_engines(served: Served) -> None:
         assert [entry["token"] for entry in content] == [f"token_id:{token}" for token in completion.token_ids]
         assert [entry["logprob"] for entry in content] == pytest.approx(completion.logprobs, abs=1e-5)
         assert choice["policy_versions"] == [0] * 8 and choice["finish_reason"] == "length"
-
-
-def test_a_rollouts_key_gives_its_tokens_and_streaming_gives_the_same(served: Served) -> None:
-    key = rng.key(0, "rollout", 3, 7, 1)
-    (expected,) = Engine(random_model()).run([Job(tuple(PROMPT), key, 8)], SamplingParams(ignore_eos=True))
-    assert ask(served, PATH, body(key=key))[1]["choices"][0]["token_ids"] == expected.token_ids
-
-    with httpx.stream("POST", f"{served.url}{PATH}", json=body(key=key) | {"stream": True}, timeout=300) as answer:
-        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
-    assert [token for event in events for token in event["choices"][0]["token_ids"]] == expected.token_ids
-    assert events[-1]["choices"][0]["finish_reason"] == "length"
-
-
-def test_without_max_tokens_a_sample_fills_the_context(served: Served) -> None:
-    ids = (PROMPT * CONTEXT)[: CONTEXT - 2]
-    status, answer = ask(served, PATH, {"token_ids": ids, "sampling_params": {"ignore_eos": True}})
-    assert status == 200 and len(answer["choices"][0]["token_ids"]) == 2
 
 
 def test_the_client_of_renderers_works_unchanged(served: Served) -> None:
@@ -78,33 +57,3 @@ def test_the_client_of_renderers_works_unchanged(served: Served) -> None:
     (expected,) = Engine(random_model()).generate([PROMPT], params)[0]
     assert answer["completion_ids"] == expected.token_ids and answer["finish_reason"] == expected.stop_reason
     assert answer["completion_logprobs"] == pytest.approx(expected.logprobs, abs=1e-5)
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"token_ids": []}, "token_ids"),
-    ({"token_ids": [2**30]}, "token id 1073741824 is not in the vocabulary"),
-    *(({"token_ids": [wrong]}, "token_ids.0") for wrong in (-1, 2**31, 2**70, 1.0, 1.5, True, "1", None, [1])),
-    ({"token_ids": None}, "token_ids"),
-    ({"token_ids": "Hello"}, "token_ids"),
-    ({"token_ids": [1] * CONTEXT}, "shorten it"),
-    ({"sampling_params": None}, "sampling_params"),
-    ({"sampling_params": {"max_tokens": 2**31 - 1}}, "exceeds the model's"),
-    ({"sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
-    ({"sampling_params": {"temprature": 1}}, "did you mean temperature?"),
-    ({"sampling_params": {"repetition_penalty": 1.2}}, "repetition_penalty is not supported here"),
-    ({"sampling_params": {"logprobs": -1}}, "sampling_params.logprobs"),
-    ({"request_id": "r" * 257}, "request_id"),
-    ({"priority": 1}, "priority is not supported here"),
-    ({"features": {}}, "features is not supported here"),
-    ({"prompt": [1]}, "prompt is not a field"),
-]
-
-
-def test_what_is_out_of_bounds_is_refused_with_its_name(served: Served) -> None:
-    for change, words in REFUSED:
-        status, answer = ask(served, PATH, body() | change)
-        assert status == 400 and words in str(answer["error"]), (change, answer)
-        assert served.service.running == 0 and not served.service.engine.busy
-    assert ask(served, PATH, body() | {"model": "other"})[0] == 404
-    off = {"frequency_penalty": 0, "min_tokens": 0, "repetition_penalty": 1.0, "skip_special_tokens": False}
-    assert ask(served, PATH, body(**off, detokenize=False, prompt_logprobs=None))[0] == 200
