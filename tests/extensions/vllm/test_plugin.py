@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -103,20 +102,6 @@ def test_weights_are_taken_from_memory_too(extension, tmp_path, monkeypatch) -> 
         extension.weights_folder(str(tmp_path / "elsewhere"))
 
 
-@pytest.mark.parametrize("cpu", [False, True])
-def test_a_model_of_a_family_without_an_inner_model_is_reloaded(extension, monkeypatch, cpu: bool) -> None:
-    platform = SimpleNamespace(is_cpu=lambda: cpu)
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
-    loaded: list[str] = []
-    worker = SimpleNamespace(
-        reload_weights=lambda weights_path: loaded.append(weights_path),
-        model_runner=SimpleNamespace(get_model=lambda: SimpleNamespace(lm_head="a head")),
-    )
-    extension.WorkerExtension.hone_load_weights(worker, "step_1")
-    assert loaded == ["step_1"]
-
-
 class Engine:
     """Notes what the layer asks of vLLM's engine; `fails` names what raises."""
 
@@ -185,9 +170,3 @@ def test_a_server_sleeps_until_it_has_new_weights(extension, tmp_path, monkeypat
     engine.fails = ""
     assert posted(layer, engine, "/update_weights", path="step_1", version=4) == 200
     assert engine.asked == woken and layer.broken is None, "half awake, it wakes again"
-
-
-def test_a_server_with_a_gpu_of_its_own_does_not_sleep(extension) -> None:
-    layer, engine = extension.UpdateWeights(inner), Engine(lora=False, sleeps=False)
-    assert posted(layer, engine, "/sleep") == 400
-    assert engine.asked == []
