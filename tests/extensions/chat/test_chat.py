@@ -8,28 +8,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from refusals import fails
 from rich.console import Console
 
 from hone import rng
 from hone.cli import main
-from hone.config.shared import LoraConfig
 from hone.extensions.chat import commands as chat
-from hone.extensions.chat.config import ChatConfig
 from hone.inference import Engine, SamplingParams
-from hone.inference.types import Failure, Job
+from hone.inference.types import Job
 from hone.model import load_model
 from hone.model.chat import load_renderer
-from hone.model.foreign import TransformersDecoder
-from hone.model.lora import save_adapter, start_adapter
 from hone.terminal import printable
 
 FAULTY = "{{ raise_exception('it is broken') if messages[-1]['content'] }}"
-FORGETTING = (  # no earlier answers
-    "{{ messages | selectattr('role', 'eq', 'user') | map(attribute='content') | join(' and ') + '<|im_end|>' }}"
-    "{{ messages[-1]['content'] + '<|im_end|>' if not add_generation_prompt }}"
-)
 
 
 def reply(model: Path, *questions: str, tokens: int = 8, system: str = "", temperature: float = 0) -> list[str]:
@@ -73,48 +64,12 @@ def test_a_model_answers_line_by_line_and_remembers(tiny_model_dir, monkeypatch,
     assert printed == printable("".join(f"{answer}\n" for answer in answers))
 
 
-def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_model_dir, tmp_path):
-    lora = LoraConfig(rank=2, base="4bit", path=str(tmp_path / "adapter"))
-    adapted = load_model(tiny_model_dir, lora=LoraConfig(rank=2))
-    start_adapter(adapted, 7)
-    with torch.no_grad():
-        for parameter in adapted.trained.values():
-            parameter += 1
-    save_adapter(adapted, tmp_path / "adapter")
-    words = f"sft --model.name {tiny_model_dir} --data.env.id reverse-text --data.seq-len 64 --data.batch-size 4"
-    flags = f"--model.lora.rank 2 --model.lora.base 4bit --model.lora.path {lora.path} --max-steps 1"
-    more = ["--model.implementation", "transformers", "--output-dir", str(tmp_path / "run")]
-    assert main([*words.split(), *flags.split(), *more]) == 0
-    (_, before), (_, after) = chat.load_models(ChatConfig(model=str(tmp_path / "run")))
-    assert before.engine.model.lora == lora and after.engine.model.lora is None
-    save_adapter(before.engine.model, tmp_path / "again")
-    saved = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("adapter", "again")]
-    assert saved[0] == saved[1]
-    assert all(isinstance(policy.engine.model, TransformersDecoder) for policy in (before, after))
-
-
 def test_a_run_is_talked_to_from_any_folder_by_its_name(trained, tiny_model_dir, tmp_path, monkeypatch, capsys):
     shutil.copytree(trained, tmp_path / "outputs/smollm2-135m")  # as a known model
     monkeypatch.chdir(tmp_path / "outputs")
     printed = converse(monkeypatch, capsys, ["abc"], "smollm2-135m")
     before, after = (reply(model, "abc") for model in (tiny_model_dir, trained / "weights/step_3"))
     assert printed == f"before: {before[0]}\nafter: {after[0]}\n"
-
-
-def test_a_question_that_was_not_answered_is_forgotten(trained, tiny_model_dir, monkeypatch, capsys):
-    steps, step = {}, Engine.step
-
-    def fail_once(engine):  # the second, at its first step
-        steps[engine] = steps.get(engine, 0) + 1
-        fails = len(steps) == 2 and steps[engine] == 1
-        return [Failure(1, "its logits are not finite")] if fails else step(engine)
-
-    monkeypatch.setattr(Engine, "step", fail_once)
-    printed = converse(monkeypatch, capsys, ["lost", "abc", "more"], str(trained), stdin=Terminal)
-    models = tiny_model_dir, trained / "weights/step_3"
-    (lost,), (one, two), (three, four) = reply(models[0], "lost"), *(reply(model, "abc", "more") for model in models)
-    shown = f"> before: {lost}\nafter: > before: {one}\nafter: {three}\n> before: {two}\nafter: {four}\n> "
-    assert printed == f"{shown}error: after can't answer: its logits are not finite\n"
 
 
 def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, monkeypatch, capsys):
@@ -130,14 +85,6 @@ def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, mo
     printed = converse(monkeypatch, capsys, ["first " * 3, "long " * 20, "second " * 3], str(model), stdin=Terminal)
     long = f"the question has 108 tokens, but {model} has room for 40: shorten it"
     assert printed == f"> {first}\n> > {second}\n> error: {long}\n{anew}"
-
-
-def test_a_template_that_rewrites_earlier_turns_is_rendered_anew(tiny_model_dir, tmp_path, monkeypatch, capsys):
-    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
-    config = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": FORGETTING}))
-    printed = converse(monkeypatch, capsys, ["abc", "more"], str(model))
-    assert printed.splitlines() == reply(model, "abc") + reply(model, "abc and more")
 
 
 def test_answers_stand_side_by_side_on_a_terminal(trained, tiny_model_dir, monkeypatch, capsys):
