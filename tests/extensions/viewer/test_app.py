@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,23 @@ def test_only_hones_scripts_run(root) -> None:
 def test_json_in_a_page_ends_no_element() -> None:
     text = json_block({"a": "</script><script>alert(1)</script>\u2028"})
     assert "<" not in text and json.loads(text) == {"a": "</script><script>alert(1)</script>\u2028"}
+
+
+def test_halves_of_characters_end_no_page(root) -> None:
+    why = '{"kind": "restart", "step": 0, "why": "half \\ud83d"}\n'
+    why += '{"kind": "alarm", "step": 0, "name": "n \\ud83d", "evidence": "e", "advice": "a"}\n'
+    (root / "a" / "rl" / "events.jsonl").write_text(why)
+    for path in ("/", "/run/a~rl/"):
+        assert "\\ud83d" in client(root).get(path).text
+
+
+def test_a_folder_may_have_a_name_that_is_no_text(root) -> None:
+    run = make_run(root / "plain")
+    run.rename(os.fsdecode(os.fsencode(root) + b"/caf\xe9"))
+    page = client(root).get("/").text
+    assert "caf\ufffd" in page and "run/caf%EF%BF%BD/" in page
+    assert client(root).get("/run/caf%EF%BF%BD/").status_code == 200
+    assert client(root).get("/curves/").status_code == 200
 
 
 def test_viewing_needs_no_heavy_library_and_writes_nothing(root) -> None:

@@ -114,3 +114,46 @@ def test_runs_of_hone_eval_have_the_same_pages(root: Path) -> None:
     assert "What changed from base to tuned" in shown and "Right: 2 → 2 of 6" in shown
     assert ask.get("/run/tuned/eval/?against=a").status_code == 404
     assert ask.get("/run/tuned/eval/?against=none").status_code == 404
+
+
+def test_rows_that_hold_anything(root: Path) -> None:
+    odd = [
+        sample(0, "\ud800 half \x00", "correct", 1.0),
+        {"example": "x", "prompt": 5, "completion": "text", "reward": "high", "components": [1], "outcome": None},
+        sample(2, "", "rollout_failed", None, completion=[], detail="the server said no"),
+    ]
+    (root / "a" / "evals" / "step_000025.jsonl").write_text("".join(json.dumps(one) + "\n" for one in odd))
+    for path in ("eval/25/", "eval/25/?one=1", "change/0/25/", "change/25/0/"):
+        assert client(root).get(f"/run/a/{path}").status_code == 200, path
+    shown = text_of(client(root).get("/run/a/eval/25/").text)
+    assert r"\ud800 half \x00" in shown and "the server said no" in shown
+    (root / "a" / "evals" / "step_000025.jsonl").write_text("{torn\n{}\n")
+    broken = client(root).get("/run/a/eval/25/")
+    assert broken.status_code == 400 and "is damaged" in broken.text
+
+
+def test_a_reward_is_the_sum_of_its_components_only_if_their_weights_are_known(root) -> None:
+    parts = {"format": 1.0, "correctness": 0.5}
+    rows = [sample(0, "four", "wrong", 0.55, components=parts), sample(1, "x", "grader_error", None, components=parts)]
+    write_evaluation(root / "a", 30, rows)
+    page = text_of(client(root).get("/run/a/eval/30/").text)
+    assert "0.550 format 1 , correctness 0.5" in page and "= format" not in page
+    write_json(root / "a" / "run.json", INFO | {"reward_weights": {"format": 0.1, "correctness": 0.9}})
+    page = text_of(client(root).get("/run/a/eval/30/").text)
+    assert "0.550 = format 1 × 0.1 + correctness 0.5 × 0.9" in page
+    assert "– format 1 × 0.1 , correctness 0.5 × 0.9" in page, "what has no reward is the sum of nothing"
+
+
+def test_an_example_that_is_asked_twice_is_paired_twice() -> None:
+    twice = {"example_id": "e0"}
+    before = [
+        sample(0, "a", "wrong", 0.1, **twice),
+        sample(1, "b", "correct", 1.0, **twice),
+        sample(2, "c", "wrong", 0.1),
+    ]
+    after = [sample(0, "d", "correct", 1.0, **twice), sample(1, "e", "correct", 1.0, **twice)]
+    pairs, lone = paired(*([{"place": i, **one} for i, one in enumerate(side)] for side in (before, after)))
+    assert [(pair.before["example"], pair.after["example"], pair.change) for pair in pairs] == [
+        (0, 0, "right"), (1, 1, "same"),
+    ]  # fmt: skip
+    assert lone == 1

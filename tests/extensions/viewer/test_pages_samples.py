@@ -178,6 +178,12 @@ def test_search_shows_what_it_found_where(root: Path) -> None:
     assert 'data-hits="0"' in ask.get(f"{RUN}/search/?q=%ED%A0%80").text
 
 
+def test_a_component_that_is_no_number_breaks_no_page(tmp_path: Path) -> None:
+    broken = row("x", reward=None, outcome="grader_error", components=[("ratio", float("nan"))])
+    write_run(tmp_path / "a", {0: [broken]})
+    assert client(tmp_path).get("/run/a/sample/0/0/").status_code == 200
+
+
 def test_the_conversations_of_a_programs_rollout_are_shown_one_at_a_time(tmp_path: Path) -> None:
     ids = encode("Yes!")
     asked = encode("Other?")

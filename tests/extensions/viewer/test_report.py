@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def test_a_run_ends_with_its_card(finished):
     assert card["lenient"]["examples"] == [0, 1, 2, 3] and set(card["lenient"]["found"]) == {"0", "3"}
     assert card["run"]["status"] == run.info["status"] == "done"
     assert f"<td>{run.info['id']}</td>" in (finished / "report.html").read_text()
+
+
+def test_a_resume_writes_it_anew_and_without_report_none_is_left(bench, finished):
+    run = shutil.copytree(finished, bench.folder / "longer")
+    again = ("rl", "@", "longer/config.toml", "--output-dir", "longer", "--resume")
+    bench.hone(*again, "--max-steps", "4")
+    assert facts(run)["steps"] == {"done": 4, "planned": 4}
+    bench.hone(*again, "--max-steps", "5", "--no-report")
+    assert not [name for name in CARD if (run / name).exists()]
 
 
 @pytest.mark.parametrize(

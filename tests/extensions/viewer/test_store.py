@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,32 @@ def test_new_and_changed_files_are_seen(store: Store) -> None:
     assert found(store, q="fresh") == [] and found(store, q="another") == [(9, 0)]
 
 
+def test_files_of_older_runs_lack_a_column(store: Store) -> None:
+    import pyarrow.parquet as pq
+
+    path = store.run.path / "rollouts" / "step_000000.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["completion"]), path)
+    assert found(store, q="wait") == [(3, 1), (0, 0), (0, 1)]
+    assert store.rows(0)[0]["completion"] is None
+
+
 def test_a_question_that_takes_too_long_is_ended() -> None:
     with pytest.raises(UserError, match=r"more than 0\.2 s"):
         ask("SELECT count(*) FROM range(100000000) a, range(100000) b WHERE a.range + b.range = $n", {"n": 7}, 0.2)
     assert ask("SELECT $n + 1 AS n", {"n": 1})["n"].tolist() == [2], "others are answered after it"
+
+
+def test_questions_of_several_threads_are_answered(store: Store) -> None:
+    answers: list[int] = []
+    threads = [
+        threading.Thread(target=lambda i=i: answers.append(store.search(Query(q=f"/wait{'.?' * i}/")).total))
+        for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [3] * 8
 
 
 def test_the_database_can_not_be_made_to_write_or_load_anything() -> None:

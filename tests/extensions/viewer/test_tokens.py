@@ -11,6 +11,7 @@ import pytest
 from made_runs import encode, row, tokenizer, write_run, write_tokens
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from hone.errors import UserError
 from hone.extensions.viewer import vocabulary
 from hone.extensions.viewer.store import Store
 from hone.extensions.viewer.tokens import read_tokens
@@ -98,6 +99,33 @@ def test_entropy_and_gap_come_from_the_train_step(tmp_path: Path, tiny: Vocabula
     tokens = read_tokens(run, one, tiny)
     assert tokens.values["entropy"].tolist() == [0.5, 1.5, 0.25] and not tokens.missing
     assert tokens.values["gap"] == pytest.approx([0.25, 0.0, 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "state", "why"),
+    [
+        (("0-0-0", None, None), "filtered", "the completion was not trained on (filtered)"),
+        (("0-0-0", None, None), "trained", "was not trained on (it was cut at its length limit, and"),
+        (("0-0-0", [1.0], [0.0]), "trained", "the numbers of values in tokens/"),
+        (("5-5-5", [1.0] * 3, [0.0] * 3), "trained", "another completion"),
+    ],
+)
+def test_why_entropy_is_missing_is_said(tmp_path: Path, tiny: Vocabulary, tokens, state, why) -> None:
+    run, one = sampled(tmp_path, "ab", state=state)
+    write_tokens(run.path, 0, [tokens])
+    found = read_tokens(run, one, tiny)
+    assert why in found.missing["entropy"] and np.isnan(found.values["entropy"]).all()
+    assert ("advantage" in found.missing) == (state != "trained")
+
+
+def test_damaged_tokens_cost_a_sentence(tmp_path: Path, tiny: Vocabulary) -> None:
+    run, one = sampled(tmp_path, "ab")
+    (run.path / "tokens").mkdir()
+    (run.path / "tokens" / "step_000000.parquet").write_bytes(b"PAR1 nothing")
+    found = read_tokens(run, one, tiny)
+    assert "cannot be read" in found.missing["gap"] and not np.isnan(found.values["logprob"]).any()
+    with pytest.raises(UserError, match="numbers of logprobs and tokens differ"):
+        read_tokens(run, one | {"logprobs": [0.0]}, tiny)
 
 
 def spans(markup: str) -> list[tuple[str, str, str]]:

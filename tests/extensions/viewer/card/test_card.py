@@ -47,6 +47,16 @@ def test_before_and_after_on_the_same_examples(run):
     assert 'name="viewport"' in page and "figure.drawn .narrow { display: none; }" in page
 
 
+def test_a_mean_reward_has_the_interval_that_its_evaluation_recorded(run):
+    """That knows that no reward is below 0."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[0] |= {"eval/char-count/ci95/low": 0.0, "eval/char-count/ci95/high": 0.2}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reward = facts_of(run).measures["reward"]
+    assert (reward.before.low, reward.before.high) == (0.0, 0.2)
+    assert (reward.after.low or 0.0) == pytest.approx(0.64, abs=0.02)
+
+
 def test_skill_is_told_from_format(run):
     """The task is the real one: of what char-count called unparsable, 20 said the right number in their own words."""
     card = facts_of(run, leniently)

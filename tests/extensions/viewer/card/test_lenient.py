@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from samples_made import row
+from samples_made import BARE, LOST, RIGHT, evaluation, make_run, row
 
 from hone.environments import Environment, Rubric, SingleTurnEnv, TagParser, inline, load_environment
 from hone.extensions.audit.answers import Kind, answer_of, wrong_answers
 from hone.extensions.audit.probes import subject_of
-from hone.extensions.viewer.card.lenient import candidates, read
+from hone.extensions.viewer.card.facts import facts_of
+from hone.extensions.viewer.card.lenient import AT_ONCE, candidates, read
 from hone.extensions.viewer.card.measures import Evaluated
+from hone.types import Outcome
 
 TASKS = {
     "reverse-text": {},
@@ -175,3 +179,42 @@ def test_a_task_that_can_not_be_read_leniently_says_why(env, why):
     reading = read(env, [Evaluated(0, rows)], 0, 10.0)
     assert why in reading.why_not and bool(why) is bool(reading.why_not)
     assert [answer.correct for answer in reading.found.get("0", ())] == ([] if why else [True] * 10)
+
+
+def test_what_is_not_read_in_time_is_left_out_by_chance_and_counted(tmp_path):
+    """A clock that moves a second a look."""
+    kinds = [BARE] * 200 + [RIGHT] * 20 + [LOST] * 80
+    run = make_run(tmp_path / "run", {0: evaluation(kinds), 4: evaluation([RIGHT] * 300)})
+    env = load_environment("char-count")
+
+    def in_time(_, some):
+        ticks = itertools.count()
+        return read(env, some, 0, 15.0, clock=lambda: float(next(ticks)))
+
+    card = facts_of(run, in_time)
+    assert 20 < len(card.leniency.examples) < 200 and card.leniency.asked == 300
+    assert max(card.leniency.examples) > 200, "in random order"
+    assert any("of 300 examples, chosen at random, were read leniently" in line for line in card.caveats)
+    assert facts_of(run, in_time).lenient == card.lenient
+    ticks = itertools.count()
+    hurried = read(env, card.evaluated, 0, 2.0, clock=lambda: float(next(ticks)))
+    assert hurried.why_not == "grading takes too long for that"
+
+
+def test_a_grader_that_hangs_is_left_alone_soon(monkeypatch):
+    """Half of the texts hang: no more are graded after the first examples that are read together."""
+    made = task(lambda example: PARSER.wrap(example.answer))
+    grade_many = made.grade_many
+
+    def hanging(pairs, seed):
+        scores = zip(pairs, grade_many(pairs, seed), strict=True)
+        return [
+            replace(s, outcome=Outcome.GRADER_TIMEOUT, reward=math.nan) if "999" in text else s
+            for (_, text), s in scores
+        ]
+
+    monkeypatch.setattr(made, "grade_many", hanging)
+    rows = [row(i, 0, f"It is {i if i % 2 else 999}.", "unparsable", 0.0) | {"answer": str(i)} for i in range(10)]
+    reading = read(made, [Evaluated(0, rows)], 0, 60.0)
+    assert reading.why_not == "" and len(reading.examples) == AT_ONCE < reading.asked == 10
+    assert reading.found["0"] and all(answer.example % 2 for answer in reading.found["0"])
