@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import re
 import socket
 from typing import Any
@@ -14,6 +15,7 @@ from processes import until
 from real_server import Served, random_model, serving
 
 from hone import rng
+from hone.extensions.server.protocol import ChatRequest, parse
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
 from hone.model.chat import load_renderer
@@ -113,6 +115,22 @@ def test_prompts_are_scored_and_repeated(served: Served, temperature: float) -> 
         assert choice.model_extra["token_ids"] == without.model_extra["token_ids"]
 
 
+def test_a_prompts_likeliest_tokens_as_evaluation_harnesses_ask_for_them(served: Served) -> None:
+    """They take a continuation for the greedy one where each of its logprobs is the largest of `top_logprobs`."""
+    ids, own = ids_of("Hello"), {"prompt_logprobs": 3}
+    (choice,) = complete(served, max_tokens=1, echo=True, logprobs=2, temperature=0, own=own).choices
+    found, (first, *tops) = choice.logprobs, choice.logprobs.top_logprobs
+    assert first is None and len(tops) == len(ids) == len(found.tokens) - 1
+    rows = zip(found.tokens[1:-1], found.token_logprobs[1:-1], tops[:-1], strict=True)
+    for (token, logprob, top), entry in zip(rows, choice.model_extra["prompt_logprobs"][1:], strict=True):
+        assert top[token] == logprob and len(top) in (2, 3) and max(top.values()) >= logprob
+        best = [value["logprob"] for value in entry.values()][:3]
+        assert best == sorted(best, reverse=True) and best[:2] == list(top.values())[:2]
+    assert found.token_logprobs[-1] == max(tops[-1].values())  # sampled greedily
+    scores = [dict(token.top) | {token.id: token.logprob} for token in ENGINE.score_tokens(ids, 1.0, top=10_000)]
+    assert all(sum(map(math.exp, of_all.values())) == pytest.approx(1, abs=1e-4) for of_all in scores)
+
+
 def test_a_stream_adds_up_to_the_whole(served: Served) -> None:
     options = {"n": 2, "seed": 3, "logprobs": 2, "temperature": 0.8, "top_p": 0.9, "max_tokens": 30}
     whole = complete(served, **options)
@@ -170,6 +188,11 @@ def test_chat(served: Served) -> None:
     chunks = [chunk.choices[0] for chunk in stream if chunk.choices[0].index == 0]
     assert chunks[0].delta.role == "assistant" and chunks[-1].finish_reason == expected[0].stop_reason
     assert "".join(chunk.delta.content or "" for chunk in chunks) == RENDERER.decode(expected[0].token_ids)
+
+
+def test_an_assistants_message_without_content_is_an_empty_one() -> None:
+    body = parse(ChatRequest, json.dumps({"messages": [*MESSAGES, {"role": "assistant"}, MESSAGES[1]]}).encode())
+    assert body.messages[2].for_template() == {"role": "assistant", "content": ""}
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -125,6 +125,40 @@ def test_the_requests_of_a_lost_server_go_to_the_others_and_it_is_given_the_weig
         back.cut()
 
 
+def test_one_may_be_lost_after_its_last_answer_and_be_found_again_by_another_thread_within_a_call(
+    fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
+        proxy = Proxy(one.port)
+        policy = fleet(random_model(seed=1), proxy.url, other.url)
+        policy.load(4)
+        expected = policy.sample(requests(), LONG)
+        steps = one.service.steps
+        for publishes in (False, True):
+            with held(other, monkeypatch) as go_on:
+                sampling = InThread(lambda: policy.sample(requests(), LONG))
+                until(lambda steps=steps: one.service.steps > steps and other.service.running > 0, "both are at work")
+                until(lambda: one.service.running == 0, "one has done its part")
+                proxy.cut()
+                if publishes:
+                    scoring = InThread(lambda: policy.scores_of_each([9, 8], 1.0))
+                    until(lambda: policy.fleet.members[0].lost is not None, "its loss is known")
+                    proxy = Proxy(one.port, proxy.port)
+                    looking = InThread(lambda: policy.scores_of_each([9, 8], 1.0))
+                    until(lambda: policy.fleet.members[0].lost is None, "it is back")
+                go_on()
+                same(sampling.result(), expected)
+            if publishes:
+                assert len(looking.result()) == 2 and len(scoring.result()) in (1, 2), "it may be back by then"
+            else:
+                assert policy.fleet.members[0].lost is not None
+                proxy = Proxy(one.port, proxy.port)
+                same(policy.sample(requests(), LONG), expected)
+            steps = one.service.steps
+        assert [change["change"] for change in policy.fleet.changes] == ["lost", "back"] * 2
+        proxy.cut()
+
+
 def test_what_fails_on_every_server_ends_the_run(fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
         policy = fleet(random_model(seed=1), one.url, other.url)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_openai import FakeOpenAI, Raw, Status
-from real_server import RENDERER, endpoint, random_model, requests, same, serving
+from processes import until
+from real_server import RENDERER, InThread, endpoint, random_model, requests, same, serving
 
 from hone.client import Endpoint, ServerUnavailable
 from hone.errors import Halt, UserError
@@ -80,6 +82,42 @@ def saved(folder: Path, version: int) -> Path:
     """Weights of a version, as a trainer leaves them."""
     save_model(random_model(seed=version), folder / f"step_{version}")
     return folder / f"step_{version}"
+
+
+def test_weights_change_while_it_samples_and_each_token_has_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve seconds of sampling, unless all has changed before."""
+    long = [replace(request, max_tokens=240) for request in requests()]
+    folder = tmp_path / "s1"
+    for version in (3, 4, 5):
+        saved(folder, version)
+    with serving(weights_root=tmp_path) as served:
+        policy = policy_of(served.url, random_model(), tmp_path)
+        policy.load(3, folder / "step_3")
+        before = policy.sample(long, SamplingParams(ignore_eos=True))
+        quick = served.service.engine.step
+        served.slow(monkeypatch, 0.05)
+        sampling = InThread(lambda: policy.sample(long, SamplingParams(ignore_eos=True)))
+        until(lambda: served.service.running == len(long), "all are there")
+        for version in (4, 5):
+            steps = served.service.steps
+            until(lambda steps=steps: served.service.steps > steps + 10, "some tokens are there")
+            policy.load(version, folder / f"step_{version}")
+            assert policy.version == version
+        monkeypatch.setattr(served.service.engine, "step", quick)
+        found = sampling.result()
+        assert served.service.cancelled == 0, "no request was dropped"
+        after = policy.sample(long, SamplingParams(ignore_eos=True))
+    assert len(found) == 7
+    for trajectory, old in zip(found, before, strict=True):
+        versions = trajectory.versions[trajectory.sampled_mask]
+        assert versions.tolist() == sorted(versions) and set(versions) == {3, 4, 5}
+        first = int((versions == 3).sum())
+        ids = trajectory.token_ids[trajectory.sampled_mask]
+        assert ids[:first].tolist() == old.token_ids[old.sampled_mask][:first].tolist()
+        assert ids.tolist() != old.token_ids[old.sampled_mask].tolist()
+    assert {v for t in after for v in t.versions[t.sampled_mask]} == {5}
 
 
 def test_a_server_that_was_started_anew_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +89,21 @@ def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeyp
     assert steps(out / "metrics.jsonl") == [0, 1, 2, 3]
     assert [line["canary/verdict"] for line in lines(out / "metrics.jsonl")] == [0, 0, 0, 0]
     assert main(["verify", str(out), "--steps", "3"]) == 0
+
+
+ROWS = ("example_id", "completion", "turns", "prompt_tokens", "completion_tokens", "reward", "outcome", "components")
+
+
+def rows(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in ROWS if name in line} for line in lines]
+
+
+def test_an_evaluation_over_http_gives_the_rows_of_one_in_process(guesser, tmp_path):
+    """Also of conversations, each of which goes on by itself over HTTP, and in lock-step in process."""
+    flags = ["-n", "4", "-r", "2", "-t", "12", "--seed", "3"]
+    assert main(["eval", "guessing", "-m", str(guesser), *flags, "--output-dir", str(tmp_path / "local")]) == 0
+    with serving(load_model(str(guesser), precision="bf16_linear")) as served:
+        argv = ["eval", "guessing", "-m", "hone/tiny", "-b", f"{served.url}/v1", *flags]
+        assert main([*argv, "--output-dir", str(tmp_path / "served")]) == 0
+    assert rows(tmp_path / "served") == rows(tmp_path / "local") and len(rows(tmp_path / "local")) == 8
