@@ -8,16 +8,21 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from refusals import fails
 from rich.console import Console
 
 from hone import rng
 from hone.cli import main
+from hone.config.shared import LoraConfig
 from hone.extensions.chat import commands as chat
+from hone.extensions.chat.config import ChatConfig
 from hone.inference import Engine, SamplingParams
 from hone.inference.types import Job
 from hone.model import load_model
 from hone.model.chat import load_renderer
+from hone.model.foreign import TransformersDecoder
+from hone.model.lora import save_adapter, start_adapter
 from hone.terminal import printable
 
 FAULTY = "{{ raise_exception('it is broken') if messages[-1]['content'] }}"
@@ -62,6 +67,26 @@ def test_a_model_answers_line_by_line_and_remembers(tiny_model_dir, monkeypatch,
     printed = converse(monkeypatch, capsys, ["abc", "", "a\udcffb"], *words, temperature=temperature)
     answers = reply(tiny_model_dir, "abc", "a\ufffdb", system="Be kind.", temperature=temperature)
     assert printed == printable("".join(f"{answer}\n" for answer in answers))
+
+
+def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_model_dir, tmp_path):
+    lora = LoraConfig(rank=2, base="4bit", path=str(tmp_path / "adapter"))
+    adapted = load_model(tiny_model_dir, lora=LoraConfig(rank=2))
+    start_adapter(adapted, 7)
+    with torch.no_grad():
+        for parameter in adapted.trained.values():
+            parameter += 1
+    save_adapter(adapted, tmp_path / "adapter")
+    words = f"sft --model.name {tiny_model_dir} --data.env.id reverse-text --data.seq-len 64 --data.batch-size 4"
+    flags = f"--model.lora.rank 2 --model.lora.base 4bit --model.lora.path {lora.path} --max-steps 1"
+    more = ["--model.implementation", "transformers", "--output-dir", str(tmp_path / "run")]
+    assert main([*words.split(), *flags.split(), *more]) == 0
+    (_, before), (_, after) = chat.load_models(ChatConfig(model=str(tmp_path / "run")))
+    assert before.engine.model.lora == lora and after.engine.model.lora is None
+    save_adapter(before.engine.model, tmp_path / "again")
+    saved = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("adapter", "again")]
+    assert saved[0] == saved[1]
+    assert all(isinstance(policy.engine.model, TransformersDecoder) for policy in (before, after))
 
 
 def test_a_run_is_talked_to_from_any_folder_by_its_name(trained, tiny_model_dir, tmp_path, monkeypatch, capsys):

@@ -13,6 +13,13 @@ from hone.extensions.studies.analysis import Effect, at_equal_cost, effects, hol
 SEEDS = np.array([0.03, 0.05, 0.01, 0.06])
 
 
+def crossed(of_seeds: float, of_examples: float, noise: float, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
+    """Return differences [seeds, examples] without an effect: seeds, examples and noise are random."""
+    stream, (seeds, examples) = np.random.default_rng(seed), shape
+    d_SE = of_seeds * stream.standard_normal((seeds, 1)) + of_examples * stream.standard_normal((1, examples))
+    return d_SE + noise * stream.standard_normal(shape)
+
+
 def effect(d_SE: np.ndarray, comparisons: int = 1) -> Effect:
     """The effect of these differences, as one of several that are compared."""
     return effects([(np.zeros_like(d_SE), d_SE)] * comparisons)[0]
@@ -55,6 +62,11 @@ def test_seeds_that_agree_by_chance_are_no_surer_than_their_examples():
 def test_no_effect_is_called_one_in_5_of_100_studies_and_the_detectable_one_found_in_80(sds: tuple):
     row = study_errors.measure(3, sds, 2000)
     assert row["false_positives"] <= 0.06 and row["found"] == pytest.approx(0.8, abs=0.04)
+
+
+def test_more_comparisons_make_the_detectable_effect_larger():
+    d_SE = crossed(0.02, 0.1, 0.1, (5, 50))
+    assert (effect(d_SE, comparisons=5).detectable or 0) > 1.2 * (effect(d_SE).detectable or 0) > 0
 
 
 def test_holm_is_that_of_the_book():

@@ -10,18 +10,21 @@ import signal
 from pathlib import Path
 
 import pytest
+from samples_made import BARE, RIGHT, WRONG, evaluation, make_run
 
 import hone
 from hone.cli import main
 from hone.config.eval import EvalConfig
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
+from hone.config.shared import GradingConfig
 from hone.errors import UserError
 from hone.extensions.studies.cells import cells_of, runs_of, task_of
 from hone.extensions.studies.config import StudyConfig
 from hone.extensions.studies.report import write_report
-from hone.extensions.studies.results import COSTS, SeedResult, compared
+from hone.extensions.studies.results import COSTS, SeedResult, compared, right_leniently
 from hone.extensions.studies.running import Tasks, beside
+from hone.extensions.studies.study import Study
 from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -143,6 +146,17 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
     assert "| SFT alone | 1 x 6 |" in (out / "study.md").read_text()
 
 
+def test_a_folder_in_which_a_study_could_not_begin_is_taken_and_any_other_is_left_alone(tmp_path: Path) -> None:
+    config = study(tmp_path, cells=[{"name": "a"}])
+    config.output_dir.mkdir()
+    for name in (".hone.lock", ".tmp-hone-new-study.toml"):
+        (config.output_dir / name).touch()
+    Study(config)
+    (config.output_dir / "notes.txt").touch()
+    with pytest.raises(UserError, match="holds files but no study"):
+        Study(config)
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_study_with_its_exit_code_and_the_report(signum, code, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
@@ -165,6 +179,63 @@ def test_a_budget_leaves_runs_out_and_says_so(tmp_path: Path) -> None:
     found = hone.study(**FILES, output_dir=str(tmp_path / "study"), **settings)  # type: ignore[arg-type]
     assert len(found.outcome.left) == 2 and set(found.results.missing.values()) == {"not run yet"}
     assert (tmp_path / "study" / "study.html").exists()
+
+
+def reverse_text_with(tmp_path: Path, change: str) -> None:
+    """Write the task `changed`: reverse-text, with a line of code that changes `env`."""
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "changed.py").write_text(
+        "from hone.environments import Rubric\nfrom reverse_text import load_environment as original\n\n\n"
+        "def raises(completion):\n"
+        f"    raise ValueError('no')\n\n\ndef load_environment():\n    env = original()\n    {change}\n    return env\n"
+    )
+
+
+def test_an_evaluation_that_could_not_be_graded_is_no_result_and_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reverse_text_with(tmp_path, "env.rubric = Rubric([raises], correctness=raises)")
+    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "eval.env": "changed"}
+    for _ in range(2):
+        found = hone.study(**FILES, output_dir=str(tmp_path / "study"), **settings)  # type: ignore[arg-type]
+        assert list(found.results.missing) == ["eval of a, seed 0"] and found.results.rows[0].seeds == []
+    (log,) = (tmp_path / "study" / "evals").glob("*.log")
+    assert "no completion could be graded" in log.read_text()
+
+
+def test_ctrl_c_ends_what_is_at_work_and_the_report_is_written(tmp_path: Path) -> None:
+    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "sft.settings": {"max_steps": 5000}}
+    study = Study(from_settings(StudyConfig, None, {**FILES, "output_dir": str(tmp_path / "study"), **settings}))
+    begun: list[int] = []
+
+    def status(words: str) -> None:
+        for file in (tmp_path / "study" / "runs").glob("*/run.json"):
+            begun.append(json.loads(file.read_text())["pid"])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run(status=status)
+    with pytest.raises(ProcessLookupError):
+        os.kill(begun[0], 0)
+    assert study.page.exists() and study.outcome.left and "not run yet" in str(study.results.missing)
+
+
+def test_what_is_right_leniently_is_read_once_and_in_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", {4: evaluation([RIGHT] * 2 + [BARE] * 3 + [WRONG] * 5)})
+    assert right_leniently(run, GradingConfig(), reads=False) is None
+    assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr("hone.extensions.viewer.card.lenient.read_recorded", None)
+        assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
+    record = json.loads((run / "report.json").read_text())
+    record["lenient"]["examples"].pop()  # as if the time had not been enough
+    (run / "report.json").write_text(json.dumps(record))
+    assert right_leniently(run, GradingConfig(), reads=False) is None
+    assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
+    gone = make_run(tmp_path / "gone", {4: evaluation([RIGHT] * 5)})
+    (gone / "config.toml").write_text((gone / "config.toml").read_text().replace("char-count", "no-such-task"))
+    assert right_leniently(gone, GradingConfig()) is None
 
 
 MARKUP = "a | $b$ and $c <script>alert(1)</script>"

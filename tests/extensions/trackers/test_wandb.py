@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from monitored import config, failures, raise_alarm, start, steps
+from processes import until
 from tracker_files import WandbFile
 
 from hone.cli import call
@@ -94,3 +98,28 @@ def test_a_missing_login_is_told_once_and_delays_nothing(tmp_path, monkeypatch, 
     assert name == "wandb" and "wandb login" in cause
     assert capsys.readouterr().out.count("; the run goes on without it.") == 1
     assert Run(tmp_path / "run").info["status"] == "done"
+
+
+def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
+    out = tmp_path / "run"
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from monitored import config, start, steps\n"
+        f"run = start(config(Path({str(out)!r}), {OFFLINE!r}))\n"
+        "steps(run, 0, 2)\n"
+        "print('there', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert process.stdout is not None
+    while "there" not in process.stdout.readline():
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    until(lambda: [*out.glob("wandb/offline-run-*/run-*.wandb")] and WandbFile(out).exit_code is not None)
+    file = WandbFile(out)
+    assert file.exit_code == 1 and file.values("reward/mean") == [(0, 0.0), (1, 0.125)]
