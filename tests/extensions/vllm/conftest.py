@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,12 +82,19 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield one
 
 
+@pytest.fixture
+def serve() -> Callable[..., AbstractContextManager[Served]]:
+    return serving
+
+
 @contextmanager
-def serving(root: Path, model: Path, ending: signal.Signals) -> Iterator[Served]:
+def serving(
+    root: Path, model: Path, ending: signal.Signals = signal.SIGTERM, kv_gib: float = 0.0625
+) -> Iterator[Served]:
     """vLLM with a model in fp32, which takes weights from `root`."""
     port = free_port()
     flags = (
-        f"--backend vllm --dtype float32 --kv-gib 0.0625 --max-model-len 2048 --port {port} --api-key-var KEY".split()
+        f"--backend vllm --dtype float32 --kv-gib {kv_gib} --max-model-len 2048 --port {port} --api-key-var KEY".split()
     )
     argv = [*flags, "--model.name", str(model), "--weights-root", str(root)]
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)

