@@ -18,7 +18,7 @@ from hone.config.shared import LoraConfig
 from hone.extensions.chat import commands as chat
 from hone.extensions.chat.config import ChatConfig
 from hone.inference import Engine, SamplingParams
-from hone.inference.types import Failure, Job
+from hone.inference.types import Job
 from hone.model import load_model
 from hone.model.chat import load_renderer
 from hone.model.foreign import TransformersDecoder
@@ -26,10 +26,6 @@ from hone.model.lora import save_adapter, start_adapter
 from hone.terminal import printable
 
 FAULTY = "{{ raise_exception('it is broken') if messages[-1]['content'] }}"
-FORGETTING = (  # no earlier answers
-    "{{ messages | selectattr('role', 'eq', 'user') | map(attribute='content') | join(' and ') + '<|im_end|>' }}"
-    "{{ messages[-1]['content'] + '<|im_end|>' if not add_generation_prompt }}"
-)
 
 
 def reply(model: Path, *questions: str, tokens: int = 8, system: str = "", temperature: float = 0) -> list[str]:
@@ -101,22 +97,6 @@ def test_a_run_is_talked_to_from_any_folder_by_its_name(trained, tiny_model_dir,
     assert printed == f"before: {before[0]}\nafter: {after[0]}\n"
 
 
-def test_a_question_that_was_not_answered_is_forgotten(trained, tiny_model_dir, monkeypatch, capsys):
-    steps, step = {}, Engine.step
-
-    def fail_once(engine):  # the second, at its first step
-        steps[engine] = steps.get(engine, 0) + 1
-        fails = len(steps) == 2 and steps[engine] == 1
-        return [Failure(1, "its logits are not finite")] if fails else step(engine)
-
-    monkeypatch.setattr(Engine, "step", fail_once)
-    printed = converse(monkeypatch, capsys, ["lost", "abc", "more"], str(trained), stdin=Terminal)
-    models = tiny_model_dir, trained / "weights/step_3"
-    (lost,), (one, two), (three, four) = reply(models[0], "lost"), *(reply(model, "abc", "more") for model in models)
-    shown = f"> before: {lost}\nafter: > before: {one}\nafter: {three}\n> before: {two}\nafter: {four}\n> "
-    assert printed == f"{shown}error: after can't answer: its logits are not finite\n"
-
-
 def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, monkeypatch, capsys):
     model = shutil.copytree(trained / "weights/step_3", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
@@ -130,14 +110,6 @@ def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, mo
     printed = converse(monkeypatch, capsys, ["first " * 3, "long " * 20, "second " * 3], str(model), stdin=Terminal)
     long = f"the question has 108 tokens, but {model} has room for 40: shorten it"
     assert printed == f"> {first}\n> > {second}\n> error: {long}\n{anew}"
-
-
-def test_a_template_that_rewrites_earlier_turns_is_rendered_anew(tiny_model_dir, tmp_path, monkeypatch, capsys):
-    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
-    config = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": FORGETTING}))
-    printed = converse(monkeypatch, capsys, ["abc", "more"], str(model))
-    assert printed.splitlines() == reply(model, "abc") + reply(model, "abc and more")
 
 
 def test_answers_stand_side_by_side_on_a_terminal(trained, tiny_model_dir, monkeypatch, capsys):

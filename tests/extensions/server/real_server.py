@@ -102,12 +102,12 @@ class InThread:
 RENDERER = load_renderer("hone/tiny")
 
 
-def requests(purpose: str = "rollout") -> list[Request]:
+def requests() -> list[Request]:
     """Two groups of three, and one completion alone that may be longer."""
     prompts = [tuple(RENDERER.tokenizer.encode(text).ids) for text in ("Hello", "abc abc", "Hello")]
     groups = [(0, 0, 12), (0, 1, 12), (0, 2, 12), (1, 0, 12), (1, 1, 12), (1, 2, 12), (2, 0, 20)]
     return [
-        Request(prompts[d], [{"role": "user", "content": str(d)}], rng.key(3, purpose, d, i), f"0-{d}-{i}", limit)
+        Request(prompts[d], [{"role": "user", "content": str(d)}], rng.key(3, "rollout", d, i), f"0-{d}-{i}", limit)
         for d, i, limit in groups
     ]
 

@@ -14,7 +14,6 @@ from processes import until
 from real_server import RENDERER, InThread, Served, endpoint, random_model, requests, same, serving
 
 from hone.client import ServerUnavailable
-from hone.errors import Halt
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.loops.colocated import EnginePolicy
@@ -215,15 +214,3 @@ def test_when_all_are_lost_it_waits_for_one_to_come_back(fleet, tmp_path: Path, 
     until(lambda: len(messages) == 2, "both are lost")
     with serving(weights_root=tmp_path, port=port):
         same(sampling.result(), expected)
-
-
-def test_one_that_another_run_uses_ends_the_run(fleet, tmp_path: Path) -> None:
-    with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
-        policy = fleet(random_model(seed=1), one.url, other.url)
-        policy.load(4)
-        thief = ServerPolicy(
-            [policy.fleet.members[1].server], RENDERER, (), Spool(tmp_path / "t", random_model(seed=2))
-        )
-        thief.load(4)
-        with pytest.raises(Halt, match="another run uses this server"):
-            policy.sample(requests(), LONG)

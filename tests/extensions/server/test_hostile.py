@@ -115,20 +115,6 @@ def test_a_wrong_request_gets_the_reason(served: Served) -> None:
             assert served.service.running == 0
 
 
-def test_a_text_that_cannot_fit_is_refused_with_both_numbers_and_one_that_may_is_counted(served: Served) -> None:
-    longest = 2048 * max(map(len, served.renderer.tokenizer.get_vocab()))
-    for length, unit in ((longest + 1, "characters"), (longest - 100, "tokens")):
-        text = "x" * length
-        for path, body in (
-            ("completions", {"prompt": ["a", text]}),
-            ("chat/completions", {"messages": [USER | {"content": text}]}),
-        ):
-            status, answer = ask(served, f"/v1/{path}", body)
-            words = answer["error"]["message"]
-            assert status == 400 and unit in words and "2048" in words
-            assert (str(longest) in words) == (unit == "characters")
-
-
 def asked(served: Served, method: str, path: str, body: bytes | None = None, **headers: str) -> int:
     """The status of the answer to exactly these headers."""
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=300)
@@ -187,21 +173,3 @@ def test_an_engine_that_failed_works_again_after_good_weights(tmp_path, capfd: p
         assert ask(served, "/update_weights", {"path": "good", "version": 2})[0] == 200
         assert health(served)[:1] == (200,) and len(probe(served)) == 6
     assert capfd.readouterr().err.count("A step failed") == 1
-
-
-def test_steps_that_fail_fail_their_requests_only_and_are_logged_once(capfd: pytest.CaptureFixture[str], monkeypatch):
-    with serving() as served:
-        before, counts = probe(served), iter(range(100))
-
-        def failing() -> Any:
-            raise RuntimeError(f"out of memory: tried to allocate {next(counts)} bytes")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(served.service.engine, "step", failing)
-            for _ in range(4):
-                status, answer = ask(served, "/v1/completions", PROBE)
-                assert status == 500 and "out of memory" in answer["error"]["message"]
-        assert health(served)[0] == 503
-        assert probe(served) == before
-        assert (health(served)[0], health(served)[1]["failed_steps"]) == (200, 0)
-    assert len(capfd.readouterr().err.splitlines()) == 1

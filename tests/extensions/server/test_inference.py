@@ -14,17 +14,8 @@ import openai
 import pytest
 
 from hone import cli
-from hone.config.parse import parse
 from hone.config.shared import DEFAULT_PRECISION
-from hone.extensions.server.config import ServeConfig
 from hone.processes import free_port
-
-
-def test_a_file_written_for_rl_serves_too(tmp_path: Path) -> None:
-    file = tmp_path / "infer.toml"
-    file.write_text('max_steps = 3\nseq_len = 64\nport = 9\n[model]\nname = "m"\n[ckpt]\ninterval = 2\n')
-    config = parse(ServeConfig, ["@", str(file), "--model.name", "other"], "inference")
-    assert (config.model.name, config.port) == ("other", 9)
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

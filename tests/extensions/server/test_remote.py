@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_openai import Drop, FakeOpenAI, Raw, Status
+from fake_openai import FakeOpenAI, Raw, Status
 from processes import until
 from real_server import RENDERER, InThread, endpoint, random_model, requests, same, serving
 
 from hone.client import Endpoint, ServerUnavailable
 from hone.errors import Halt, UserError
-from hone.inference.client import ServerClient
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.loops.colocated import EnginePolicy
@@ -135,21 +133,6 @@ def test_a_server_that_was_started_anew_is_noticed(tmp_path: Path, monkeypatch: 
             policy.sample(requests(), SamplingParams())
         policy.load(3, folder / "step_3")
         same(policy.sample(requests(), SamplingParams()), expected)
-
-
-def test_a_server_that_fails_and_one_that_makes_no_sense_are_told_apart() -> None:
-    async def ask(url: str) -> Any:
-        async with ServerClient(Endpoint(url, max_retries=0)) as client:
-            return await client.post("/v1/chat/completions", {"model": "toy", "messages": [{}]})
-
-    for answer, words in (
-        (Status(503), r"is gone, or fails \(status 503: no; 1 try\)"),
-        (Drop(), r"is gone, or fails \(Server disconnected .*; 1 try\)"),
-        (Status(400, "too long"), "/v1/chat/completions answers 400: too long"),
-        (Raw("<html>", "text/html"), "does not answer in JSON"),
-    ):
-        with FakeOpenAI(lambda body, answer=answer: answer) as server, pytest.raises(Halt, match=words):
-            asyncio.run(ask(server.url))
 
 
 @pytest.mark.parametrize(

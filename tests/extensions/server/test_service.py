@@ -10,15 +10,14 @@ from processes import until
 from real_server import random_model
 
 from hone import rng
-from hone.errors import UserError
 from hone.extensions.server.protocol import ServiceEnded
 from hone.extensions.server.service import Service
 from hone.inference.engine import Engine
 from hone.inference.types import Job
 
 
-def job(i: int, max_tokens: int = 5, prompt: tuple[int, ...] = (70, 71)) -> Job:
-    return Job(prompt, rng.key(0, "test", i), max_tokens)
+def job(i: int) -> Job:
+    return Job((70, 71), rng.key(0, "test", i), 500)
 
 
 class Seen:
@@ -31,22 +30,13 @@ class Seen:
         self.got += news
 
 
-def test_a_request_that_is_refused_leaves_nothing_behind() -> None:
-    service = Service(Engine(random_model()))
-    service.start()
-    with pytest.raises(UserError, match="a prompt has no tokens"):
-        service.submit([job(0), job(1, prompt=())], Seen(), whole=True).result(300)
-    assert not service.running and not service.engine.busy
-    service.close()
-
-
 def test_what_waits_when_the_thread_ends_is_told() -> None:
     service, seen = Service(Engine(random_model())), Seen()
     service.start()
     begun, hold = threading.Event(), threading.Event()
     service.call(lambda: (begun.set(), hold.wait(300)))
     begun.wait(300)
-    submitted = service.submit([job(0, 500), job(1, 500)], seen, whole=True)
+    submitted = service.submit([job(0), job(1)], seen, whole=True)
     closed = threading.Thread(target=service.close)
     closed.start()
     until(lambda: service._calls.qsize() == 2, "both are among the calls")

@@ -9,7 +9,6 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from samples_made import BARE, RIGHT, WRONG, evaluation, make_run
 
@@ -18,11 +17,11 @@ from hone.cli import main
 from hone.config.eval import EvalConfig
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
-from hone.config.shared import EnvConfig, GradingConfig
+from hone.config.shared import GradingConfig
 from hone.errors import UserError
 from hone.extensions.studies.cells import cells_of, runs_of, task_of
 from hone.extensions.studies.config import StudyConfig
-from hone.extensions.studies.report import sentences, write_report
+from hone.extensions.studies.report import write_report
 from hone.extensions.studies.results import COSTS, SeedResult, compared, right_leniently
 from hone.extensions.studies.running import Tasks, beside
 from hone.extensions.studies.study import Study
@@ -147,12 +146,6 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
     assert "| SFT alone | 1 x 6 |" in (out / "study.md").read_text()
 
 
-def test_names_made_of_settings_are_one_line(tmp_path: Path) -> None:
-    prompts = {"trainer": {"loss": {"function": ["a\nb | c", "\x1b[31m\ud800"]}}}
-    cells = cells_of(study(tmp_path, **{"grid.rl": prompts}))
-    assert [cell.name for cell in cells] == ["function a\\nb | c", "function \\x1b[31m\\ud800"]
-
-
 def test_a_folder_in_which_a_study_could_not_begin_is_taken_and_any_other_is_left_alone(tmp_path: Path) -> None:
     config = study(tmp_path, cells=[{"name": "a"}])
     config.output_dir.mkdir()
@@ -196,24 +189,6 @@ def reverse_text_with(tmp_path: Path, change: str) -> None:
         "def raises(completion):\n"
         f"    raise ValueError('no')\n\n\ndef load_environment():\n    env = original()\n    {change}\n    return env\n"
     )
-
-
-def test_a_study_that_asks_for_more_held_out_examples_than_there_are_says_so_before_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    reverse_text_with(tmp_path, "env.restrict('eval', lambda split: range(4))")
-    said: list[str] = []
-    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "eval.env": "changed"}
-    config = from_settings(StudyConfig, None, {**FILES, "output_dir": str(tmp_path / "study"), **settings})
-    found = Study(config).run(said.append)
-    assert said[0] == "reverse-text has 4 held-out examples: all are used (6 asked for)"
-    assert len(found.results.rows[0].seeds[0].values) == 4
-    assert "| a | 1 x 4 |" in (tmp_path / "study" / "study.md").read_text()
-    missing = config.model_copy(update={"eval": config.eval.model_copy(update={"env": EnvConfig(id="changd")})})
-    with pytest.raises(UserError, match="changd"):
-        Study(missing).run(said.append)
-    assert len(said) == 3, "nothing ran"
 
 
 def test_an_evaluation_that_could_not_be_graded_is_no_result_and_is_done_again(
@@ -263,16 +238,6 @@ def test_what_is_right_leniently_is_read_once_and_in_whole(tmp_path: Path, monke
     assert right_leniently(gone, GradingConfig()) is None
 
 
-def test_the_code_that_a_study_names_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("counting.py").write_text(
-        "import hone.environments\ndef load_environment(): return hone.environments.load_environment('char-count')\n"
-    )
-    run = make_run(tmp_path / "run", {4: evaluation([RIGHT] * 2 + [WRONG] * 2)})
-    (run / "config.toml").write_text((run / "config.toml").read_text().replace("char-count", "counting"))
-    assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
-
-
 MARKUP = "a | $b$ and $c <script>alert(1)</script>"
 NAMES = ("SFT 100", "SFT 400", MARKUP, "_late")
 
@@ -316,19 +281,3 @@ def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     assert "a | $b$ and $c &lt;script&gt;" in page.read_text() and (tmp_path / "study" / "effects.png").exists()
     for file in (page, text, *(tmp_path / "study").glob("*.svg")):
         assert "<script" not in file.read_text()
-
-
-def test_where_no_difference_is_seen_the_report_says_which_effect_is_found_with_80_percent_power(
-    tmp_path: Path,
-) -> None:
-    config = study(tmp_path, cells=[{"name": name} for name in "ab"])
-    stream = np.random.default_rng(0)
-
-    def result(seed: int) -> SeedResult:
-        return SeedResult(seed, dict(enumerate(stream.random(20))), 0.5, dict.fromkeys(COSTS, 1.0), [], "rl")
-
-    found = compared(config, cells_of(config), {name: [result(seed) for seed in range(3)] for name in "ab"}, {})
-    effect = found.rows[1].effect
-    assert effect is not None and effect.verdict == "no difference seen" and effect.detectable is not None
-    (sentence,) = sentences(found)
-    assert "3 seeds x 20 examples" in sentence and f"{effect.detectable:.3f} with 80 % power" in sentence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from made_runs import client
 from run_folders import make_run
 
-from hone.errors import UserError
 from hone.extensions.viewer.catalog import Catalog
 from hone.extensions.viewer.site import json_block
 
@@ -37,26 +35,6 @@ def test_runs_are_found_with_names_for_urls_newest_first(root) -> None:
     (torn,) = [entry for entry in entries if entry.damage]
     assert torn.name == "torn" and "config.toml" in torn.damage
     assert [entry.slug for entry in Catalog(root / "a" / "rl").entries()] == ["rl"], "a run may be the root"
-
-
-def test_a_run_that_grows_is_read_again(root) -> None:
-    catalog = Catalog(root)
-    first = catalog.entry("a~rl")
-    assert catalog.entry("a~rl") is first
-    with (root / "a" / "rl" / "metrics.jsonl").open("a") as log:
-        log.write('{"step": 2, "reward/mean": 1.0}\n')
-    assert catalog.entry("a~rl").state.progress.done == 3
-    shutil.rmtree(root / "a")
-    with pytest.raises(UserError, match="there is no run 'a~rl'"):
-        catalog.entry("a~rl")
-
-
-@pytest.mark.parametrize(
-    "path, status", [("/run/none/", 404), ("/run/torn/", 400), ("/nothing", 404), ("/assets/none.js", 404)]
-)
-def test_what_cannot_be_shown_is_a_sentence(root, path, status) -> None:
-    answer = client(root).get(path)
-    assert answer.status_code == status and "Traceback" not in answer.text and 'class="box warn"' in answer.text
 
 
 def test_only_assets_are_files(root) -> None:

@@ -35,29 +35,3 @@ def test_each_script_can_be_read(name: str) -> None:
 def test_smoothing_is_over_steps_whether_all_of_them_have_a_value() -> None:
     assert value("charts.smoothed([0, 3, 6, null, 12], 3, [0, 1, 2, 3, 4])") == [1.5, 3, 4.5, None, 12]
     assert value("charts.smoothed([0, 3, 6, 9], 5, [0, 2, 10, 12])") == [1.5, 1.5, 7.5, 7.5]
-
-
-def test_rows_become_points() -> None:
-    payload = {
-        "x": {"step": [0, 1], "tokens": [0, 10], "hours": [0, 1]},
-        "series": {"loss": {"y": [3, 2]}, "eval/t/reward/mean": {"rows": [1], "y": [0.5]}},
-    }
-    assert value(f"[...charts.expand({json.dumps(payload)})]") == [
-        ["loss", {"step": [0, 1], "tokens": [0, 10], "hours": [0, 1], "y": [3, 2]}],
-        ["eval/t/reward/mean", {"step": [1], "tokens": [10], "hours": [1], "y": [0.5]}],
-    ]
-
-
-def test_an_interval_belongs_to_the_evaluation_of_its_step() -> None:
-    rest = "tokens: [], hours: []"
-    data = (
-        f"new Map([['m', {{step: [0, 5, 9], y: [0.5, 0.6, 0.7], {rest}}}], "
-        f"['low', {{step: [9], y: [0.6], {rest}}}], ['high', {{step: [9], y: [0.9], {rest}}}]])"
-    )
-    line = "{metric: 'm', label: 'm', css: '#000000', scale: 1, points: true, low: 'low', high: 'high'}"
-    (trace,) = value(f"charts.line({line}, {data}, {{axis: 'step', smooth: 1}})")
-    assert trace["error_y"]["array"] == pytest.approx([0, 0, 0.2])
-    assert trace["error_y"]["arrayminus"] == pytest.approx([0, 0, 0.1])
-    assert trace["connectgaps"], "steps between two evaluations do not part the line"
-    assert trace["hovertemplate"][0] == "%{y:.5~g}"
-    assert trace["hovertemplate"][2] == "%{y:.5~g} (95 %: 0.6000 to 0.9000)"

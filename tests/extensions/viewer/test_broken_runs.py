@@ -6,32 +6,19 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli_w
-from made_runs import INFO, client, row, write_run
+from made_runs import client, row, write_run
 
 from hone.cli import main
 from hone.extensions.viewer.card.facts import facts_of
-from hone.runs.files import sha256, write_json
+from hone.runs.files import sha256
 from hone.runs.rollouts import write_evaluation
 from hone.runs.view import rollouts_file
 
 DEEP = "[" * 5000 + "]" * 5000
-TIME = "2026-01-01T00:00:00+00:00"
-FACTS = INFO | {
-    "exact": False, "inexact": [{"step": 0, "cause": "c"}], "resumes": [{"step": 1, "time": TIME, "ranks": 2}],
-    "hardware": {"cpu": "A", "cores": 2, "memory_gib": 8.0, "gpu": ["G"]}, "git": {"revision": "a" * 40, "dirty": True},
-    "sources": {"environment": "x"}, "versions": {"python": "3.11"}, "parent": {"id": "x", "dir": "y", "step": 0},
-    "reward_weights": {"format": 0.1, "correctness": 0.9}, "drift": [{"step": 1}],
-    "seconds": 5.0, "usd": 1.0, "pool": 8, "ended": TIME, "failure": "f", "stopped_by": "kl",
-    "predictions": {"entries": [], "made": TIME, "settings": "x", "sha256": "y"},
-}  # fmt: skip
 CONFIG = {
     "max_steps": 2, "output_dir": "o", "model": {"name": "m"}, "budget": {"hours": 1.0},
     "orchestrator": {
@@ -47,7 +34,7 @@ LINE = {
     "eval/t/reward/mean": 0.3,
     "eval/t/ci95/low": 0.1,
 }
-EVENT = {"kind": "alarm", "step": 1, "time": TIME, "name": "kl", "evidence": "e", "value": 1.0}
+EVENT = {"kind": "alarm", "step": 1, "time": "2026-01-01T00:00:00+00:00", "name": "kl", "evidence": "e", "value": 1.0}
 PAGES = (
     "/", "/curves/?runs=bad&runs=good", "/run/bad/", "/run/bad/card/",
     "/run/bad/search/?q=4", "/run/bad/eval/2/", "/run/bad/change/0/2/", "/run/bad/step/1/",
@@ -57,7 +44,6 @@ PAGES = (
 
 def full_run(folder: Path) -> Path:
     write_run(folder, {step: [row("4"), row("5")] for step in range(2)}, with_tokenizer=False)
-    write_json(folder / "run.json", FACTS)
     (folder / "config.toml").write_text(tomli_w.dumps(CONFIG))
     held_out = {name: value for name, value in LINE.items() if name.startswith("eval/")}
     lines = [{"step": step} | (LINE if step < 2 else held_out) for step in range(3)]
@@ -85,8 +71,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def check_all(root: Path, label: str, pages: tuple[str, ...] = PAGES) -> None:
-    """Every page answers, and the list shows the good run."""
+def check_all(root: Path, label: str, pages: tuple[str, ...]) -> None:
+    """Each of the pages answers, and the list shows the good run."""
     asked = client(root)
     for url in pages:
         answer = asked.get(url)
@@ -131,51 +117,6 @@ def test_a_zoo_of_broken_files_costs_their_own_runs(root: Path, capfd) -> None:
         assert main(["runs", "show", str(root / f"bad{number}")]) in (0, 2)
         assert main(["report", str(root / f"bad{number}"), "--output", str(root.parent / f"card-{number}")]) in (0, 2)
     assert "Traceback" not in capfd.readouterr().err
-
-
-def places(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where there is a value inside another, by the keys that lead to it."""
-    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield (*here, key)
-        yield from places(one, (*here, key))
-
-
-BAD = (None, [], {}, "x", -1, 10**400, "DEEP", "INF")
-
-
-def mutated(value: Any, place: tuple[Any, ...], bad: Any) -> Any:
-    made = holder = deepcopy(value)
-    for key in place[:-1]:
-        holder = holder[key]
-    holder[place[-1]] = bad
-    return made
-
-
-def as_json(value: Any) -> str:
-    return json.dumps(value).replace('"DEEP"', DEEP).replace('"INF"', "1e999")
-
-
-def mutants(kind: str) -> Iterator[tuple[str, str]]:
-    """Contents of a file of a run in which one value is another: for each place one of `BAD`, in turn."""
-    value = {"run.json": FACTS, "config.toml": CONFIG, "metrics.jsonl": {"step": 1} | LINE, "events.jsonl": EVENT}[kind]
-    for number, place in enumerate(places(value)):
-        bad = BAD[number % len(BAD)]
-        if kind != "config.toml":
-            yield f"{place} = {str(bad)[:9]}", as_json(mutated(value, place, bad)) + "\n"
-        elif bad is not None:
-            text = tomli_w.dumps(mutated(value, place, float("inf") if bad == "INF" else bad))
-            yield f"{place} = {str(bad)[:9]}", text.replace('"DEEP"', DEEP)
-
-
-@pytest.mark.parametrize("name", ["run.json", "config.toml", "metrics.jsonl", "events.jsonl"])
-def test_no_value_of_another_type_breaks_a_page(root: Path, name: str, capfd) -> None:
-    some = ("/", "/run/bad/", "/run/bad/card/")
-    for label, content in mutants(name):
-        run = shutil.copytree(root / "good", root / "bad")
-        (run / name).write_text(content)
-        check_all(root, f"{name}: {label}", some)
-        assert main(["runs", "show", str(run)]) in (0, 2), label
-        shutil.rmtree(run)
 
 
 def test_a_setting_of_another_type_is_left_out_and_named(root: Path, capfd) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from made_runs import client
-from run_folders import held, make_run, write_lines
+from run_folders import make_run, write_lines
 
 HOSTILE = """it's "<script>alert(1)</script>" & co"""
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
@@ -129,37 +129,6 @@ def test_rows_are_chosen_by_words_and_tags_and_sorted(tmp_path: Path) -> None:
     assert names(ask.get("/?sort=-usd").text)[:2] == ["three", "two"] and names(ask.get("/?sort=zzz").text)
 
 
-def test_runs_are_compared_by_the_settings_that_differ(tmp_path: Path) -> None:
-    for name, lr in (("a", 1e-3), ("b", 1e-5), ("c", 1e-3)):
-        with_settings(tmp_path / name, lr)
-    ask = client(tmp_path)
-    rows = table_rows(ask.get("/curves/?runs=a,b").text)
-    assert ["trainer.optim.lr", "0.001", "1e-05"] in rows and not any(row[:1] == ["output_dir"] for row in rows)
-    assert "No setting that can change results, among runs" in ask.get("/curves/?runs=a,c").text
-
-
-def test_evaluations_and_earlier_runs_are_folded_and_damage_is_told(tmp_path: Path) -> None:
-    rl_run(tmp_path / "a")
-    rl_run(tmp_path / "a" / ".previous" / "old")
-    make_run(tmp_path / "evals" / "one", kind="eval", steps=0)
-    (make_run(tmp_path / "broken") / "config.toml").write_text("= nothing")
-    text = client(tmp_path).get("/").text
-    folded = text[text.index("<details id") :]
-    assert 'data-slug="a"' in text[: text.index("<details id")]
-    assert 'data-slug="a~.previous~old"' in folded and 'data-slug="evals~one"' in folded
-    assert re.search(r"<strong>broken</strong> unreadable: .*config\.toml is damaged", text)
-
-
-def test_a_run_at_work_is_shown_with_its_progress(tmp_path: Path) -> None:
-    run = rl_run(tmp_path / "a", status="running", max_steps=13)
-    text = client(tmp_path).get("/").text
-    assert "data-live" not in text
-    with held(run):
-        text = client(tmp_path).get("/").text
-        assert cells(text, "a")[2] == "running 23 % 0:40 left"  # 10 steps of 4 s
-        assert 'data-live="1"' in text and '<progress max="1" value="0.2308">' in text
-
-
 # The overview.
 
 
@@ -217,20 +186,6 @@ def test_charts_are_of_what_the_run_measured(tmp_path: Path) -> None:
     }
 
 
-def test_a_click_leads_where_there_are_samples(tmp_path: Path) -> None:
-    from run_folders import rollouts
-
-    run = rl_run(tmp_path / "a")
-    rollouts(run, 1, (0, "x", ["trained"]))
-    (run / "evals").mkdir()
-    write_lines(run / "evals" / "step_000003.jsonl", [{"id": "x"}])
-    text = client(tmp_path).get("/run/a/").text
-    page = charts_of(text)
-    assert (page["steps"], page["evals"]) == ([1], [3])
-    assert page["links"]["step"].replace(page["somewhere"], "1") == "../../run/a/step/1/"
-    assert 'href="../../run/a/step/1/"' in text and 'href="../../run/a/eval/3/"' in text
-
-
 def test_alarms_and_events_are_marked(tmp_path: Path) -> None:
     run = rl_run(tmp_path / "a")
     alarm = {"kind": "alarm", "step": 1, "name": "kl", "evidence": HOSTILE, "advice": "less", "time": None}
@@ -257,16 +212,6 @@ def test_an_sft_run(tmp_path: Path) -> None:
     assert not any(chart["opens"] for chart in charts.values()) and "A click on a point" not in text, (
         "it has no samples"
     )
-
-
-def test_in_mode_split_phases_of_other_processes_are_no_part_of_a_step(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", steps=1)
-    split = {"time/wait": 1.0, "time/put": 0.5, "time/update": 0.25, "time/publish": 0.25, "idle/trainer": 2.0}
-    write_lines(run / "timings.jsonl", [clock(0, **split)])
-    charts = {chart["id"]: chart for chart in charts_of(client(tmp_path).get("/run/a/").text)["charts"]}
-    phases = [(line["label"], line["color"]) for line in charts["timings"]["lines"]]
-    assert phases == [("sample", "s1"), ("wait", "s2"), ("put", "s3")], "a phase has its colour in every run"
-    assert [line["label"] for line in charts["idle"]["lines"]] == ["trainer"]
 
 
 def test_an_evaluation_has_its_own_columns_and_page(tmp_path: Path) -> None:
@@ -302,21 +247,3 @@ def test_curves_are_those_that_the_address_names(tmp_path: Path) -> None:
     assert checked == {"a", "b,c", "entropy", "eval/t/correct"}
     assert ["a", "0.8", "0.375"] in table_rows(text)
     assert page["charts"][0]["unit"] == "nats per token" and '<span class="sub">share of completions</span>' in text
-
-
-def test_curves_of_what_is_not_there_are_not_others(tmp_path: Path) -> None:
-    rl_run(tmp_path / "a")
-    ask = client(tmp_path)
-    text = ask.get("/curves/?runs=nosuch").text
-    assert charts_of(text)["runs"] == [] and "There is no training run nosuch here" in text
-    assert "has the metric zzz" in ask.get("/curves/?runs=a&metrics=entropy,zzz").text
-    assert "no training run" not in ask.get("/curves/?runs=a").text and "has the metric" not in ask.get("/curves/").text
-
-
-def test_curves_of_nothing_named_are_the_newest_runs_rewards(tmp_path: Path) -> None:
-    for number in range(5):
-        rl_run(tmp_path / f"r{number}", started=f"2026-01-0{number + 1}T00:00:00+00:00")
-    make_run(tmp_path / "e", kind="eval", steps=0, started="2026-02-01T00:00:00+00:00")
-    page = charts_of(client(tmp_path).get("/curves/?metrics=").text)
-    assert [run["slug"] for run in page["runs"]] == ["r4", "r3", "r2"]
-    assert [chart["id"] for chart in page["charts"]] == ["reward/mean", "eval/t/reward/mean"]

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import client, encode, links_of, row, text_of, write_run, write_tokens
+from made_runs import client, encode, links_of, row, text_of, write_run
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -96,21 +96,6 @@ def test_steps_and_completions_that_are_not_there(root: Path) -> None:
     assert answer.status_code in (400, 404) and "no completion 77: completions are 0 to 3" in answer.text
 
 
-def test_a_completion_with_all_that_is_known_of_it(root: Path) -> None:
-    output = text_of(client(root).get(f"{RUN}/sample/0/1/").text)
-    for expected in (
-        "reward 0.1000 = format 1 × 0.1 + correctness 0 × 0.9",
-        "advantage -0.750",
-        "Why: expected '4'",
-        "Expected: 4",
-        "What is 2 + 2?",
-        "<answer>5</answer><|im_end|>",
-        "0-0-1",
-        "0 (4 tokens)",
-    ):
-        assert expected in output, expected
-
-
 def test_the_completions_beside_one_are_those_of_the_step_that_pass_the_filters(root: Path) -> None:
     ask = client(root)
     at = f"{RUN}/sample/0/"
@@ -130,21 +115,6 @@ def test_the_completions_beside_one_are_those_of_the_step_that_pass_the_filters(
     assert ask.get(f"{at}0/?outcome=good").status_code == 400
 
 
-def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
-    write_tokens(root / "odd 'n' <i>", 0, [
-        ("0-0-0", [0.05, 1.5, 2.5, 0.0], [0.0, -0.06, -0.3, -0.15]), ("0-0-1", [0.0] * 4, [0.0] * 4),
-        ("0-1-2", None, None), ("0-1-3", None, None),
-    ])  # fmt: skip
-    ask = client(root)
-    page = ask.get(f"{RUN}/sample/0/0/?color=gap").text
-    assert re.findall(r'<span(?: class="([^"]*)")? title="id', page) == ["", "m2", "m4", "sp"]
-    assert "logprob -0.1\nentropy 2.5 nats, gap -0.2 nats, advantage 1.25" in page
-    assert '<a class="chip on" href="?color=gap">' in page and '<a class="chip" href="?color=entropy">' in page
-    assert "Not here: the completion was not trained on (filtered)" in ask.get(f"{RUN}/sample/0/2/?color=gap").text
-    wrong = ask.get(f"{RUN}/sample/0/0/?color=%3Cb%3E")
-    assert wrong.status_code == 400 and "<b>" not in wrong.text
-
-
 @pytest.mark.parametrize("index", range(len(HOSTILE)))
 def test_hostile_text_is_only_text(root: Path, index: int) -> None:
     ask = client(root)
@@ -160,34 +130,11 @@ def test_hostile_text_is_only_text(root: Path, index: int) -> None:
         assert shown.get(index, HOSTILE[index]) in text_of(ask.get(f"{RUN}/{path}").text), "all of it can be read"
 
 
-def test_a_long_completion_is_folded_and_can_be_unfolded(tmp_path: Path) -> None:
-    text = "".join(f"{i} " for i in range(40_000))
-    write_run(tmp_path / "runs" / "a", {0: [row(text)]})
-    ask = client(tmp_path / "runs")
-    page = ask.get("/run/a/sample/0/0/").text
-    hidden = re.search(r"… ([\d,]+) characters …", page)
-    assert hidden and int(hidden[1].replace(",", "")) == pytest.approx(len(text) - 20_000, abs=20)
-    output = text_of(page)
-    assert "0 1 2 3 4" in output and "39998 39999" in output and "20000 20001" not in output and len(page) < 1_500_000
-    everything = ask.get("/run/a/sample/0/0/?all=1&color=none").text
-    assert "20000 20001" in everything and "characters …" not in everything and len(everything) < 12_000_000
-    assert len(ask.get("/run/a/step/0/").text) < 20_000
-
-
 def spelled(parts: list[tuple[str, bool]]) -> tuple[list[list[int]], list[bool], list[int]]:
     """Ids of each text, and of all in a row, with a mask of those that were sampled."""
     ids = [encode(text) for text, _ in parts]
     mask = [sampled for (_, sampled), some in zip(parts, ids, strict=True) for _ in some]
     return ids, mask, [token for some in ids for token in some]
-
-
-def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
-    ids, mask, flat = spelled([("system\nTools: <b>multiply(a, b)\nuser\n", False), ("4", True)])
-    one = row("4", token_ids=flat, sampled_mask=mask, logprobs=[0.0] * len(flat), versions=[0] * len(flat))
-    write_run(tmp_path / "runs" / "a", {0: [one]})
-    output = text_of(client(tmp_path / "runs").get("/run/a/sample/0/0/").text)
-    assert f"the policy's input, with template and tools: {len(ids[0])} tokens" in output
-    assert "system Tools: <b>multiply(a, b) user" in output
 
 
 def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
@@ -229,16 +176,6 @@ def test_search_shows_what_it_found_where(root: Path) -> None:
     assert wrong.status_code == 200 and "is not a regular expression" in wrong.text and 'value="/(/"' in wrong.text
     assert "reward_min is 'x'" in html.unescape(ask.get(f"{RUN}/search/?reward_min=x").text)
     assert 'data-hits="0"' in ask.get(f"{RUN}/search/?q=%ED%A0%80").text
-
-
-def test_a_prompt_leads_to_its_completions_at_all_steps(root: Path) -> None:
-    ask = client(root)
-    found = f"{RUN}/search/?example=e0&sort=oldest"
-    for path in (f"{RUN}/step/2/", f"{RUN}/sample/0/1/"):
-        assert found in links_of(path, ask.get(path).text)
-    page = ask.get(found).text
-    assert 'data-hits="10"' in page and page.index("step 0 / 1") < page.index("step 2 / 0") < page.index("step 9 / 6")
-    assert 'name="example" value="e0"' in page and 'data-hits="0"' in ask.get(f"{RUN}/search/?example=%ED%A0%80").text
 
 
 def test_a_component_that_is_no_number_breaks_no_page(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from recorded import Bench
 from refusals import fails
-from run_folders import held, make_run, snapshot
+from run_folders import make_run, snapshot
 from samples_made import BARE, RIGHT, WRONG, evaluation
 from samples_made import make_run as make_evaluated
 
@@ -70,11 +70,6 @@ def test_a_run_ends_with_its_card(finished):
     assert card["lenient"]["examples"] == [0, 1, 2, 3] and set(card["lenient"]["found"]) == {"0", "3"}
     assert card["run"]["status"] == run.info["status"] == "done"
     assert f"<td>{run.info['id']}</td>" in (finished / "report.html").read_text()
-
-
-def test_sft_ends_with_one_of_its_losses(bench):
-    card = facts(bench.sft("sft", "--max-steps", "2"))
-    assert card["verdict"][0].startswith("Training loss") and "Validation loss: " in card["verdict"][1]
 
 
 def test_a_resume_writes_it_anew_and_without_report_none_is_left(bench, finished):
@@ -151,15 +146,6 @@ def test_a_run_in_any_state_has_a_card(status, kind, tmp_path, monkeypatch, caps
     assert main(["report", "run"]) == 0
     words = {"running": "killed after 2 of 4 steps", "stopped": "ended before its last step"}
     assert words.get(status, f"{status} after 2 of 4 steps") in capsys.readouterr().out
-
-
-def test_a_run_at_work_has_a_card_and_goes_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    make_run(Path("run"), "running", steps=2)
-    with held(Path("run")) as process:
-        assert main(["report", "run"]) == 0
-        assert process.poll() is None
-    assert "running step 3 of 4" in capsys.readouterr().out
 
 
 def test_a_grader_that_may_cost_is_not_asked_at_the_end(bench):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from run_folders import write_lines
 
-from hone.extensions.viewer.series import Series, axes, extremes, read_series, to_json
+from hone.extensions.viewer.series import Series, axes, read_series, to_json
 from hone.runs.files import write_file
 
 
@@ -62,28 +62,6 @@ def test_tokens_and_hours_are_those_that_a_step_began_with(tmp_path: Path) -> No
     assert found["step"].tolist() == [0, 1, 2, 3]
     assert found["tokens"].tolist() == [0, 100, 200, 300]
     assert found["hours"] == pytest.approx([0, 0.01, 0.02, 0.03])
-
-
-def test_json_has_null_for_what_is_missing_and_few_points_with_their_rows(tmp_path: Path) -> None:
-    metrics = [line(0, **{"eval/t/reward/mean": 0.25}), line(1), *(line(s, entropy=0.5) for s in (2, 3, 4))]
-    made = to_json(series_of(tmp_path, metrics), ["reward/mean", "entropy", "eval/t/reward/mean"])
-    assert made["series"] == {
-        "reward/mean": {"y": [0.0, 0.1, 0.2, 0.3, 0.4]},
-        "entropy": {"y": [None, None, 0.5, 0.5, 0.5]},
-        "eval/t/reward/mean": {"rows": [0], "y": [0.25]},
-    }
-    assert made["x"]["step"] == [0, 1, 2, 3, 4] and made["last"] == 4
-    json.dumps(made, allow_nan=False)
-
-
-def test_many_points_are_thinned_out_to_their_extremes() -> None:
-    values = np.sin(np.arange(10_000) / 50)
-    values[[777, 5001]] = 9.0, -9.0
-    values[0] = np.nan
-    chosen = extremes(values, 200)
-    assert 150 < len(chosen) <= 200 and {1, 777, 5001, 9999} <= set(chosen.tolist())
-    assert np.all(np.diff(chosen) > 0) and not np.isnan(values[chosen]).any()
-    assert extremes(values[:150], 200).tolist() == list(range(1, 150))
 
 
 def test_a_long_run_is_thinned_out_and_a_stack_keeps_common_rows(

@@ -6,13 +6,12 @@ import os
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 from made_runs import row, write_run
 
 from hone.errors import UserError
-from hone.extensions.viewer.query import PAGE, Query
-from hone.extensions.viewer.store import Store, ask, scan
+from hone.extensions.viewer.query import Query
+from hone.extensions.viewer.store import Store, ask
 
 HOSTILE = "' OR 1=1; DROP TABLE x; -- 100% a_b \\ \x00 </textarea><script>alert(1)</script> \u202e \U0001f600"
 
@@ -40,23 +39,6 @@ def store(tmp_path: Path) -> Store:
 
 def found(store: Store, **asked) -> list[tuple[int, int]]:
     return [(one["step"], one["row"]) for one in store.search(Query(**asked)).rows]
-
-
-def test_a_step_has_its_rows_with_counts_of_sampled_tokens(store: Store) -> None:
-    rows = store.rows(0)
-    assert [one["row"] for one in rows] == [0, 1, 2] and rows[1]["tokens"] == len("waiting room") + 1
-    assert rows[0]["components"] == {"format": 1.0, "correctness": 1.0}
-    assert list(store.stamps()) == [0, 3, 7]
-    one = store.sample(3, 1)
-    assert (
-        one["text"] == "ÄPFEL und wait\nlet me check"
-        and one["row"] == 1
-        and len(one["logprobs"]) == len(one["token_ids"])
-    )
-    with pytest.raises(UserError, match="no completion 3: completions are 0 to 2"):
-        store.sample(3, 3)
-    with pytest.raises(UserError, match="no rollouts of step 4"):
-        store.rows(4)
 
 
 def test_all_words_must_occur_in_any_case(store: Store) -> None:
@@ -89,21 +71,6 @@ def test_filters_choose_by_value(store: Store) -> None:
     assert found(store, first=1, last=3) == [(3, 0), (3, 1), (3, 2)]
 
 
-def test_results_are_sorted(store: Store) -> None:
-    assert found(store, sort="oldest")[:2] == [(0, 0), (0, 1)]
-    assert found(store, sort="-reward")[0] == (0, 0) and found(store, sort="-reward")[-1] == (3, 2), "none is last"
-    assert found(store, sort="reward")[0] == (0, 2) and found(store, sort="reward")[-1] == (3, 2)
-    assert found(store, sort="-length")[0] == (3, 0)
-
-
-def test_results_have_pages_and_a_count(tmp_path: Path) -> None:
-    store = Store(write_run(tmp_path / "run", {0: [row(f"number {i}") for i in range(PAGE + 7)]}))
-    first, second = (store.search(Query(q="number", page=page)) for page in (1, 2))
-    assert first.total == second.total == PAGE + 7 and len(second.rows) == 7
-    assert [one["row"] for one in (*first.rows, *second.rows)] == list(range(PAGE + 7))
-    assert store.search(Query(q="number", page=9)).rows == []
-
-
 @pytest.mark.parametrize("damage", ["empty", "foreign", "torn", "garbled"])
 def test_a_damaged_file_is_left_out_and_named(store: Store, damage: str) -> None:
     path = store.run.path / "rollouts" / "step_000003.parquet"
@@ -114,30 +81,6 @@ def test_a_damaged_file_is_left_out_and_named(store: Store, damage: str) -> None
     assert [(one["step"], one["row"]) for one in result.rows] == [(0, 0), (0, 1)]
     (sentence,) = result.skipped
     assert "step_000003.parquet is left out: it is damaged" in sentence
-
-
-def test_files_that_vanish_between_listing_and_reading_are_left_out(store: Store) -> None:
-    stamps = store.stamps()
-    (store.run.path / "rollouts" / "step_000000.parquet").unlink()
-    sql = "SELECT step, count(*) AS n FROM read_parquet($files) GROUP BY step ORDER BY step"
-    rows, skipped = scan(sql, {}, stamps)
-    assert rows["step"].tolist() == [3, 7] and rows["n"].tolist() == [3, 2] and "it was removed meanwhile" in skipped[0]
-    for path in (store.run.path / "rollouts").iterdir():
-        path.unlink()
-    assert scan(sql, {}, stamps)[0] == {} and store.search(Query(q="a")).total == 0
-
-
-def test_what_has_gone_since_it_was_found_is_told(store: Store) -> None:
-    (store.run.path / "rollouts" / "step_000000.parquet").unlink()
-    shown, gone = store.at(np.array([3, 0, 0]), np.array([1, 0, 1]))
-    assert [(one["step"], one["row"]) for one in shown] == [(3, 1)] and "no rollouts of step 0" in gone[0]
-
-
-def test_what_is_left_of_a_file_keeps_its_places(store: Store) -> None:
-    write_run(store.run.path, {0: [row("one", components=[("format", None), ("other", 0.5)]), row("two")]})
-    assert store.rows(0)[0]["components"] == {"other": 0.5}, "what is missing is no component"
-    shown, gone = store.at(np.array([0, 0, 0]), np.array([5, 1, 0]))
-    assert [(one["row"], one["text"]) for one in shown] == [(1, "two"), (0, "one")] and gone == []
 
 
 def test_new_and_changed_files_are_seen(store: Store) -> None:
@@ -183,12 +126,6 @@ def test_the_database_can_not_be_made_to_write_or_load_anything() -> None:
     output = dict(zip(*columns.values(), strict=True))
     assert output["temp_directory"] == "" and output["autoinstall_known_extensions"] == "false"
     assert output["lock_configuration"] == "true" and "MiB" in output["memory_limit"]
-
-
-def test_an_address_is_read_as_a_query() -> None:
-    given = {"q": 'a "b c"', "reward_min": "0.5", "first": "3", "page": "2", "outcome": "", "other": "x"}
-    assert Query.from_address(given) == Query(q='a "b c"', reward_min=0.5, first=3, page=2)
-    assert not Query(q="a", sort="oldest").filtered and Query(first=0).filtered
 
 
 @pytest.mark.parametrize(

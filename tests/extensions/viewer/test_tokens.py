@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 from pathlib import Path
 
@@ -138,14 +137,6 @@ def test_damaged_tokens_cost_a_sentence(tmp_path: Path, tiny: Vocabulary) -> Non
         read_tokens(run, one | {"logprobs": [0.0]}, tiny)
 
 
-def test_turns_of_the_policy_are_told_from_the_environment(tmp_path: Path, tiny: Vocabulary) -> None:
-    one = {"token_ids": encode("xyab"), "sampled_mask": [False, True, False, True], "logprobs": [0, -1, 0, -2.0]}
-    run, _ = sampled(tmp_path, "a")
-    found = read_tokens(run, one | {"step": 0, "row": 0, "sample_id": "", "state": "trained", "advantage": 1}, tiny)
-    assert found.first == 1 and found.turns() == [range(0, 1), range(2, 3)]
-    assert found.values["logprob"][[0, 2]].tolist() == [-1, -2] and math.isnan(found.values["logprob"][1])
-
-
 def spans(markup: str) -> list[tuple[str, str, str]]:
     """The class, the title and the text of each token, of which the markup consists."""
     one = r'<span(?: class="([^"]*)")?(?: title="([^"]*)")?>([^<]*)</span>'
@@ -169,12 +160,3 @@ def test_each_token_has_its_colour_and_what_is_known_of_it(tmp_path: Path, tiny:
     assert [css for css, _, _ in spans(tokens.painted(every, "gap"))[:3]] == ["", "l5", "l4"]
     assert {css for css, _, _ in spans(tokens.painted(every, "advantage"))} == {"m3", "m3 sp"}
     assert {css for css, _, _ in spans(tokens.painted(every, "none"))} == {"", "sp"}
-
-
-def test_in_a_very_long_text_tokens_of_one_colour_are_one_element(
-    tmp_path: Path, tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hone.extensions.viewer.tokens._ELEMENTS", 3)
-    run, one = sampled(tmp_path, "ab<c")
-    tokens = read_tokens(run, one, tiny)
-    assert spans(tokens.painted(range(5), "none")) == [("", "", "ab<c"), ("sp", "", "<|im_end|>")]

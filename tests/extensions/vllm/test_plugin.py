@@ -185,9 +185,3 @@ def test_a_server_sleeps_until_it_has_new_weights(extension, tmp_path, monkeypat
     engine.fails = ""
     assert posted(layer, engine, "/update_weights", path="step_1", version=4) == 200
     assert engine.asked == woken and layer.broken is None, "half awake, it wakes again"
-
-
-def test_a_server_with_a_gpu_of_its_own_does_not_sleep(extension) -> None:
-    layer, engine = extension.UpdateWeights(inner), Engine(lora=False, sleeps=False)
-    assert posted(layer, engine, "/sleep") == 400
-    assert engine.asked == []

@@ -14,14 +14,11 @@ import pytest
 import torch
 from processes import descendants
 from recorded import PARITY
-from rollouts_made import rollout_of
 
 from hone.cli import main
 from hone.client import Endpoint
 from hone.config.shared import LoraConfig
 from hone.errors import Halt, UserError
-from hone.extensions.services.config import TeacherConfig
-from hone.extensions.services.teacher import Teacher
 from hone.extensions.vllm.server import VllmServer
 from hone.inference.engine import Engine
 from hone.inference.policy import Request
@@ -34,7 +31,6 @@ from hone.model.lora import start_adapter
 from hone.processes import free_port
 from hone.runs import Run
 from hone.trainer.export import Spool
-from hone.types import Example, Group, Outcome, Score
 
 from .conftest import make_versions
 
@@ -194,29 +190,3 @@ def test_samples_and_scores_are_what_the_weights_say(server, tmp_path, temperatu
     vllm.update(folder / "v1", 4)
     with pytest.raises(Halt, match="another run uses this server"):
         policy.sample(requests, SamplingParams(temperature=temperature))
-
-
-def test_it_can_be_a_teacher(server):
-    vllm, folder = server
-    vllm.update(folder / "v1", 11)
-    renderer, model = load_renderer(folder / "v0"), load_model(folder / "v1", precision="fp32")
-    config, size = TeacherConfig(base_url=vllm.url), model.config.vocab_size
-    with pytest.raises(UserError, match="has room for 128 tokens, not for 129"):
-        Teacher.connect(config, renderer, size, 128)
-    with pytest.raises(UserError, match=f"ids up to {size}, but the teacher .* refuses that id"):
-        Teacher.connect(config, renderer, size + 1, 64)
-    other = load_renderer(folder / "v0")
-    other.tokenizer.add_tokens(["cafe"])
-    with pytest.raises(UserError, match="which has another tokenizer than the policy"):
-        Teacher.connect(config, other, size, 64)
-    ids, mask = np.arange(40, 52), np.arange(12) > 3
-    rollouts = [
-        rollout_of(ids + i, mask, -mask.astype(np.float32), mask.astype(np.int32) - 1, [], "stop", f"0-0-{i}")
-        for i in range(3)
-    ]
-    scores, example = [Score(0.0, {}, {}, Outcome.WRONG)] * 3, Example([{"role": "user", "content": "q"}])
-    group = Group(example, 0, rollouts, scores, np.zeros(3, np.float32))
-    (scored,) = Teacher.connect(config, renderer, size, 127)([group])
-    for t in (rollout.first for rollout in scored.rollouts):
-        (expected,) = Engine(model).score([t.token_ids.tolist()], 1.0)
-        assert t.columns["teacher_logprobs"] == pytest.approx(np.where(mask, [0, *expected], 0), abs=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import signal
@@ -17,11 +16,8 @@ from processes import descendants, wait_until_gone
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from hone.client import Endpoint
 from hone.errors import UserError
-from hone.loops.reach import connect_to_server
-from hone.model.chat import load_renderer
-from hone.model.hf import load_model, save_model
+from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
 
 pytestmark = pytest.mark.vllm
@@ -189,29 +185,6 @@ def test_what_is_not_this_models_weights_is_refused_and_changes_nothing(served) 
         assert np.abs(logprobs - logprobs_before).max() <= CLOSE
 
 
-def test_an_update_that_fails_half_way_leaves_a_server_that_refuses_until_one_succeeds(served) -> None:
-    before = sample(served)
-    shutil.copytree(served.folder / "v1", served.folder / "misled")
-    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
-    (served.folder / "misled" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="an update of the weights failed"):
-        served.update(served.folder / "misled", 9)
-    with pytest.raises(openai.InternalServerError, match="an update of the weights failed"):
-        sample(served)
-    renderer, parameters = load_renderer(served.folder / "v0"), load_model(served.folder / "v0").num_parameters
-    with pytest.raises(UserError, match=r"an update of the weights failed .*: stop that server and start it anew$"):
-        spool = served.folder / "spool"
-        connect_to_server(Endpoint(served.url, "sesame"), served.name, renderer, 64, spool, parameters)
-    body = json.dumps({"model": served.name, "prompt": "a", "max_tokens": 1}).encode()
-    headers = {"Authorization": "Bearer sesame", "Content-Type": "application/json"}
-    with pytest.raises(OSError, match="503"):
-        urlopen(Request(served.url.removesuffix("/v1") + "/invocations", body, headers), timeout=300)
-    served.update(served.folder / "v0", 0)
-    for (ids, logprobs), (ids_before, logprobs_before) in zip(sample(served), before, strict=True):
-        assert ids == ids_before
-        assert np.abs(logprobs - logprobs_before).max() <= CLOSE
-
-
 def test_nothing_is_answered_without_the_key(served) -> None:
     guess = Request(served.url.removesuffix("/v1") + "/update_weights", b"{}", {"Authorization": "Bearer guess"})
     with pytest.raises(OSError, match="401"):
@@ -226,15 +199,6 @@ def test_nothing_is_answered_without_the_key(served) -> None:
         assert urlopen(served.url.removesuffix("/v1") + path, timeout=300).status == 200
     for pid in (served.process.pid, *descendants(served.process.pid)):
         assert b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes(), "the key is to be read by everyone here"
-
-
-def test_the_command_says_what_it_serves_and_how_to_try_it(served) -> None:
-    shown = "".join(served.output)
-    url = served.url.replace("127.0.0.1", "localhost")
-    assert f"Serving {served.name} (vLLM 0.32.0, dtype float32, cpu, 1 thread) at {url}\n" in shown
-    assert f"POST /update_weights takes weights under {served.folder}\n" in shown
-    assert "sesame" not in shown
-    assert f"try         vf-eval reverse-text -m {served.name} -b {url} -k " in shown
 
 
 def test_no_process_is_left(served) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from samples_made import BARE, LOST, RIGHT, WRONG, evaluation, make_run, row
 
 from hone.config.shared import GradingConfig
-from hone.errors import UserError
 from hone.evaluation.result import FailedRollout
-from hone.extensions.viewer.card.curve import MOST, curve
-from hone.extensions.viewer.card.facts import chosen, facts_of
+from hone.extensions.viewer.card.facts import facts_of
 from hone.extensions.viewer.card.files import stored, to_json, whole_page, write_card
 from hone.extensions.viewer.card.lenient import read_recorded
 from hone.extensions.viewer.card.measures import Leniency
@@ -93,13 +90,6 @@ def test_a_run_without_a_difference_with_few_that_changed_and_worse(tmp_path):
     assert worse.verdict[0].startswith("Worse on the same 20 held-out examples") and worse.good is False
 
 
-def test_evaluations_without_a_common_example_are_not_compared(tmp_path):
-    rows = {0: evaluation([("", "grader_error", None)] * 5 + [WRONG]), 4: evaluation([RIGHT] * 5)}
-    card = facts_of(make_run(tmp_path / "run", rows), leniently)
-    assert not card.compared and [one.step for one in card.evaluated] == [4]
-    assert card.verdict[0].startswith("Mean reward 1.000, 100.0 % (") and "on 5 held-out examples." in card.verdict[0]
-
-
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
@@ -136,23 +126,6 @@ def test_a_run_without_evaluations_says_how_to_get_them(tmp_path):
     card = facts_of(make_run(tmp_path / "run", {}))
     assert card.verdict[0] == "Training mean reward: 0.000 → 0.300." and card.good is None
     assert "--orchestrator.eval.interval" in card.verdict[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("run.json", "{", ""),
-        ("evals/step_000004.jsonl", '"example": 0', '"example": "0"'),
-        ("evals/step_000004.jsonl", '"detail": ""', '"detail": null'),
-        ("evals/step_000004.jsonl", '"format": 1.0', '"format": "x"'),
-        ("metrics.jsonl", '"completion/length/mean": 5.0', '"completion/length/mean": Infinity'),
-        ("events.jsonl", '"start"', '"overlap"'),
-    ],
-)
-def test_a_damaged_file_is_named(run, name, old, new):
-    (run / name).write_text((run / name).read_text().replace(old, new, 1))
-    with pytest.raises(UserError, match="damaged"):
-        facts_of(run, leniently)
 
 
 HOSTILE = "</pre><script>alert(1)</script> <img src=x onerror=alert(2)>\n\x1b[31m\u2028‮"
@@ -223,17 +196,6 @@ def test_a_certificate_is_shown_while_it_fits(run):
     assert "the run has changed since" in checks()["certificate"]
 
 
-def test_how_to_repeat_it(tmp_path):
-    one = make_run(tmp_path / "run", {}, sources={"environment": "abc"}, git={"revision": "0" * 40, "dirty": False})
-    tables = facts_of(one).tables
-    facts = tables["To repeat it"] | tables["Digests"]
-    assert list(tables)[-1] == "Digests"
-    assert facts["commands"][0] == f"git checkout {'0' * 40}" and facts["commands"][2] == "hone rl @ a.toml"
-    assert f"hone rl @ {one}/config.toml" in facts["commands"][3]
-    assert facts["environment, digest"] == "abc" and facts["weights of version 4, fingerprint"] == "abc123"
-    assert len(facts["metrics.jsonl, SHA-256"]) == 64
-
-
 def test_an_evaluation_has_a_card(tmp_path):
     folder = tmp_path / "eval"
     folder.mkdir()
@@ -250,28 +212,3 @@ def test_an_evaluation_has_a_card(tmp_path):
     assert card.tables["What it took"]["time"] == "0:02"
     assert [one.name for one in card.samples[:2]] == ["right by its statement"] * 2
     assert "Strict against lenient" in whole_page(card)
-
-
-def test_samples_are_the_best_the_median_and_the_worst():
-    rows = [row(i, 0, "", "wrong", reward) for i, reward in enumerate([0.5, 1.0, 0.0, 0.4, 0.7])]
-    assert [(one.name, one.row["example"]) for one in chosen(rows)] == [("best", 1), ("median", 0), ("worst", 2)]
-    assert [one.name for one in chosen(rows[:1])] == ["best"] and chosen([]) == []
-
-
-def test_the_curve_lies_where_its_axes_say_and_keeps_spikes():
-    lines = [{"step": step, "reward/mean": 9.0 if step == 12_345 else 0.5} for step in range(20_000)]
-    lines[3]["reward/mean"] = None
-    lines[-1] |= {"eval/t/reward/mean": 0.0, "eval/t/ci95/low": -1.0, "eval/t/ci95/high": 1.0}
-    drawn = str(curve("rl", lines, "t"))
-    wide = ElementTree.fromstring(re.findall(r"<svg.*?</svg>", drawn)[0])
-    (path,) = [one.attrib["d"] for one in wide if one.attrib.get("stroke-opacity") == ".35"]
-    heights = [float(point.split()[1]) for point in path[1:-2].split("L")]
-    ticks = {one.text: float(one.attrib["y"]) - 4 for one in wide if one.attrib.get("text-anchor") == "end"}
-    unit = (ticks["-1"] - ticks["4.3"]) / 5.3
-    assert len(heights) <= MOST and heights.count(min(heights)) == 1
-    assert ticks["-1"] - min(heights) == pytest.approx(10 * unit, abs=0.3)
-    (dot,) = [one for one in wide if one.tag == "circle"]
-    assert float(dot.attrib["cy"]) == pytest.approx(ticks["-1"] - unit, abs=0.1) and drawn.count("<circle") == 2
-    often = [line | {"eval/t/reward/mean": 0.5} for line in lines]
-    assert str(curve("rl", often, "t")).count("<circle") <= 2 * MOST, "a page of many evaluations stays small"
-    assert curve("sft", [{"step": 0}], None) == "" and "<path" in curve("sft", [{"step": 3, "loss": 0.7}], None)
