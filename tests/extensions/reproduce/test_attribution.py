@@ -1,4 +1,4 @@
-"""The split of a reward, with numbers worked out by hand; windows; which window is compared with which; verdicts."""
+"""The split of a reward, with numbers worked out by hand; windows; verdicts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from hone.environments import Range, Rubric
+from hone.environments import Rubric
 from hone.extensions.reproduce.attribution import (
     POINT,
     MainPart,
     Split,
     Window,
     change_between,
-    choose_ends,
     judge,
     parts_seen,
     window,
-    windows,
 )
 from hone.types import Outcome, Score
 
@@ -32,28 +30,13 @@ def format(completion) -> float:
     return 0.0
 
 
-def similarity(completion) -> float:
-    return 0.0
-
-
 TWO_PART = Rubric([format, correctness], [0.1, 0.9], correctness=correctness)
 SPARSE = Rubric([correctness], [2.0])
-SIMILAR = Rubric([similarity, correctness], [1.0, 0.0], correctness=correctness)
 
 
 def scored(rubric: Rubric, outcome: Outcome = Outcome.WRONG, **components: float) -> Score:
     reward = sum(rubric.weights[name] * value for name, value in components.items())
     return Score(math.nan if outcome.is_failure else reward, components, rubric.weights, outcome)
-
-
-def test_marks_are_the_correctness_function_or_all_if_it_has_no_weight() -> None:
-    assert MainPart.from_rubric(TWO_PART) == MainPart(("correctness",), 0.9)
-    assert MainPart.from_rubric(SIMILAR) == MainPart(("similarity", "correctness"), 1.0)
-    ranges = {"similarity": Range(right=(0.0, 5.0), wrong=(0.0, 1.0))}
-    assert (
-        MainPart.from_rubric(Rubric([similarity, correctness], [0.5, 0.0], correctness=correctness, ranges=ranges)).full
-        == 2.5
-    )
 
 
 def test_a_format_point_goes_by_the_other_grader_if_it_has_one_and_stays_as_recorded_if_not() -> None:
@@ -91,21 +74,11 @@ def test_the_split_by_hand() -> None:
     assert stopped == Split(parser=0.5, skill=0.5, truncation=0.0, format=0.0), "none is complete"
 
 
-def columns(recorded: list[float], main: list[float], size: int = 4, truncated: float = 0.0) -> np.ndarray:
-    """`size` completions of each step; each is worth what the step's numbers say. `truncated`: share of each step."""
+def columns(recorded: list[float], main: list[float], size: int = 4) -> np.ndarray:
+    """`size` completions of each step; each is worth what the step's numbers say."""
     steps = np.repeat(np.arange(len(recorded)), size)
     old, new = np.repeat(recorded, size), np.repeat(main, size)
-    cut = np.tile(np.arange(size) < truncated * size, len(recorded))
-    return points(steps, old, new, truncated=cut, was_right=old >= 1, is_right=new >= 1)
-
-
-def test_a_run_of_200_steps_is_cut_into_ten_windows_of_20() -> None:
-    found = windows(columns([1.0] * 200, [1.0] * 200))
-    assert [one.name for one in found] == [f"{i}-{i + 19}" for i in range(0, 200, 20)]
-    assert [one.count for one in found] == [80] * 10 and found[3].length == 7
-    assert [one.name for one in windows(columns([0.0] * 3, [0.0] * 3))] == ["0", "1", "2"]
-    shares = window(columns([1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]), 0, 3)
-    assert (shares.right_both, shares.right_old, shares.right_new) == (0.25, 0.25, 0.25)
+    return points(steps, old, new, was_right=old >= 1, is_right=new >= 1)
 
 
 def test_what_one_grader_could_not_grade_is_in_no_mean() -> None:
@@ -114,25 +87,14 @@ def test_what_one_grader_could_not_grade_is_in_no_mean() -> None:
     assert window(columns([1.0, math.nan], [1.0, 1.0]), 1, 1) is None
 
 
-def test_a_fall_is_measured_from_the_best_window_and_else_from_the_first() -> None:
-    fell = windows(columns([0.5] * 10 + [0.9] * 10 + [0.2] * 10, [1.0] * 30))
-    assert [one.name for one in choose_ends(fell)] == ["12-14", "27-29"]
-    rose = windows(columns([0.1] * 10 + [0.9] * 20, [1.0] * 30))
-    assert choose_ends(rose) == (rose[0], rose[-1])
-
-
-def verdict(before: tuple[float, float], after: tuple[float, float], cut: tuple[float, float] = (0, 0)):
-    """(recorded, seen) reward of two windows of two steps each, and the share that was cut off."""
+def verdict(before: tuple[float, float], after: tuple[float, float]):
+    """(recorded, seen) reward of two windows of two steps each."""
     made: list[Window] = []
-    for (recorded, main), share in zip((before, after), cut, strict=True):
-        one = window(columns([recorded] * 2, [main] * 2, truncated=share), 0, 1)
+    for recorded, main in (before, after):
+        one = window(columns([recorded] * 2, [main] * 2), 0, 1)
         assert one is not None
         made.append(one)
     return judge(*made)
-
-
-def change(found) -> dict[str, float]:
-    return asdict(change_between(found.before, found.after))
 
 
 @pytest.mark.parametrize(
@@ -166,34 +128,3 @@ def test_a_grader_that_makes_the_same_of_everything_tells_nothing() -> None:
     assert "calls everything right" in right.sentence and "pays for no completion" in nothing.sentence
     early = window(columns([0.5], [0.5]), 0, 0)
     assert early is not None and judge(right.before, right.after, [early]).cause == "parser"
-
-
-def test_one_grader_does_not_tell_the_model_from_its_parser() -> None:
-    before, after = verdict((0.9, 0.9), (0.2, 0.2)).before, verdict((0.9, 0.9), (0.2, 0.2)).after
-    found = judge(before, after, same_grader=True)
-    assert found.cause == "undecided" and "both graders" not in found.sentence
-
-
-def test_where_the_limit_stops_all_what_it_cost_is_truncation() -> None:
-    """No more than those were worth that it did not stop before."""
-    lost = verdict((0.9, 0.9), (0.1, 0.1), cut=(0, 1))
-    assert lost.cause == "truncation" and change(lost) == pytest.approx(
-        {"skill": 0, "truncation": -0.8, "format": 0, "parser": 0}
-    )
-    worse = change(verdict((0.8, 0.8), (0.2, 0.2), cut=(0.75, 1)))
-    assert (worse["truncation"], worse["skill"]) == pytest.approx((-0.2, -0.4))
-    won = change(verdict((0.1, 0.1), (0.9, 0.9), cut=(1, 0.5)))
-    assert (won["truncation"], won["skill"]) == pytest.approx((0.45, 0.35))
-    assert verdict((0.9, 0.9), (0.1, 0.1), cut=(1, 1)).cause == "skill"
-
-
-def test_a_run_that_does_not_change_is_seldom_said_to_fall() -> None:
-    """The best of ten windows of noise stands out; a few steps may be alike by chance."""
-    rng = np.random.default_rng(0)
-    fell = 0
-    for size in (20, 120):
-        for _ in range(100):
-            marks = (rng.random((size, 64)) < 0.5).astype(float).ravel()
-            before, after = choose_ends(windows(points(np.repeat(np.arange(size), 64), marks, marks)))
-            fell += judge(before, after).cause != "none"
-    assert fell <= 20
