@@ -107,6 +107,22 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
     assert "verdict       differs: " in text and "step 1" in text, text
 
 
+def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
+    here: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture
+) -> None:
+    evaluated = {
+        "orchestrator.eval.envs": [{"id": "functions", "args": EVALUATED}],
+        "orchestrator.eval.num_examples": 2,
+    }
+    settings = SETTINGS | evaluated | {"max_steps": 1, "model": str(tiny_model_dir), "output_dir": "out"}
+    hone.rl(**settings)
+    capsys.readouterr()
+    assert main(["verify", "out"]) == 2 and "my_agent:agent" in capsys.readouterr().err
+    assert main(["verify", "out", "--trust-local-task"]) == 0
+    text = capsys.readouterr().out
+    assert "a program makes the evaluations of this run" in text and "1 step came out equal, bit for bit" in text
+
+
 LIMITS: list[Any] = [({"most_calls": 3}, "give a table of max_calls"), ([64], "give a table of max_calls")]
 LIMITS += [({name: value}, "it must be a") for name, value in (("max_calls", 0.5), ("max_tokens", True))]
 

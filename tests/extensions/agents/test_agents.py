@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +25,11 @@ from real_server import talking_model
 from hone.config.rl import RLConfig
 from hone.environments.data import given_rows
 from hone.environments.functions import FunctionTask, Source
+from hone.errors import Halt, UserError
+from hone.extensions.agents.calls import ProgramCalls
 from hone.extensions.agents.rewards import AgentLimits, Rewarded, checked_rollout
 from hone.extensions.agents.task import AgentTask
+from hone.extensions.planning.data import facts_of_tasks
 from hone.inference.conversations import RolloutSettings, roll_out
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
@@ -127,6 +132,17 @@ async def leaves(client: openai.AsyncOpenAI, example: Any) -> float:
     return 1.0
 
 
+STOPS, SAID = [], []
+
+
+async def stops(client: openai.AsyncOpenAI, example: Any) -> float:
+    """A call with a stop of its own, and one that goes on from it."""
+    first = await ask(client, example.prompt, **({"stop": STOPS} if STOPS else {}))
+    await ask(client, [*example.prompt, first.model_dump(exclude_none=True), MORE])
+    SAID.append(first.content)
+    return 1.0
+
+
 CALLED = {"a": asyncio.Event(), "b": asyncio.Event()}
 
 
@@ -155,7 +171,7 @@ async def retries(client: openai.AsyncOpenAI, example: Any) -> float:
     return float(again.content == first.content)
 
 
-TURNS = {goes_on: [3, 1], parallel: [1, 1, 2], leaves: [2], meets: [1, 1], streams: [2], retries: [1]}
+TURNS = {goes_on: [3, 1], parallel: [1, 1, 2], leaves: [2], meets: [1, 1], streams: [2], retries: [1], stops: [2]}
 
 
 @pytest.mark.parametrize("agent", TURNS)
@@ -173,6 +189,17 @@ def test_calls_that_go_on_are_one_segment_and_others_are_further_ones(agent: Cal
         rewards = {"correct": 1.0, "style": 0.5}
         assert sample.state == {"rewards": rewards, "limit": "", "gave_up": False, "calls": 4}
         assert sample.messages[0]["content"].startswith("Say") and len(sample.messages) == 6
+
+
+def test_a_call_may_have_stops_of_its_own() -> None:
+    played(task_of(stops), 1, examples=1)
+    STOPS.append(SAID[-1][2])
+    (cut,) = played(task_of(stops), 1, examples=1)
+    stop = STOPS.pop()
+    assert cut.failure is None and len(cut.segments) == 1, "the second call goes on from the first"
+    assert SAID[-1] == SAID[-2][: SAID[-2].index(stop)]
+    first = int(cut.sampled_mask.argmax())
+    assert RENDERER.tokenizer.decode(cut.token_ids[first:].tolist()).startswith(SAID[-1] + stop), "it is trained on"
 
 
 class NoNumber:
@@ -328,6 +355,41 @@ def test_limits_of_calls_tokens_and_context_are_outcomes_of_the_model(
     assert len(sample.token_ids) <= seq_len and max(rendered) <= 4096
 
 
+def test_a_long_prompt_is_tokenised_beside_the_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, prompt_ids = threading.Event(), type(RENDERER).prompt_ids
+
+    def waits(self: Any, messages: Any, tools: Any = None) -> list[int]:
+        if len(messages[0]["content"]) > 4096:
+            assert goes_on.wait(60), "no other call is answered meanwhile"
+        return prompt_ids(self, messages, tools)
+
+    monkeypatch.setattr(type(RENDERER), "prompt_ids", waits)
+
+    async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
+        if example.answer == "a":
+            with pytest.raises(openai.BadRequestError, match="tokens, seq_len is 512"):
+                await ask(client, [{"role": "user", "content": "word " * 1200}])
+        else:
+            await once(client, example)
+            goes_on.set()
+        return await once(client, example)
+
+    assert [one.failure for one in played(task_of(agent), rollouts=1, seq_len=512)] == [None, None]
+
+
+def test_the_calls_of_one_program_begin_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hone.extensions.server.http.SHORT", 500)
+
+    async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
+        prompts = ["a" * 600, "short", "a" * 700, "short again"]
+        await asyncio.gather(*(ask(client, [{"role": "user", "content": text}]) for text in prompts))
+        return 1.0
+
+    (sample,) = played(task_of(agent), rollouts=1, examples=1, seq_len=2048)
+    assert sample.failure is None
+    assert [len(one.messages[-2]["content"]) for one in sample.segments] == [600, 5, 700, 11]
+
+
 def test_a_command_gets_a_stated_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "WANDB_API_KEY", "SEARCH_API_KEY", "OPENAI_API_KEY", "http_proxy"):
         monkeypatch.setenv(name, "hidden-from-programs")
@@ -342,6 +404,24 @@ def test_a_command_gets_a_stated_environment(tmp_path: Path, monkeypatch: pytest
         assert env.keys() <= known | ours | {*(given or ())}
         assert env["OPENAI_API_KEY"].startswith("hone-0-0-0-") and "127.0.0.1" in env["no_proxy"]
     assert env["SEARCH_API_KEY"] == "hidden-from-programs"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "be a list of names"),
+        ("PATH", "be a list of names"),
+        (["sk-0123"], "be a list of names"),
+        (["OPENAI_API_KEY"], "OPENAI_API_KEY, which hone sets"),
+        (["NOT_SET_HERE"], "names NOT_SET_HERE, which is not set"),
+    ],
+)
+def test_wrong_names_of_variables_are_one_sentence(given: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        task_of(None, "cat", given).check_rollouts()
+    assert "0123" not in str(error.value)
+    with pytest.raises(UserError, match="agent_env is for agent_command"):
+        task_of(once, None, ["PATH"]).check_rollouts()
 
 
 def scripted(agent: Callable[..., Any], *texts: str) -> Rollout:
@@ -380,6 +460,20 @@ def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
     assert call in sampled and "It is 2." in sampled and "tool_call_id" not in sampled
 
 
+def test_a_program_may_compose_the_texts_that_it_sends_again() -> None:
+    async def composes(client: openai.AsyncOpenAI, example: Any) -> float:
+        first = await ask(client, [{"role": "user", "content": "e\u0301"}])
+        again = [
+            {"role": "user", "content": "é"},
+            {"role": "assistant", "content": unicodedata.normalize("NFC", first.content)},
+        ]
+        await ask(client, [*again, MORE])
+        return 1.0
+
+    sample = scripted(composes, "cafe\u0301", "b")
+    assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
+
+
 @pytest.mark.parametrize(("refused", "words"), [(0, "the judge is down"), (2, "of which 2 were refused")])
 def test_an_error_after_a_limit_that_the_model_has_not_caused_is_no_reward_of_zero(refused: int, words: str) -> None:
     """Calls that are refused count, too."""
@@ -395,6 +489,26 @@ def test_an_error_after_a_limit_that_the_model_has_not_caused_is_no_reward_of_ze
 
     (sample,) = played(task_of(asks_a_judge, max_calls=refused + 1), rollouts=1, examples=1)
     assert sample.failure is not None and sample.failure[0] is Outcome.GRADER_ERROR and words in sample.failure[1]
+
+
+def test_a_program_that_hides_that_a_call_was_refused_has_used_the_limit_up(tmp_path: Path) -> None:
+    async def hides(client: openai.AsyncOpenAI, example: Any) -> float:
+        try:
+            return [await once(client, example) for _ in range(2)] and 1.0
+        except openai.BadRequestError:
+            raise RuntimeError("gave up") from None
+
+    async def in_a_group(client: openai.AsyncOpenAI, example: Any) -> float:
+        await once(client, example)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(once(client, example))
+        return 1.0
+
+    again = 'try: OpenAI(max_retries=0).chat.completions.create(model="m", messages=example["prompt"])'
+    again += "\nexcept Exception: sys.exit('gave up')"
+    samples = [played(task_of(agent, max_calls=1), rollouts=1, examples=1)[0] for agent in (hides, in_a_group)]
+    for sample in (*samples, commanded(tmp_path, again, max_calls=1)):
+        assert sample.failure is None and (sample.state or {})["gave_up"]
 
 
 def test_a_command_ends_when_hone_is_killed(tmp_path: Path) -> None:
@@ -473,6 +587,32 @@ def test_a_command_gets_the_example_and_ends_with_a_line_of_rewards(
         wait_until_gone({pid})
 
 
+def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    closed, sample, asked = threading.Event(), EnginePolicy.sample, []
+
+    def close(self: ProgramCalls, *args: Any) -> None:
+        close_rollout(self, *args)
+        closed.set()
+
+    def samples_late(self: EnginePolicy, requests: Any, *args: Any) -> list[Segment]:
+        asked.extend(requests)
+        assert closed.wait(60)
+        return sample(self, requests, *args)
+
+    close_rollout = ProgramCalls.close
+    monkeypatch.setattr(ProgramCalls, "close", close)
+    monkeypatch.setattr(EnginePolicy, "sample", samples_late)
+    made = commanded(tmp_path, "", timeout=8.0)
+    assert asked and made.failure is not None and made.failure[0] is Outcome.GRADER_TIMEOUT
+    assert "Exception" not in capfd.readouterr().err
+
+
+def test_memory_is_planned_for_all_calls_of_a_rollout() -> None:
+    assert facts_of_tasks(RLConfig(), {"": task_of(once, max_calls=5)}, None).turns == 5
+
+
 def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
     given = [[0.0, 1.0, 2.0, 3.0], [2.0, 2.0, 2.0, 2.0], None]
 
@@ -507,6 +647,19 @@ def test_rewards_of_calls_come_in_any_sequence_beside_a_reward(calls: Any) -> No
     assert checked_rollout({"correct": 1.0, "calls": calls}) == Rewarded({"correct": 1.0}, calls=(0.5, 1.0))
     with pytest.raises(ValueError, match=r"give the rollout a reward as well, such as \{"):
         checked_rollout({"calls": calls})
+
+
+def test_a_policy_that_changes_prompts_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = EnginePolicy.sample
+
+    def changes(*args: Any) -> list[Segment]:
+        turns = sample(*args)
+        turns[0].token_ids[0] += 1
+        return turns
+
+    monkeypatch.setattr(EnginePolicy, "sample", changes)
+    with pytest.raises(Halt, match="sampled from another prompt"):
+        played(task_of(once))
 
 
 HEADERS: list[dict[str, str]] = [

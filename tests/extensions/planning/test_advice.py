@@ -8,20 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from hone.config.parse import parse
+from hone.config.parse import from_settings, parse
 from hone.config.rl import RLConfig
+from hone.extensions.planning.advice import missing
+from hone.extensions.planning.arithmetic import Steps
 from hone.extensions.planning.config import PlanConfig
 from hone.extensions.planning.data import Facts, look_at
 from hone.extensions.planning.devices import DEVICES, Device
-from hone.extensions.planning.report import plan_of
+from hone.extensions.planning.report import Plan, plan_of, short
 from hone.inference.memory import GIB
-from hone.model.shape import KNOWN
+from hone.model.config import DecoderConfig
+from hone.model.shape import KNOWN, shape_of
 
 ROOT = Path(__file__).parents[3]
 SPLIT = "examples/reverse_text/rl"
 CPU = Device("a CPU", "cpu", 16 * GIB, {"bf16": 4e11, "fp32": 1e11}, 3e10)
 FACTS = Facts(pool=10_000, held_out=500, prompts=(40, 50), references=(30, 60, 90))
+SET = ("--trainer.optim.state", "fp32", "--no-trainer.optim.offload")
 EVAL = ("--orchestrator.eval.num-examples", "64")
+LARGE = KNOWN["qwen2.5-1.5b"]
+TINY = shape_of("hone/tiny")
 SMALL = {"tiny": "hone/tiny", "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """What the recipes for a CPU train, by a word in their names."""
 
@@ -50,9 +56,26 @@ def test_the_examples_have_none(line: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert plan.usual is not None and plan.worst is not None and plan.usual.total <= plan.worst.total
 
 
+def test_several_tasks_are_looked_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+    def of(*ids: str) -> RLConfig:
+        settings = {"orchestrator.envs": [{"id": id} for id in ids], "orchestrator.eval.num_examples": 64}
+        return from_settings(RLConfig, None, {"model.name": "hone/tiny"} | settings)
+
+    one, other, both = (look_at(of(*ids)) for ids in (["reverse-text"], ["char-count"], ["reverse-text", "char-count"]))
+    assert both.pool == (one.pool or 0) + (other.pool or 0) and both.prompts == one.prompts + other.prompts
+    assert both.references == one.references + other.references and not both.notes
+    assert Steps.of(of("a", "b")).evaluated == 2 * Steps.of(of("a")).evaluated > 0
+    assert list(missing(of("reverse-text", "no-such-task"))) == ["task"] and missing(of("reverse-text")) == {}
+
+
+def plan(*argv: str, facts: Facts = FACTS, shape: DecoderConfig = LARGE, device: Device = DEVICES["h200"]) -> Plan:
+    return plan_of(parse(RLConfig, list(argv), "rl"), device, facts, here=False, shape=shape)
+
+
 def found(*argv: str, facts: Facts = FACTS) -> list[str]:
-    config = parse(RLConfig, list(argv), "rl")
-    return plan_of(config, DEVICES["h200"], facts, here=False, shape=KNOWN["qwen2.5-1.5b"]).surprises
+    return plan(*argv, facts=facts).surprises
 
 
 def test_a_plain_run_has_none() -> None:
@@ -95,3 +118,15 @@ def test_a_full_disk_is_seen_beforehand(tmp_path: Path) -> None:
     config = parse(RLConfig, [*EVAL, "--ckpt.interval", "1", "--output-dir", str(tmp_path / "new")], "rl")
     texts = plan_of(config, DEVICES["h200"], FACTS, here=True, shape=KNOWN["llama-3.1-70b"]).surprises
     assert [text for text in texts if "the disk has" in text and "--ckpt.keep-last 2" in text]
+
+
+def test_the_start_leaves_a_step_that_does_not_fit_to_the_warning_before() -> None:
+    for flags, gib, phase, said in (
+        ("--inference.kv-gib 0.5", 7, "training", False),
+        ("--inference.kv-gib 20", 17, "sampling", True),
+    ):
+        found = plan(
+            *EVAL, *flags.split(), facts=Facts(), shape=KNOWN["qwen3-0.6b"], device=replace(CPU, memory=gib * GIB)
+        )
+        assert not found.fits and found.memory is not None and found.memory.peak == phase
+        assert ("which is too little" in short(found)[0]) is said

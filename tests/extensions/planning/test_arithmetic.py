@@ -26,6 +26,12 @@ def test_evaluations_are_at_step_0_at_intervals_and_at_the_end(steps: int, inter
     assert Steps.of(rl(f"--max-steps {steps} --orchestrator.eval.interval {interval}")).evaluations == evaluations
 
 
+@pytest.mark.parametrize(("turns", "sampled"), [(1, 1600), (2, 3200), (9, 16 * 255)])
+def test_several_turns_sample_more_but_not_beyond_the_sequence(turns: int, sampled: int) -> None:
+    config = rl("--seq-len 256 --orchestrator.sampling.max-tokens 100 --orchestrator.batch-size 16")
+    assert Steps.of(config, turns=turns).sampled_at_most == sampled
+
+
 def test_rows_of_sft() -> None:
     config = parse(SFTConfig, ["--data.path", "x.jsonl", "--max-steps", "10", "--val.interval", "4"], "sft")
     plan = Steps.of(config, pool=100, tokens=100_000)

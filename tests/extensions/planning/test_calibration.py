@@ -57,6 +57,21 @@ def test_sft_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert list(tmp_path.iterdir()) == []
 
 
+def test_memory_that_runs_out_is_a_run_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **more: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+
+    monkeypatch.setattr("hone.loops.parts.make_trainer", fail)
+    argv = [*RL.split(), "--calibrate", "--output-dir", str(tmp_path / "run")]
+    assert call("plan", argv, "hone plan") == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("out of memory (DefaultCPUAllocator") and "lower --trainer.micro-batch-tokens" in last
+    assert call("plan", [*argv, "--json"], "hone plan") == 1
+    assert json.loads(capsys.readouterr().out)["failed"] == last and list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

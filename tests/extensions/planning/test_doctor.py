@@ -80,6 +80,16 @@ def test_verdict_and_lines() -> None:
     assert ("fix", "                   fix it: pip install 'torch>=2.11'") in page
 
 
+def test_a_check_that_fails_is_a_warning_and_an_old_python_is_all_that_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(doctor.CHECKS, "memory", lambda subject: iter([1 / 0]))
+    (check,) = diagnose(OFFLINE, ["memory"])
+    assert (check.name, check.status) == ("check", "warning") and "ZeroDivisionError" in check.text
+    monkeypatch.setattr(doctor, "OLDEST", (9, 9))
+    assert {finding.area for finding in diagnose(OFFLINE)} == {"python"}
+
+
 def test_a_torch_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("import os\nos._exit(7)")
     monkeypatch.syspath_prepend(tmp_path)

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from hone.cli import main
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.config.shared import InitConfig
 from hone.extensions.planning import devices
+from hone.extensions.planning.data import Facts
+from hone.extensions.planning.forecast import forecast
+from hone.extensions.planning.report import plan_of
+from hone.model.chat import load_renderer
+from hone.model.presets import tiny_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,6 +49,16 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     usual = plan["seconds"]["usual"]
     assert usual["usd"] == pytest.approx(usual["total"] / 3600 * 10)
     assert usual["total"] < plan["seconds"]["worst"]["total"]
+
+
+def test_a_run_on_a_cluster_is_planned_as_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["plan", "--model.name", "hone/tiny", "--on", "h100", "--cluster"]
+    assert main([*line, "--json"]) == 0
+    note = "mode split: memory is the trainer's only; time is for one device that samples and trains"
+    assert note in json.loads(capsys.readouterr().out)["notes"]
+    assert main(line) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Start it: `hone rl` with the same files and flags, without --on."
 
 
 def test_what_a_run_can_not_start_without_is_said_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,3 +107,21 @@ def test_a_plan_refuses_what_a_run_refuses(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     tiny = ["--model.name", "hone/tiny", "--model.init.intermediate", "101"] if "odd" not in flags else []
     assert main(["plan", "--orchestrator.env.id", "reverse-text", *tiny, *flags]) == exit_code
+
+
+def test_a_plan_chooses_what_the_run_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short prompts, which the run has not seen when it chooses, change no setting; and what is chosen fits."""
+    for model, on in (("Qwen/Qwen3-4B", "l40s"), ("Qwen/Qwen3-8B", "b200"), ("Qwen/Qwen3-0.6B", "rtx4090")):
+        flags = ["--model.name", model, "--seq-len", "2048", "--orchestrator.env.id", "reverse-text"]
+        config, card = parse(RLConfig, flags, "rl"), devices.DEVICES[on]
+        facts = Facts(pool=100, prompts=(40, 50), references=(9,))
+        seen, unseen = (plan_of(config, card, one, here=False) for one in (facts, Facts()))
+        assert seen.evaluated == unseen.evaluated and seen.fits and unseen.fits
+
+
+def test_a_run_of_several_processes_gets_no_estimate_of_its_memory() -> None:
+    config = parse(RLConfig, ["--orchestrator.env.id", "reverse-text", "--trainer.scheduler.warmup-steps", "999"], "rl")
+    about = (config, tiny_config(InitConfig()), load_renderer("hone/tiny"))
+    memory, *notes = forecast(*about)
+    assert memory.startswith("memory: about ") and "GiB free" in memory
+    assert notes and list(forecast(*about, alone=False)) == notes

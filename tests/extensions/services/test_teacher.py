@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from fake_openai import FakeOpenAI, Raw
 from real_server import random_model, serving
 from rollouts_made import rollout_of
 
+from hone.client import ServerUnavailable
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.errors import Halt, UserError
@@ -19,7 +22,7 @@ from hone.inference.engine import Engine
 from hone.loops.groups import group_state, step_metrics, trainable
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import VOCAB_SIZE
-from hone.types import Example, Group, Outcome, Score
+from hone.types import Example, Group, Outcome, Score, with_column
 
 RENDERER = load_renderer("hone/tiny")
 
@@ -78,6 +81,14 @@ def test_it_scores_as_its_model_does_and_each_sampled_token_learns_from_that():
     assert "teacher/kl" not in step_metrics(groups(), version=0)
 
 
+def test_failed_groups_and_what_is_masked_stay_out():
+    group = groups([[1.0, 0.0]])[0]
+    failed = replace(group, scores=[Score(np.nan, {}, {}, Outcome.GRADER_ERROR), group.scores[1]])
+    rows = [np.zeros(len(rollout.first), dtype=np.float32) for rollout in group.rollouts]
+    (scored,) = with_column([failed], "teacher_logprobs", rows)
+    assert group_state(scored) == "failed" and trainable([scored], RLConfig()).sequences == []
+
+
 def test_who_is_no_teacher_is_refused_in_one_sentence(monkeypatch):
     def error(url: str, **settings: Any) -> str:
         with pytest.raises(UserError) as caught:
@@ -114,6 +125,21 @@ def test_a_logprob_that_is_none_ends_the_run(monkeypatch, logprob):
         teacher = teacher_of(served.url)
         monkeypatch.setattr("hone.extensions.services.teacher.scores", lambda answer, prompts: [[logprob]])
         with pytest.raises(Halt, match=r"/v1 gives a logprob that is not finite, or above 0: check its weights$"):
+            teacher(groups())
+
+
+def test_one_that_is_late_or_goes_away_ends_the_run(monkeypatch):
+    answered = threading.Event()
+    with serving() as served:
+        teacher = teacher_of(served.url, timeout=2.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(served.service.engine, "score_tokens", lambda *_: answered.wait() and [])
+            with pytest.raises(Halt, match=r"did not answer within 2 s: raise teacher\.timeout"):
+                teacher(groups())
+            answered.set()
+        assert "teacher_logprobs" in teacher(groups())[0].rollouts[0].first.columns
+        served.stop()
+        with pytest.raises(ServerUnavailable, match="is gone, or fails"):
             teacher(groups())
 
 
