@@ -15,9 +15,11 @@ from hone.extensions.reproduce.attribution import (
     Split,
     Window,
     change_between,
+    choose_ends,
     judge,
     parts_seen,
     window,
+    windows,
 )
 from hone.types import Outcome, Score
 
@@ -74,11 +76,12 @@ def test_the_split_by_hand() -> None:
     assert stopped == Split(parser=0.5, skill=0.5, truncation=0.0, format=0.0), "none is complete"
 
 
-def columns(recorded: list[float], main: list[float], size: int = 4) -> np.ndarray:
-    """`size` completions of each step; each is worth what the step's numbers say."""
+def columns(recorded: list[float], main: list[float], size: int = 4, truncated: float = 0.0) -> np.ndarray:
+    """`size` completions of each step; each is worth what the step's numbers say. `truncated`: share of each step."""
     steps = np.repeat(np.arange(len(recorded)), size)
     old, new = np.repeat(recorded, size), np.repeat(main, size)
-    return points(steps, old, new, was_right=old >= 1, is_right=new >= 1)
+    cut = np.tile(np.arange(size) < truncated * size, len(recorded))
+    return points(steps, old, new, truncated=cut, was_right=old >= 1, is_right=new >= 1)
 
 
 def test_what_one_grader_could_not_grade_is_in_no_mean() -> None:
@@ -87,14 +90,18 @@ def test_what_one_grader_could_not_grade_is_in_no_mean() -> None:
     assert window(columns([1.0, math.nan], [1.0, 1.0]), 1, 1) is None
 
 
-def verdict(before: tuple[float, float], after: tuple[float, float]):
-    """(recorded, seen) reward of two windows of two steps each."""
+def verdict(before: tuple[float, float], after: tuple[float, float], cut: tuple[float, float] = (0, 0)):
+    """(recorded, seen) reward of two windows of two steps each, and the share that was cut off."""
     made: list[Window] = []
-    for recorded, main in (before, after):
-        one = window(columns([recorded] * 2, [main] * 2), 0, 1)
+    for (recorded, main), share in zip((before, after), cut, strict=True):
+        one = window(columns([recorded] * 2, [main] * 2, truncated=share), 0, 1)
         assert one is not None
         made.append(one)
     return judge(*made)
+
+
+def change(found) -> dict[str, float]:
+    return asdict(change_between(found.before, found.after))
 
 
 @pytest.mark.parametrize(
@@ -128,3 +135,34 @@ def test_a_grader_that_makes_the_same_of_everything_tells_nothing() -> None:
     assert "calls everything right" in right.sentence and "pays for no completion" in nothing.sentence
     early = window(columns([0.5], [0.5]), 0, 0)
     assert early is not None and judge(right.before, right.after, [early]).cause == "parser"
+
+
+def test_one_grader_does_not_tell_the_model_from_its_parser() -> None:
+    before, after = verdict((0.9, 0.9), (0.2, 0.2)).before, verdict((0.9, 0.9), (0.2, 0.2)).after
+    found = judge(before, after, same_grader=True)
+    assert found.cause == "undecided" and "both graders" not in found.sentence
+
+
+def test_where_the_limit_stops_all_what_it_cost_is_truncation() -> None:
+    """No more than those were worth that it did not stop before."""
+    lost = verdict((0.9, 0.9), (0.1, 0.1), cut=(0, 1))
+    assert lost.cause == "truncation" and change(lost) == pytest.approx(
+        {"skill": 0, "truncation": -0.8, "format": 0, "parser": 0}
+    )
+    worse = change(verdict((0.8, 0.8), (0.2, 0.2), cut=(0.75, 1)))
+    assert (worse["truncation"], worse["skill"]) == pytest.approx((-0.2, -0.4))
+    won = change(verdict((0.1, 0.1), (0.9, 0.9), cut=(1, 0.5)))
+    assert (won["truncation"], won["skill"]) == pytest.approx((0.45, 0.35))
+    assert verdict((0.9, 0.9), (0.1, 0.1), cut=(1, 1)).cause == "skill"
+
+
+def test_a_run_that_does_not_change_is_seldom_said_to_fall() -> None:
+    """The best of ten windows of noise stands out; a few steps may be alike by chance."""
+    rng = np.random.default_rng(0)
+    fell = 0
+    for size in (20, 120):
+        for _ in range(100):
+            marks = (rng.random((size, 64)) < 0.5).astype(float).ravel()
+            before, after = choose_ends(windows(points(np.repeat(np.arange(size), 64), marks, marks)))
+            fell += judge(before, after).cause != "none"
+    assert fell <= 20

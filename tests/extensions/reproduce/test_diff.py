@@ -32,6 +32,13 @@ def test_equal_runs(bench, rl_run, diff):
     assert "verdict       equal in examples, tokens, logprobs, rewards, metrics and weights\n" in printed
 
 
+def test_an_evaluation_that_one_run_lost_is_missing(rl_run, copied, diff):
+    (lost, *_) = sorted((copied / "evals").iterdir())
+    lost.unlink()
+    code, printed = diff(rl_run, copied)
+    assert code == 1 and "evaluation: " in printed and f"{lost.name} is there in A and missing in B" in printed
+
+
 def test_another_learning_rate_from_step_3_on(bench, diff):
     flags = ["--ckpt.interval", "3"]
     plain = bench.rl("plain", *flags)

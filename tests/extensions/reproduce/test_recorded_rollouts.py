@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import guessing
-from scripted import END, RENDERER, SAMPLING, Script, game, rolled
+import numpy as np
+from scripted import END, RENDERER, SAMPLING, Cut, Script, game, rolled
 
 from hone.environments import Rubric, SingleTurnEnv
 from hone.extensions.reproduce.recorded import RecordedPolicy
@@ -46,3 +47,11 @@ def test_recorded_conversations_are_told_again_with_the_environment_asked_anew()
     assert equal(retold(recorded, env, seq_len=90), recorded)
     longer = retold(recorded[:1], game(answer=6), seq_len=200)[0]
     assert longer.turns == 3 and longer.token_ids[-1] == END, "to a turn that was not recorded it says nothing"
+
+
+def test_the_ids_that_a_token_was_sampled_among_are_in_their_places_again():
+    _, (t,) = rolled(Cut(["3", "5"]), game(), 1)
+    _, (again,) = rolled(RecordedPolicy({t.sample_id: t}, RENDERER, 7), game(), 1)
+    kept, once_more = t.first.columns["candidates"], again.first.columns["candidates"]
+    assert again.messages == t.messages and kept.counts.any()
+    assert np.array_equal(once_more.values, kept.values) and np.array_equal(once_more.counts, kept.counts)

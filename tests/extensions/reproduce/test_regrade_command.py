@@ -190,3 +190,9 @@ def test_the_answer_and_info_of_another_task_are_made_by_a_template(folder):
     assert found["windows"][0]["regraded"] == 1
     with contextlib.redirect_stderr(None):
         assert main(["regrade", str(run), "--env", "early", "--env.template", '{"prompt": "a"}']) == 2
+
+
+def test_what_is_no_run_of_rl_is_refused(folder, sft_run, capsys):
+    fails(capsys, main(["regrade", str(sft_run)]), "is a run of `hone sft`, which records no rollouts")
+    empty = record(folder / "empty", [])
+    fails(capsys, main(["regrade", str(empty)]), "has no rollouts yet: there is nothing to grade")

@@ -11,8 +11,12 @@ import pytest
 
 import hone
 from hone.cli import main
+from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
+from hone.environments.data import given_rows
+from hone.extensions.agents.rewards import AgentLimits
+from hone.extensions.agents.task import AgentTask
 from hone.extensions.reproduce import reward_check
-from hone.extensions.reproduce.reward_check import EVERY
+from hone.extensions.reproduce.reward_check import EVERY, not_checked
 from hone.extensions.viewer.card.facts import facts_of
 from hone.runs import Run
 
@@ -115,6 +119,14 @@ def test_an_honest_reward_gives_no_alarm_and_the_same_bytes_as_without_the_check
     assert contents(run) == contents(bare) and "regraded" not in bare.info
 
 
+def test_what_draws_from_its_rng_draws_the_same(settings):
+    def by_rng(completion, rng):
+        return float(rng.random())
+
+    run = train(settings, by_rng, max_steps=2)
+    assert not alarms(run) and run.info["regraded"] == {"completions": 4, "differing": 0, "left_out": ""}
+
+
 def test_a_resume_grades_again_what_was_recorded_before_it(settings):
     Path("environments").mkdir()
     Path("environments/outside.py").write_text(
@@ -134,3 +146,48 @@ def test_a_resume_grades_again_what_was_recorded_before_it(settings):
     (alarm,) = alarms(Run("out"))
     assert "of step 0 (example " in alarm["evidence"] and "had 0 (wrong), and now 1 (correct)" in alarm["evidence"]
     assert Run("out").info["regraded"] == {"completions": 6, "differing": 2, "left_out": ""}
+
+
+def test_a_task_that_cannot_be_graded_again_says_why(settings):
+    def of_state(state):
+        return 1.0
+
+    def right(completion):
+        return 1.0
+
+    dated = [{"question": "?", "info": {"at": (1, 2)}}]
+    rows = given_rows([{"prompt": "a"}], "dataset")
+    reasons = [
+        not_checked(env)
+        for env in (
+            AgentTask(None, "true", AgentLimits(), rows, rows),
+            MultiTurnEnv(rubric=Rubric([of_state]), dataset=[{"question": "?"}], max_turns=1),
+            SingleTurnEnv(rubric=Rubric([right]), dataset=dated),
+            MultiTurnEnv(rubric=Rubric([right]), dataset=[{"question": "?"}]),
+        )
+    ]
+    assert reasons == [
+        "a program rewards its own rollouts",
+        "reward functions read the state of a conversation, which no record has",
+        "info holds values that no record has, such as dates or tuples",
+        None,
+    ]
+    library = SingleTurnEnv(rubric=Rubric([right]), dataset=[{"question": "?"}])
+    library.has_own_process = True
+    assert not_checked(library) == "a library's process grades them"
+
+
+def test_tasks_of_a_mix_are_checked_each(settings):
+    Path("environments").mkdir()
+    for name, body in {"steady": "0.5", "flips": "float(Path('out/weights').exists())"}.items():
+        Path(f"environments/{name}.py").write_text(
+            "from pathlib import Path\nfrom hone.environments import Rubric, SingleTurnEnv\n"
+            f"def paid(completion):\n    return {body}\n"
+            "def load_environment():\n"
+            "    return SingleTurnEnv(rubric=Rubric([paid]), dataset=[{'question': f'{i}?'} for i in range(8)])\n"
+        )
+    mix = [{"id": "steady"}, {"id": "flips"}]
+    run = hone.rl(output_dir="out", **settings | {"max_steps": 2, "orchestrator.envs": mix})
+    (alarm,) = alarms(run)
+    assert " recorded completions of flips got another score" in alarm["evidence"]
+    assert run.info["regraded"]["left_out"] == "" and run.info["regraded"]["differing"] > 0

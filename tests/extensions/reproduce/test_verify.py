@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import tampering
-from recorded import PARITY
+from readers import nobody_reads
+from recorded import PARITY, Bench
 from refusals import fails
 from run_folders import held
 
@@ -48,6 +50,12 @@ def test_a_run_of_several_ranks_is_done_again_on_its_completions_within_a_tolera
     code, certificate = verify(copied)
     assert (code, certificate["verdict"]) == (1, "differs")
     assert "step 1, metrics: loss, beyond 1e-05 of its size" in capsys.readouterr().out
+
+
+def test_the_certificate_is_written_though_nobody_reads_what_is_printed(copied, verify):
+    with nobody_reads():
+        code, certificate = verify(copied)
+    assert code == 141 and certificate["verdict"] == "verified" and len(certificate["steps"]) == 6
 
 
 def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
@@ -248,6 +256,45 @@ def test_hashes_that_are_gone_are_missed(copied, verify):
     }
 
 
+@pytest.mark.parametrize("saved", [["weights"], ["checkpoints", "weights"]])
+def test_saved_weights_that_a_killed_run_had_not_hashed_are_named(saved, killed, verify, capsys):
+    for kind in {"checkpoints", "weights"} - set(saved):
+        shutil.rmtree(killed / kind / "step_6")
+    for kind in saved:
+        folder = killed / kind / "step_6"
+        shutil.copy(killed / kind / "step_4" / "model.safetensors", folder)
+        tampering.fit_complete(folder)
+    code, certificate = verify(killed, "--steps", "1")
+    assert (code, certificate["verdict"]) == (1, "damaged")
+    (damage,) = certificate["damaged"]
+    assert damage["file"] == f"{saved[0]}/step_6/model.safetensors"
+    assert damage["problem"].startswith("its weights differ from the result of step 5: they and their")
+    assert f"{saved[0]}/step_6/model.safetensors: its weights" in capsys.readouterr().out
+
+
+def test_what_is_no_model_but_fits_its_marker_is_damage(copied, verify):
+    (copied / STEP_4 / "model.safetensors").write_bytes(b"no model")
+    tampering.fit_complete(copied / STEP_4)
+    (copied / "weights" / "step_2" / "model.safetensors").unlink()
+    tampering.fit_complete(copied / "weights" / "step_2")
+    (copied / "checkpoints" / "step_6" / "state.json").write_text('{"ledger": 3, "logs": {"hashes.jsonl": 1}}')
+    tampering.fit_complete(copied / "checkpoints" / "step_6")
+    code, certificate = verify(copied)
+    assert code == 1 and [damage["file"] for damage in certificate["damaged"]] == [
+        "checkpoints/step_4/model.safetensors",
+        "weights/step_2/model.safetensors",
+        "checkpoints/step_6/state.json",
+    ]
+
+
+def test_a_line_that_tells_of_no_update_is_damage(copied, verify):
+    shutil.rmtree(copied / "checkpoints")
+    line = tampering.edit_line(copied / "metrics.jsonl", 3, lambda line: line.pop("lr"))
+    tampering.edit_hashes(copied, 3, metrics=hashlib.sha256(line.encode()).hexdigest())
+    (damage,) = verify(copied)[1]["damaged"]
+    assert damage["problem"] == "the line of step 3 has no update, though the run went on after it"
+
+
 def test_the_last_evaluation_is_done_again_whatever_steps_are_chosen(copied, verify, capsys):
     run, name = copied, "canary/gap/mean"
     tampering.edit_metrics(run, 6, name, 0.99, fit_hashes=True)
@@ -279,6 +326,19 @@ def test_what_can_not_be_verified_says_why(rl_run, tmp_path, capsys, monkeypatch
         fails(capsys, main(["verify", "copied"]), "a run of `hone eval`, which has no steps")
 
 
+def test_a_run_in_the_middle_of_an_interrupted_resume_is_told(copied, capsys):
+    place = copied / "superseded" / "1"
+    place.mkdir(parents=True)
+    (place / "rollback.json").write_text('{"step": 4, "done": false}\n')
+    (copied / "rollouts" / "step_000005.parquet").rename(place / "step_000005.parquet")
+    command = f"hone rl @ {copied / 'config.toml'} --resume"
+    for argv in (["verify", str(copied)], ["replay", str(copied)], ["diff", str(copied), str(copied)]):
+        fails(capsys, main(argv), "in the middle of an interrupted resume: finish it with", command)
+    assert not copied.with_name("copied.verify.json").exists()
+    assert main(["runs", "show", str(copied)]) == 0
+    assert f"To finish the resume that was interrupted:\n  {command}" in capsys.readouterr().out
+
+
 def test_a_run_that_is_being_written_is_left_alone(copied, capsys):
     with held(copied):
         for command in ("verify", "replay"):
@@ -293,3 +353,15 @@ def test_without_model_and_checkpoints_only_the_files_are_checked(copied, tmp_pa
     code, certificate = verify(copied, cwd=tmp_path)
     assert (code, certificate["verdict"]) == (3, "not comparable")
     assert "no step can be executed again: its initial model model can't be loaded (" in capsys.readouterr().out
+
+
+def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, verify):
+    run = bench.rl("drifted", "--max-steps", "4", "--ckpt.interval", "3")
+    changed = "--max-steps 5 --ckpt.interval 3 --trainer.optim.lr 2e-3 --orchestrator.batch-size 12 --resume.step 3"
+    bench.rl("drifted", *changed.split(), "--orchestrator.advantage.scale", "group_std", "--allow-drift")
+    code, certificate = verify(run)
+    assert (code, certificate["verdict"]) == (0, "verified")
+    assert [check["step"] for check in certificate["steps"]] == [3, 4]
+    assert certificate["notes"][-1].startswith(
+        "steps 0 to 2 can't be executed again: at step 3 the run was resumed with --allow"
+    )
