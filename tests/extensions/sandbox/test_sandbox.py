@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -52,12 +53,31 @@ def test_a_traceback_shows_the_code_and_no_path_of_the_machine(sandbox: Sandbox)
     assert "line 1\n    1 +\n" in sandbox.run("1 +").errors
 
 
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("print('\udc80')", "surrogates not allowed"),
+        ("print('\0')", "null bytes"),
+        ("# é\n" + "x" * 10**6 + " = 2\nprint('long')", "long\n"),
+        ("print('\\ud800 \\0')", "\ufffd\ufffd\ufffd \0"),
+    ],
+)  # fmt: skip
+def test_strange_text(code: str, shown: str, sandbox: Sandbox) -> None:
+    ran = sandbox.run(code)
+    assert shown in ran.output + ran.errors, ran
+
+
 def test_nothing_stays_from_one_call_to_the_next(sandbox: Sandbox) -> None:
     assert sandbox.run("open('a', 'w').write('x'); open('/tmp/b', 'w').write('y')").status == "ok"
     assert (
         sandbox.run("import os; print(os.listdir('/scratch'), os.listdir('/tmp'))").output
         == "['main.py'] ['main.py']\n"
     )
+
+
+def test_the_same_code_says_the_same(sandbox: Sandbox) -> None:
+    code = "print({'a', 'b', 'c'}, object(), (x for x in 'ab'), hash('a'))\nimport json; print(json.JSONDecoder())"
+    assert len({sandbox.run(code).output for _ in range(3)}) == 1
 
 
 def test_all_that_the_code_finds(sandbox: Sandbox) -> None:
@@ -97,6 +117,26 @@ def test_many_at_once(sandbox: Sandbox) -> None:
     with ThreadPoolExecutor(8) as pool:
         rans = list(pool.map(sandbox.run, codes))
     assert [(ran.output, ran.status) for ran in rans] == [(f"{i}\n", "ok") for i in range(40)]
+
+
+def test_no_file_stays_open(sandbox: Sandbox) -> None:
+    sandbox.run("1")
+    gc.collect()  # what tests before this one have left open
+    before = sorted(os.listdir("/proc/self/fd"))
+    for code in ("print(1)", "1 / 0", "print('x' * 10**7)"):
+        sandbox.run(code)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_first_process_of_a_container_is_left_no_dead_ones() -> None:
+    """It becomes the parent of what loses its own, as any process that asks for that."""
+    script = (
+        "import ctypes, os\nfrom hone.grading import Sandbox\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
+        "s = Sandbox()\nfor code in ('1', 'print(\"x\" * 10**6)') * 5: s.run(code)\n"
+        "print(open(f'/proc/self/task/{os.getpid()}/children').read().split())"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert shown.stdout == "[]\n", shown
 
 
 def of_the_sandbox() -> set[int]:

@@ -94,6 +94,26 @@ def test_a_plain_process_has_limits(code: str, status: str, text: str, plain: Sa
     assert len(ran.output) <= 1000 and time.monotonic() - began < 20
 
 
+def test_a_daemon_of_a_plain_process_ends_with_it(plain: Sandbox) -> None:
+    code = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        print(os.getpid(), flush=True); time.sleep(99)\n"
+        "    os._exit(0)\n"
+        "os.wait(); time.sleep(0.3)"
+    )
+    assert not runs(int(plain.run(code).output))
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_limits_are_checked() -> None:
     with pytest.raises(UserError, match="limit processes is 0: give a positive number"):
         Limits(processes=0)
