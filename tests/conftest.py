@@ -25,7 +25,7 @@ LONG_FILES = ("test_docs.py", "test_invariant.py")
 """Run after the contracts and before all others, so that no worker ends with one of them."""
 IN_CI = {
     "split": {"test_launch.py"},
-    "device": {"test_counts.py", "test_decoding.py", "test_drawing.py"},
+    "device": {"test_counts.py", "test_decoding.py", "test_fake_cuda.py", "test_updates.py"},
     "adapters": {"test_verifiers.py"},
     "sandbox": {"test_sandbox.py"},
     "audit": {"test_preflight.py"},
