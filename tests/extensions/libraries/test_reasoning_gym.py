@@ -77,6 +77,16 @@ def test_a_score_that_takes_too_long_or_raises_is_no_reward(monkeypatch):
     assert outcomes == [Outcome.GRADER_TIMEOUT, Outcome.GRADER_ERROR, Outcome.CORRECT]
 
 
+def test_rows_whose_answer_its_own_score_does_not_take_are_passed_over():
+    """Row 664 of seed 11 has the answer -1, of which reasoning-gym's score reads no sign: SFT would end there."""
+    theirs = create_dataset("gsm_symbolic", seed=11, size=700)
+    assert theirs[664]["answer"] == "-1" and theirs.score_answer("-1", theirs[664]) < 1
+    env = load_environment("reasoning-gym:gsm_symbolic", seed=11)
+    assert not reasoning_gym.is_held_out(theirs[664]["question"])
+    near = [env.split("train")[i] for i in range(660, 668)]
+    assert 664 not in [example.info["index"] for example in near] and all(env.reference(example) for example in near)
+
+
 def test_every_task_that_is_installed_is_scored_or_refused():
     assert SCORED | REFUSED.keys() == set(DATASETS) and not SCORED & REFUSED.keys()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import select
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +90,31 @@ def test_a_reward_that_blocks_is_ended_and_the_next_is_scored(env: Environment, 
     hung, fine = env.grade_many([(example, "wait"), (example, "Paris")])
     assert hung.outcome is Outcome.GRADER_TIMEOUT and "1 seconds of processor time" in hung.detail
     assert fine.outcome is Outcome.CORRECT
+
+
+def test_tasks_are_loaded_again_after_the_process_was_killed(env: Environment):
+    """As by a system that is short of memory, between two gradings."""
+    example = env.example(index=3)
+    assert env.grade(example, "Cairo").outcome is Outcome.CORRECT
+    [keeper] = env._served._worker._pool.pids  # type: ignore[attr-defined]
+    [process] = map(int, Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split())
+    os.kill(process, signal.SIGKILL)
+    readable = env._served._worker._pool._processes[0]._status  # type: ignore[attr-defined]
+    assert select.select([readable], [], [], 10)[0]
+    assert env.grade(example, "Cairo").outcome is Outcome.CORRECT
+
+
+def test_other_tasks_after_a_process_was_ended_are_not_scored(here: Path, monkeypatch):
+    """The process that takes the place of the ended one loads the tasks again, in another order by then."""
+    env = load_environment("verifiers:capitals")
+    example = env.split("train")[0]
+    assert env.grade(example, example.answer).outcome is Outcome.CORRECT
+    taskset = here / "capitals.py"
+    taskset.write_text(taskset.read_text().replace('"Paris", "Rome"', '"Rome", "Paris"'))
+    monkeypatch.setattr(verifiers, "SCORE_SECONDS", 1)
+    assert env.grade(example, "wait").outcome is Outcome.GRADER_TIMEOUT
+    score = env.grade(example, example.answer)
+    assert score.outcome is Outcome.GRADER_ERROR and "loaded other tasks the second time" in score.detail
 
 
 def test_what_scores_is_digested(here: Path, env: Environment):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_openai import FakeOpenAI, Say, Status
-from processes import wait_until_gone
+from processes import until, wait_until_gone
 from real_server import serving, talking_model
 from scripted_policy import RENDERER, played
 
@@ -101,6 +101,23 @@ def test_a_judge_at_a_url_rewards_and_one_that_is_down_is_a_grader_error(load):
         assert one.failure is not None and one.failure[0] is Outcome.GRADER_ERROR and "503" in one.failure[1]
 
 
+def test_an_episode_that_takes_too_long_is_a_timeout_and_its_process_is_used_again(load):
+    env = load("talk", agent_limits={"timeout": 4.0})
+
+    def slow(messages: list[dict[str, Any]]) -> str:
+        if env.agent_limits.timeout == 4.0:
+            until(lambda: not env._driver._process._open, "the episode was given up")  # type: ignore[union-attr]
+        return "a"
+
+    env.check_rollouts()
+    (late,) = played(env, slow)
+    assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
+    pid = env._driver._process._process.pid  # type: ignore[union-attr]
+    env.agent_limits = type(env.agent_limits)(timeout=600.0)
+    (fine,) = played(env, slow)
+    assert fine.failure is None and env._driver._process._process.pid == pid  # type: ignore[union-attr]
+
+
 def test_a_process_that_a_reward_blocks_is_replaced(load, capsys):
     env = load("talk")
     assert not played(env, lambda _messages: "aye")[0].failure, "what is loaded at first takes no part of the limit"
@@ -151,6 +168,11 @@ def test_bad_input_is_one_sentence(load, name: str, arguments: dict[str, Any], w
 
 def test_what_text_alone_scores_is_still_scored_as_text(load):
     assert isinstance(load("capitals"), Verifiers)
+
+
+def test_an_empty_reply_is_gone_on_from(load):
+    (one,) = played(load("talk", env={"agent": {"harness": {"id": "direct"}}}), lambda _messages: "")
+    assert one.failure is None, "verifiers sends it back without content"
 
 
 def test_rl_trains_on_episodes_and_replays_them(tmp_path: Path, tiny_model_dir: Path, monkeypatch, capfd):

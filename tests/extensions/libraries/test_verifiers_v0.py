@@ -28,6 +28,9 @@ from hone.types import Outcome, Rollout
 
 PACKAGE = Path(__file__).parents[3] / "examples" / "extension_verifiers_v0"
 FOLDER = Path(__file__).parent / "verifiers_v0"
+LOOK = '<tool_call>{{"name": "price", "arguments": {{"item": "{}"}}}}</tool_call>'
+
+
 pytestmark = [
     pytest.mark.adapters,
     pytest.mark.skipif(
@@ -123,6 +126,57 @@ def test_what_the_environment_answers_depends_on_its_state_and_is_not_trained(lo
     assert (graded.reward, graded.outcome) == (pytest.approx(1.1), Outcome.CORRECT)
 
 
+@pytest.mark.parametrize("limits", [{"max_calls": 2}, {"max_tokens": 8}])
+def test_a_policy_that_uses_up_its_bounds_is_rewarded_for_what_it_did(load, limits: dict[str, Any]):
+    env = load("guessing", max_turns=-1, agent_limits=limits)
+    (one,) = played(env, lambda _messages: "90")
+    graded = score(env, one)
+    assert graded.components["found"] == 0.0 and graded.components["narrowed"] == pytest.approx(0.1)
+    assert graded.components["num_turns"] >= 2 and next(iter(limits)) in graded.detail
+
+
+def test_tools_are_called_and_their_calls_are_metrics(load):
+    env = load("shop")
+
+    def says(messages: list[dict[str, Any]]) -> str:
+        prices = [message["content"] for message in messages if message["role"] == "tool"]
+        return LOOK.format(["apple", "bread"][len(prices)]) if len(prices) < 2 else str(sum(map(int, prices)))
+
+    (one,) = played(env, says)
+    assert [message["role"] for message in one.messages] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    assert spoken(one) == LOOK.format("apple") + LOOK.format("bread") + "8"
+    graded = score(env, one)
+    metrics = {"num_turns": 3.0, "total_tool_calls": 2.0, "price_calls": 2.0}
+    assert graded.components == {"right": 1.0, "paid": 0.0, **metrics}
+    assert graded.weights == {"right": 1.0, "paid": 0.1, **dict.fromkeys(metrics, 0.0)}
+    assert (graded.reward, graded.outcome) == (1.0, Outcome.CORRECT)
+
+
+def test_a_tool_of_a_stateful_environment_gets_what_the_model_does_not_see(load):
+    env = load("shop", stateful=True)
+    calls = iter(['<tool_call>{"name": "pay", "arguments": {"amount": 8}}</tool_call>', LOOK.format("gold"), "no"])
+    (one,) = played(env, lambda _messages: next(calls))
+    assert [message["content"] for message in one.messages if message["role"] == "tool"] == ["1 paid", "'gold'"]
+    graded = score(env, one)
+    assert graded.components["paid"] == 8.0 and graded.components["pay_calls"] == 1.0
+    assert (graded.reward, graded.outcome) == (pytest.approx(0.8), Outcome.WRONG)
+
+
+def test_each_row_of_a_group_of_environments_goes_to_its_own(load):
+    env = load("both")
+    (echo,), (shop,) = (played(env, lambda _messages: "stone", index=index) for index in (0, 10))
+    assert score(env, echo).components == {"same": 1.0, "as_long": 1.0, "num_turns": 1.0}
+    assert score(env, shop).components["right"] == 0.0 and score(env, echo).reward == 1.5
+
+
+def test_a_rubric_that_computes_the_reward_itself_is_believed(load):
+    env = load("echo-words", broken="bonus")
+    (one,) = played(env, lambda _messages: "brick")
+    graded = score(env, one)
+    assert graded.components == {"reward": 10.5, "same": 0.0, "as_long": 1.0, "num_turns": 1.0}
+    assert graded.weights["reward"] == 1.0 and sum(graded.weights.values()) == 1.0 and graded.reward == 10.5
+
+
 @pytest.mark.parametrize(
     ("name", "reply", "words"),
     [
@@ -140,6 +194,42 @@ def test_what_raises_is_a_grader_error_and_never_a_reward_of_0(load, name: str, 
     assert math.isnan(graded.reward) and not graded.components
 
 
+def test_an_environment_that_ran_out_of_its_own_time_is_a_timeout(load):
+    (one,) = played(load("echo-words", broken="slow"), lambda _messages: "stone")
+    assert one.failure is not None and one.failure[0] is Outcome.GRADER_TIMEOUT
+    assert "longer than the environment's 0.5 s" in one.failure[1]
+
+
+def test_held_out_are_the_environments_own_rows_or_a_share_of_the_prompts(load):
+    env = load("echo-words", polite=True)
+    found = [[example.prompt[1]["content"] for example in env.split(name)] for name in ("train", "eval")]
+    assert len(found[0]) == 8 and found[1] == ["Write raven, please", "Write tiger, please"]
+    env = load("echo-words", own_eval=False, held_out=0.3)
+    halves = [{example.answer for example in env.split(name)} for name in ("train", "eval")]
+    assert len(halves[0]) == 7 and len(halves[1]) == 3 and not halves[0] & halves[1]
+    assert env.digests(("train",))["verifiers"] == "0.3.1"
+    env = load("echo-words", max_tasks=3)
+    assert len(env.split("train")) == 3 and len(env.split("eval")) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("nowhere", {}, "cannot be loaded: .*No module named 'nowhere'"),
+        ("echo-words", {"polit": True}, "unexpected keyword argument 'polit'"),
+        ("echo-words", {"broken": "group"}, "compares the rollouts of a group"),
+        ("echo-words", {"broken": "none"}, "its rubric has no reward function with a weight"),
+        ("echo-words", {"held_out": 0.2}, "rows of its own for evaluation: leave out held_out"),
+        ("guessing", {"max_tasks": 1}, "it must be at least 2"),
+        ("echo-words", {"held_out": 1.5}, "a share between 0 and 1"),
+        ("echo-words", {"agent_limits": {"calls": 1}}, "agent_limits is"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_sentence(load, name: str, arguments: dict[str, Any], words: str):
+    with pytest.raises(UserError, match=words):
+        load(name, **arguments).split("train")
+
+
 def test_without_v0_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verifiers, "CHECKOUT", tmp_path)
@@ -148,8 +238,8 @@ def test_without_v0_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch)
 
 
 def test_the_environment_of_a_strangers_run_is_not_loaded(load, tmp_path: Path):
-    with trust.opened_run(tmp_path, {}, trusted=False), pytest.raises(trust.NotTrusted, match="verifiers-v0:guessing"):
-        load("guessing", max_turns=3)
+    with trust.opened_run(tmp_path, {}, trusted=False), pytest.raises(trust.NotTrusted, match="verifiers-v0:shop"):
+        load("shop", stateful=True)
 
 
 def test_rl_trains_and_replays_and_eval_evaluates(tmp_path: Path, tiny_model_dir: Path, monkeypatch, capfd):

@@ -32,6 +32,6 @@ class Scripted:
         return segment_of(request, completion, [0] * len(ids), RENDERER)
 
 
-def played(env: Episodes, says: Says, rollouts: int = 1) -> list[Rollout]:
+def played(env: Episodes, says: Says, rollouts: int = 1, index: int = 0) -> list[Rollout]:
     settings = RolloutSettings(RENDERER, rollouts, 2048, 200, 0, "rollout")
-    return roll_out(env, Scripted(says), settings, [env.example(index=0)], [0], 0, SamplingParams())  # type: ignore[arg-type]
+    return roll_out(env, Scripted(says), settings, [env.example(index=index)], [0], 0, SamplingParams())  # type: ignore[arg-type]
