@@ -82,33 +82,6 @@ def counted(gpu: FakeCuda | None) -> dict[str, Any]:
     return {"waits": waits, "launched": gpu.launched, "recorded": gpu.recorded, "operations": gpu.operations.copy()}
 
 
-def many_shapes(model: Any, gpu: FakeCuda | None) -> dict[str, Any]:
-    """Sample batches of 1 to 7 rows at six temperatures, when there may be 24 graphs."""
-    graphs.MAX_GRAPHS = 24
-    engine = Engine(model, cuda_graphs=gpu is not None)
-    tokens, most, before = [], 0, gpu.recorded if gpu else 0
-    for rows in range(1, 8):
-        for temperature in range(1, 7):
-            params = SamplingParams(temperature=temperature / 4, max_tokens=3, ignore_eos=True)
-            tokens.append([c.token_ids for c in engine.run([Job(p, 9, 3) for p in PROMPTS[:rows]], params)])
-            if gpu is not None:
-                most = max(most, len(engine.runner.graphs))
-    graphs.MAX_GRAPHS = 128
-    return {"tokens": tokens, "most": most, "recorded": gpu.recorded - before if gpu else 0}
-
-
-def many_temperatures(model: Any, gpu: FakeCuda | None) -> dict[str, Any]:
-    """Sample a request at a time: twelve, each at a temperature of its own, then two at one of these."""
-    engine = Engine(model, cuda_graphs=gpu is not None)
-    tokens, recorded = [], []
-    for temperature in (*range(1, 13), 5, 5):
-        params = SamplingParams(temperature=temperature / 8, max_tokens=4, ignore_eos=True)
-        before = gpu.recorded if gpu else 0
-        tokens.append([c.token_ids for c in engine.run([Job(PROMPTS[0], 9 + i, 4) for i in range(2)], params)])
-        recorded.append((gpu.recorded if gpu else 0) - before)
-    return {"tokens": tokens, "recorded": recorded}
-
-
 def ten_steps(gpu: FakeCuda) -> dict[str, Any]:
     """Sample ten steps of RL, each of 4 x 4 completions of at most 100 tokens that end later from step to step, and
     before every fifth an evaluation of 6 prompts; return the graphs recorded in each.
@@ -167,17 +140,14 @@ def main() -> None:
     model = peaked("fp32")
     cases = CASES | {"joined": CASES["warm"], "joined and mixed": CASES["mixed"]}
     cpu = {name: sampled(Engine(copy.deepcopy(model)), jobs, "joined" in name) for name, jobs in cases.items()}
-    shapes, temperatures = {"cpu": many_shapes(model, None)}, {"cpu": many_temperatures(model, None)}
     gpu = {}
     with FakeCuda().there() as fake:
         for name, jobs in cases.items():
             engine = Engine(copy.deepcopy(model).to("cuda"), cuda_graphs=True)
             gpu[name] = sampled(engine, jobs, "joined" in name, fake)
-        shapes["gpu"] = many_shapes(model.to("cuda"), fake)
-        temperatures["gpu"] = many_temperatures(model.to("cuda"), fake)
         more = {"steps": ten_steps(fake), "memory": memory(fake)}
     cpu = {name: result["tokens"] for name, result in cpu.items()}
-    json.dump({"cpu": cpu, "gpu": gpu, "shapes": shapes, "temperatures": temperatures} | more, sys.stdout)
+    json.dump({"cpu": cpu, "gpu": gpu} | more, sys.stdout)
 
 
 if __name__ == "__main__":

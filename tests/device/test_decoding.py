@@ -52,20 +52,6 @@ def test_a_step_is_two_launches_and_one_copy_to_the_host(found: dict, case: str)
         assert step["launched"] == 2 and step["operations"] == {"aten.cat.default": 1, "aten._to_copy.default": 1}
 
 
-def test_requests_at_temperatures_of_their_own_share_a_graph(found: dict) -> None:
-    """The model's for two rows and one, with the first request; the sampler's when a temperature comes again."""
-    cpu, gpu = found["temperatures"]["cpu"], found["temperatures"]["gpu"]
-    assert gpu["tokens"] == cpu["tokens"]
-    assert gpu["recorded"] == [2] + [0] * 11 + [2, 0]
-
-
-def test_graphs_of_many_shapes_stay_few(found: dict) -> None:
-    """Dropped ones are recorded again: 36 batches of two prompts or more, each in several shapes."""
-    cpu, gpu = found["shapes"]["cpu"], found["shapes"]["gpu"]
-    assert gpu["tokens"] == cpu["tokens"]
-    assert gpu["most"] == 24 and gpu["recorded"] >= 36
-
-
 def test_a_run_records_in_its_first_step_only(found: dict) -> None:
     """Ten steps, whose completions get longer, and two evaluations of fewer rows; nothing moves meanwhile."""
     first, *others = found["steps"]["recorded"]

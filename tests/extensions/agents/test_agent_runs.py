@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tampering
 from real_server import serving
@@ -108,33 +107,6 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
     assert "verdict       differs: " in text and "step 1" in text, text
 
 
-def test_rewards_of_calls_are_recorded_and_replayed(here: Path, tiny_model_dir: Path) -> None:
-    code = "GIVEN = []\n" + AGENT.replace('"long": len(second) / 100}', '"calls": GIVEN[-1]}')
-    line = "    GIVEN.append([len(x) / 9 for x in (first.content, second, third)])\n    return {"
-    (here / "my_agent.py").write_text(code.replace("    return {", line))
-    from my_agent import GIVEN, agent  # type: ignore[import-not-found]
-
-    settings = SETTINGS | {"model": str(tiny_model_dir), "max_steps": 2}
-    run = hone.rl(agent=agent, dataset="rows.jsonl", output_dir="one", **settings)
-    rows = [row for step in range(2) for row in run.rollouts(step).to_pylist() if row["reward"] is not None]
-    branches = [json.loads(row["branches"])[0] for row in rows]
-    assert len({tuple(given) for given in GIVEN}) > 1 and all(len(row["call_rewards"]) == 2 for row in rows)
-    recorded = [row["call_rewards"] + branch["call_rewards"] for row, branch in zip(rows, branches, strict=True)]
-    assert sorted(recorded) == sorted(GIVEN)
-    for row, branch in zip(rows, branches, strict=True):
-        assert len(branch["call_advantages"]) == 1
-        mean = np.mean([*row["call_advantages"], *branch["call_advantages"]])
-        assert row["advantage"] == pytest.approx(mean, abs=1e-6)
-
-    async def without_calls(client: Any, example: Any) -> Any:
-        return {name: value for name, value in (await agent(client, example)).items() if name != "calls"}
-
-    hone.rl(agent=without_calls, dataset="rows.jsonl", output_dir="two", **settings)
-    assert main(["replay", "one"]) == 0
-    one, two = (Path(name, "weights/step_2/model.safetensors").read_bytes() for name in ("one", "two"))
-    assert one != two, "the calls' own rewards decide"
-
-
 def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
     here: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -151,7 +123,7 @@ def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
     assert "a program makes the evaluations of this run" in text and "1 step came out equal, bit for bit" in text
 
 
-LIMITS: list[Any] = [({"most_calls": 3}, "its keys are max_calls"), ([64], "its keys are max_calls")]
+LIMITS: list[Any] = [({"most_calls": 3}, "give a table of max_calls"), ([64], "give a table of max_calls")]
 LIMITS += [({name: value}, "it must be a") for name, value in (("max_calls", 0.5), ("max_tokens", True))]
 
 
@@ -175,13 +147,6 @@ def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
 
 
 EVALUATED = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
-
-
-def test_an_agent_is_evaluated_on_weights_that_are_here(here: Path, tiny_model_dir: Path) -> None:
-    more = {"model": str(tiny_model_dir), "num_examples": 3, "max_tokens": 6}
-    samples = hone.evaluate("functions", env_args=EVALUATED, **more).samples
-    assert len(samples) == 3 * 3 and str(samples[0].score.outcome) == "grader_error"
-    assert all(sample.trajectory.branches for sample in samples)
 
 
 def test_an_agent_is_evaluated_at_a_url(here: Path) -> None:

@@ -36,7 +36,7 @@ from hone.inference.types import Completion, SamplingParams
 from hone.loops.colocated import EnginePolicy, segment_of
 from hone.loops.groups import grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.model.chat import load_renderer
-from hone.types import Group, Outcome, Rollout, Score, Segment
+from hone.types import Outcome, Rollout, Segment
 
 RENDERER = load_renderer("hone/tiny")
 MORE: Any = {"role": "user", "content": "More"}
@@ -613,18 +613,6 @@ def test_memory_is_planned_for_all_calls_of_a_rollout() -> None:
     assert facts_of_tasks(RLConfig(), {"": task_of(once, max_calls=5)}, None).turns == 5
 
 
-def test_all_trajectories_of_a_sample_are_trained_with_its_advantage() -> None:
-    task, config = task_of(goes_on), RLConfig()
-    samples = played(task, rollouts=2, examples=1)
-    example = task.split("train")[0]
-    scores = [Score(reward, {}, {}, Outcome.WRONG) for reward in (0.0, 1.0)]
-    batch = trainable([Group(example, 5, samples, scores, np.array([-0.5, 0.5], np.float32))], config)
-    assert [(one.sample, one.advantage) for one in batch.sequences] == [(0, -0.5), (2, -0.5), (1, 0.5), (3, 0.5)]
-    lines = [line for sample in samples for line in sample.segments]
-    for sequence, line in zip(batch.sequences, lines, strict=True):
-        assert sequence.token_ids is line.token_ids and sequence.loss_mask.sum() == line.num_sampled
-
-
 def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
     given = [[0.0, 1.0, 2.0, 3.0], [2.0, 2.0, 2.0, 2.0], None]
 
@@ -652,24 +640,6 @@ def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
         for turn, advantage in zip(turns[1:], expected[one.sample], strict=True):
             assert set(turn.tolist()) <= {np.float32(advantage).item(), 0.0}
         assert np.array_equal(one.advantage != 0, one.loss_mask)
-
-
-def test_every_call_with_a_reward_has_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the template writes nothing between two turns; a call of no tokens is refused, and counts as none."""
-
-    async def rewards_calls(client: openai.AsyncOpenAI, example: Any) -> dict[str, Any]:
-        with pytest.raises(openai.BadRequestError):
-            await ask(client, example.prompt, max_tokens=0)
-        return {**await goes_on(client, example), "calls": [0.0, 1.0, 2.0, 3.0]}
-
-    def shapes() -> list[list[float]]:
-        (one,) = played(task_of(rewards_calls), 1, examples=1)
-        assert one.failure is None
-        return [line.turn_rewards.tolist() for line in one.segments]
-
-    assert shapes() == [[0.0, 1.0, 2.0], [3.0]]
-    monkeypatch.setattr(RolloutSettings, "bridge_ids", lambda *args: [])
-    assert shapes() == [[0.0], [1.0], [2.0], [3.0]]
 
 
 @pytest.mark.parametrize("calls", [[0.5, 1], (0.5, 1.0), np.array([0.5, 1.0], np.float32)])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,6 @@ from hone.cli import main
 from hone.environments import load_environment
 from hone.errors import UserError
 from hone.extensions.libraries import verifiers
-from hone.extensions.libraries.reasoning_gym import EVALUATES, REFUSED, SCORED
-
-RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "reasoning_gym_tasks.json"
 
 
 @pytest.mark.parametrize(
@@ -50,17 +45,3 @@ def test_without_the_library_one_sentence_says_how_to_get_it(env_id, remedies, t
     assert main(["eval", env_id, "-m", "hone/tiny"]) == 2
     text = capfd.readouterr().err
     assert all(remedy in text for remedy in remedies) and "Traceback" not in text
-
-
-def test_the_lists_are_what_was_measured():
-    recorded = json.loads(RECORDED.read_text())
-    found = recorded["tasks"]
-    assert found.keys() >= SCORED
-    for task in SCORED:
-        assert found[task]["right"] == found[task]["answers"] >= 0.9 * recorded["rows"], task
-        assert found[task]["repeatable"] and not found[task]["senseless_right"], task
-        assert found[task]["senseless_failed"] < 0.2, task
-    measured_out = {task for task, reason in REFUSED.items() if not reason.startswith(EVALUATES)} - {"composite"}
-    for task in measured_out:
-        bad = found[task]
-        assert bad["right"] == 0 or bad["senseless_right"] or bad["senseless_failed"] > 0.5 or not bad["repeatable"]

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import tomllib
 import venv
 from pathlib import Path
 
@@ -15,10 +14,8 @@ import pytest
 from hone.cli import main
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.config.sft import SFTConfig
 from hone.config.shared import DEFAULT_PRECISION
 from hone.extensions.planning import doctor
-from hone.extensions.planning.config import DoctorConfig
 from hone.extensions.planning.doctor import Finding, Subject, diagnose, lines, verdict
 from hone.extensions.sandbox import sandbox
 from hone.extensions.sandbox.bubblewrap import refusal
@@ -71,15 +68,6 @@ def test_a_run_that_can_not_work(here: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert code == 1 and "3 errors" in json.loads(printed)["verdict"]
 
 
-def test_which_run_a_command_line_means() -> None:
-    assert type(parse(DoctorConfig, ["--offline"], "hone doctor")) is DoctorConfig
-    for name, kind in (("tiny", RLConfig), ("tiny_sft", SFTConfig)):
-        file = ROOT / "examples" / "reverse_text" / f"{name}.toml"
-        config = parse(DoctorConfig, ["@", str(file), "--offline"], "hone doctor")
-        assert isinstance(config, kind) and config.run is not None
-        assert config.offline and config.run.max_steps == tomllib.loads(file.read_text())["max_steps"]
-
-
 def test_verdict_and_lines() -> None:
     fine, warned = Finding("disk", "output", "ok", "much"), Finding("disk", "RAM", "warning", "little", "buy some")
     broken = Finding("python", "torch", "error", "word " * 30, "pip install 'torch>=2.11'")
@@ -129,12 +117,6 @@ def test_gpus(build, gpus, hidden, name, status, words, monkeypatch: pytest.Monk
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     found = examined("device")[name]
     assert found.status == status and words in found.text
-
-
-@pytest.mark.parametrize(("value", "status"), [("4096", "warning"), ("many", "warning"), ("1", "ok"), ("", "ok")])
-def test_threads(value: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", value)
-    assert examined("threads")["OMP_NUM_THREADS"].status == status
 
 
 def test_packages_that_are_too_old_or_can_not_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,37 +185,6 @@ def test_no_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-@pytest.mark.parametrize(
-    ("limit", "status", "text"),
-    [
-        (-1, "ok", "no limit"),
-        (1024, "ok", "1,024"),
-        (256, "warning", "256: a run with workers and a server needs more"),
-    ],
-)
-def test_open_files(limit: int, status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (limit, -1))
-    assert diagnose(OFFLINE, ["system"])[0] == Finding(
-        "system", "open files", status, text, "ulimit -n 65536" if status == "warning" else ""
-    )
-
-
-def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    assert examined("hub")["access"].text == "not checked (--offline)"
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        assert "Connection refused" in examined("hub", Subject())["access"].text
-    for name, value in (("WANDB_API_KEY", ""), ("WANDB_MODE", "online"), ("NETRC", str(tmp_path / "netrc"))):
-        monkeypatch.setenv(name, value)
-    asks = rl("--wandb.project", "p")
-    assert examined("wandb", asks)["login"].status == "error" and examined("wandb")["login"].status == "ok"
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert examined("wandb", asks)["login"].text == "a key was found"
-    assert examined("wandb", rl("--wandb.mode", "offline"))["login"].text == "not needed: mode offline"
 
 
 def test_a_model_that_the_run_fetches_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -1,4 +1,4 @@
-"""The split of a reward, with numbers worked out by hand; windows; which window is compared with which; verdicts."""
+"""The split of a reward, with numbers worked out by hand; windows; verdicts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from hone.environments import Range, Rubric
+from hone.environments import Rubric
 from hone.extensions.reproduce.attribution import (
     POINT,
     MainPart,
@@ -32,28 +32,13 @@ def format(completion) -> float:
     return 0.0
 
 
-def similarity(completion) -> float:
-    return 0.0
-
-
 TWO_PART = Rubric([format, correctness], [0.1, 0.9], correctness=correctness)
 SPARSE = Rubric([correctness], [2.0])
-SIMILAR = Rubric([similarity, correctness], [1.0, 0.0], correctness=correctness)
 
 
 def scored(rubric: Rubric, outcome: Outcome = Outcome.WRONG, **components: float) -> Score:
     reward = sum(rubric.weights[name] * value for name, value in components.items())
     return Score(math.nan if outcome.is_failure else reward, components, rubric.weights, outcome)
-
-
-def test_marks_are_the_correctness_function_or_all_if_it_has_no_weight() -> None:
-    assert MainPart.from_rubric(TWO_PART) == MainPart(("correctness",), 0.9)
-    assert MainPart.from_rubric(SIMILAR) == MainPart(("similarity", "correctness"), 1.0)
-    ranges = {"similarity": Range(right=(0.0, 5.0), wrong=(0.0, 1.0))}
-    assert (
-        MainPart.from_rubric(Rubric([similarity, correctness], [0.5, 0.0], correctness=correctness, ranges=ranges)).full
-        == 2.5
-    )
 
 
 def test_a_format_point_goes_by_the_other_grader_if_it_has_one_and_stays_as_recorded_if_not() -> None:
@@ -99,26 +84,10 @@ def columns(recorded: list[float], main: list[float], size: int = 4, truncated: 
     return points(steps, old, new, truncated=cut, was_right=old >= 1, is_right=new >= 1)
 
 
-def test_a_run_of_200_steps_is_cut_into_ten_windows_of_20() -> None:
-    found = windows(columns([1.0] * 200, [1.0] * 200))
-    assert [one.name for one in found] == [f"{i}-{i + 19}" for i in range(0, 200, 20)]
-    assert [one.count for one in found] == [80] * 10 and found[3].length == 7
-    assert [one.name for one in windows(columns([0.0] * 3, [0.0] * 3))] == ["0", "1", "2"]
-    shares = window(columns([1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]), 0, 3)
-    assert (shares.right_both, shares.right_old, shares.right_new) == (0.25, 0.25, 0.25)
-
-
 def test_what_one_grader_could_not_grade_is_in_no_mean() -> None:
     found = window(columns([1.0, math.nan, 0.0], [1.0, 1.0, math.nan]), 0, 2)
     assert found is not None and (found.count, found.graded, found.recorded, found.split.skill) == (12, 4, 1.0, 1.0)
     assert window(columns([1.0, math.nan], [1.0, 1.0]), 1, 1) is None
-
-
-def test_a_fall_is_measured_from_the_best_window_and_else_from_the_first() -> None:
-    fell = windows(columns([0.5] * 10 + [0.9] * 10 + [0.2] * 10, [1.0] * 30))
-    assert [one.name for one in choose_ends(fell)] == ["12-14", "27-29"]
-    rose = windows(columns([0.1] * 10 + [0.9] * 20, [1.0] * 30))
-    assert choose_ends(rose) == (rose[0], rose[-1])
 
 
 def verdict(before: tuple[float, float], after: tuple[float, float], cut: tuple[float, float] = (0, 0)):

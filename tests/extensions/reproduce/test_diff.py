@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import tampering
-from recorded import PARITY, Bench
 from refusals import fails
 
 from hone.cli import main
@@ -33,25 +32,11 @@ def test_equal_runs(bench, rl_run, diff):
     assert "verdict       equal in examples, tokens, logprobs, rewards, metrics and weights\n" in printed
 
 
-def test_an_edited_line_of_metrics_is_seen_although_the_hashes_agree(rl_run, copied, diff):
-    lines = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
-    lines[2] = lines[2].replace('"reward/mean": 0', '"reward/mean": 1', 1)
-    (copied / "metrics.jsonl").write_text("".join(lines))
-    code, printed = diff(rl_run, copied)
-    assert code == 1 and "they first differ at step 2, metrics: reward/mean is 0." in printed
-
-
 def test_an_evaluation_that_one_run_lost_is_missing(rl_run, copied, diff):
     (lost, *_) = sorted((copied / "evals").iterdir())
     lost.unlink()
     code, printed = diff(rl_run, copied)
     assert code == 1 and "evaluation: " in printed and f"{lost.name} is there in A and missing in B" in printed
-
-
-def test_a_longer_run(bench, rl_run, diff):
-    code, printed = diff(rl_run, bench.rl("longer", "--max-steps", "8"))
-    assert code == 0
-    assert "max_steps: 6 in A, 8 in B" in printed and "B goes on to step 7" in printed
 
 
 def test_another_learning_rate_from_step_3_on(bench, diff):
@@ -65,15 +50,6 @@ def test_another_learning_rate_from_step_3_on(bench, diff):
     assert "equal         steps 0 to 2" in printed
     assert "verdict       they first differ at step 3, metrics: lr is 0.001 in A and 0.002 in B" in printed
     assert "B is not reproducible: resumed with other" in printed
-
-
-def test_a_task_whose_grader_changed(bench, rl_run, diff, tmp_path, tiny_model_dir):
-    code, printed = diff(rl_run, Bench(tmp_path, tiny_model_dir, PARITY.replace("/ 1", "/ 2")).rl("rl"))
-    assert code == 1
-    assert "config        no setting differs" in printed and "equal         no step" in printed
-    assert "they first differ at step 0, rewards: component parity of sample 0-" in printed
-    assert " is 1.0 in A and 0.5 in B" in printed
-    assert "it may be     the task's module " in printed
 
 
 def test_a_planted_divergence_is_found_at_its_step_and_quantity(rl_run, copied, diff):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,8 @@ from refusals import fails
 from run_folders import make_run
 
 from hone.cli import main
-from hone.config.parse import parse
 from hone.environments.task_files import source_digest
-from hone.extensions.reproduce.config import DiffConfig, RegradeConfig
-from hone.extensions.reproduce.regrade import Pair, Recorded, sort_by_typical_length
 from hone.runs.rollouts import write_rollouts
-from hone.types import Example, Outcome, Rollout, Score
 
 TASK = '''
 from hone.environments import Parser, Rubric, SingleTurnEnv
@@ -136,20 +131,6 @@ def test_a_reward_that_does_not_come_out_again_is_named(drifted, capsys, monkeyp
     assert found["check"] == {"completions": 20, "same": 20, "impossible": None}
 
 
-def test_failures_are_counted_and_in_no_mean(folder, capsys):
-    """Of 16 completions one failed when it was recorded, and another now."""
-    failed = {"reward": None, "outcome": "grader_timeout", "components": []}
-    steps = [[row(s, i, "yes is it", True) for i in range(4)] for s in range(4)]
-    steps[1][0] |= failed
-    steps[2][0] |= {"text": "yes is boom"}
-    found = regrade(record(folder / "run", steps), "--env.args.reads", "100")
-    assert found["failed"] == {"recorded": 1, "now": 1}
-    assert [w["graded"] for w in found["windows"]] == [4, 3, 3, 4]
-    assert [w["recorded"] for w in found["windows"]] == [1.0] * 4
-    printed = capsys.readouterr().out
-    assert "left out: 1 failed when recorded, 1 now (ValueError: boom was said)" in printed
-
-
 def test_a_grader_that_fails_too_often_ends_it(folder, capsys):
     steps = [[row(s, i, "boom", False) for i in range(64)] for s in range(5)]
     run = record(folder / "run", steps)
@@ -215,41 +196,3 @@ def test_what_is_no_run_of_rl_is_refused(folder, sft_run, capsys):
     fails(capsys, main(["regrade", str(sft_run)]), "is a run of `hone sft`, which records no rollouts")
     empty = record(folder / "empty", [])
     fails(capsys, main(["regrade", str(empty)]), "has no rollouts yet: there is nothing to grade")
-
-
-def recorded(outcome: Outcome = Outcome.CORRECT, reward: float = 1.0) -> Recorded:
-    score = Score(reward, {"right": float(outcome is Outcome.CORRECT)}, {"right": 1.0}, outcome)
-    return Recorded(0, Example([{"role": "user", "content": "?"}]), Rollout("0-0-0", [], "stop"), "", 1, score)
-
-
-def test_typical_are_those_of_usual_length() -> None:
-    pairs = [Pair(replace(recorded(), text="a" * length), recorded().score) for length in (1, 9, 4, 90, 5)]
-    assert [len(pair.recorded.text) for pair in sort_by_typical_length(pairs)] == [5, 4, 1, 9, 90]
-
-
-def test_what_came_out_the_same() -> None:
-    def pair(old: Recorded, new: Recorded) -> Pair:
-        return Pair(old, new.score)
-
-    right, wrong, failed = recorded(), recorded(Outcome.WRONG, 0.1), recorded(Outcome.GRADER_ERROR, float("nan"))
-    assert pair(right, right).same and pair(failed, recorded(Outcome.GRADER_TIMEOUT, float("nan"))).same
-    assert not pair(right, recorded(reward=1.0 + 2**-52)).same and not pair(right, failed).same
-    assert pair(right, wrong).disagree and not pair(right, failed).disagree and not pair(right, right).disagree
-
-
-@pytest.mark.parametrize(
-    ("cls", "line", "key", "value"),
-    [
-        (RegradeConfig, "--env gsm8k --env.args.mode sparse", "env.args", {"mode": "sparse"}),
-        (RegradeConfig, "@ env.toml --env.args.mode sparse", "env.id", "gsm8k"),
-        (RegradeConfig, "--json --steps 0:2", "as_json.file", None),
-        (RegradeConfig, "outputs/a --json a.json", "as_json.file", Path("a.json")),
-        (DiffConfig, "one two", "b", "two"),
-    ],
-)
-def test_a_line_sets_a_key(cls: type, line: str, key: str, value: object, here: Path) -> None:
-    (here / "env.toml").write_text('env = "gsm8k"\n')
-    config = parse(cls, line.split(), "prog")
-    for name in key.split("."):
-        config = getattr(config, name)
-    assert config == value

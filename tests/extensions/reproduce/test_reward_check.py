@@ -3,12 +3,9 @@ is not, and a run has the same bytes with the check and without it."""
 
 from __future__ import annotations
 
-import json
 import random
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 
@@ -19,7 +16,7 @@ from hone.environments.data import given_rows
 from hone.extensions.agents.rewards import AgentLimits
 from hone.extensions.agents.task import AgentTask
 from hone.extensions.reproduce import reward_check
-from hone.extensions.reproduce.reward_check import EVERY, Checked, RewardCheck, not_checked
+from hone.extensions.reproduce.reward_check import EVERY, not_checked
 from hone.extensions.viewer.card.facts import facts_of
 from hone.runs import Run
 
@@ -96,19 +93,6 @@ def test_a_reward_that_jumps_from_0_to_1_is_an_alarm_and_marks_the_run(settings,
         f"{record['differing']} of {record['completions']} differ"
     ]
     assert any(line.startswith("Alarms at the end: ") and "regraded" in line for line in card.caveats)
-
-
-def test_a_random_reward_without_an_audit_is_an_alarm(settings):
-    """No other process can import it, so it is graded in this one, at once: the step of the alarm is known."""
-
-    def by_chance(completion):
-        return random.random()
-
-    run = train(settings, by_chance)
-    (alarm,) = alarms(run)
-    record = run.info["regraded"]
-    assert alarm["step"] == EVERY - 1 and record["differing"] == record["completions"]
-    assert "completions that were graded again got other scores" in [one["cause"] for one in run.info["inexact"]]
 
 
 def test_the_alarm_stops_a_run_if_it_is_to(settings):
@@ -191,45 +175,6 @@ def test_a_task_that_cannot_be_graded_again_says_why(settings):
     library = SingleTurnEnv(rubric=Rubric([right]), dataset=[{"question": "?"}])
     library.has_own_process = True
     assert not_checked(library) == "a library's process grades them"
-
-
-def test_a_check_that_fails_at_the_end_is_not_begun_again(settings, monkeypatch):
-    from graded_rewards import honest
-
-    ends, at_end = Event(), RewardCheck.at_end
-
-    def fails(self: RewardCheck, name: str, step: int) -> Checked:
-        ends.wait()
-        return Checked(name, problem=f"broken at step {step}")
-
-    def at_end_with_a_check(self: RewardCheck, status: str) -> None:
-        ends.set()
-        at_end(self, status)
-
-    monkeypatch.setattr(RewardCheck, "_check", fails)
-    monkeypatch.setattr(RewardCheck, "at_end", at_end_with_a_check)
-    run = train(settings, honest)
-    assert run.info["regraded"] == {"completions": 0, "differing": 0, "left_out": f"broken at step {EVERY - 1}"}
-
-
-def test_the_recorded_reply_of_a_service_counts_and_it_is_not_asked_again(settings):
-    class Counts(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            asked.append(1.0)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"reward": len(asked) / 100}).encode())
-
-        def log_message(self, *words): ...
-
-    asked: list[float] = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Counts) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        run = train(settings, hone.HTTPReward(f"http://127.0.0.1:{server.server_port}/"), max_steps=2)
-        server.shutdown()
-    assert not alarms(run) and run.info["regraded"] == {"completions": 4, "differing": 0, "left_out": ""}
-    assert len(asked) == len((run.path / "judgements.jsonl").read_text().splitlines())
 
 
 def test_tasks_of_a_mix_are_checked_each(settings):

@@ -81,17 +81,6 @@ def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
     assert f"verdict       verified: all files fit their hashes, and {equal}" in printed
 
 
-def test_a_copy_is_verified_where_the_model_is_gone(copied, tmp_path, verify, capsys):
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments" / "parity.py").write_text(PARITY)
-    code, certificate = verify(copied, cwd=tmp_path)
-    assert (code, certificate["verdict"]) == (0, "verified")
-    assert [check["step"] for check in certificate["steps"]] == [2, 3, 4, 5]
-    (note,) = certificate["notes"]
-    assert note.startswith("steps 0 to 1 can't be executed again: its initial model model can't be loaded (")
-    assert note in capsys.readouterr().out
-
-
 def make_correct(rows: list[dict]) -> None:
     row = next(row for row in rows if row["reward"] == 0.0)
     row.update(reward=1.0, components=[("parity", 1.0)], outcome="correct")
@@ -254,19 +243,6 @@ def test_what_a_killed_run_had_not_hashed_is_always_executed_again(killed, verif
     assert certificate["steps"][-1]["difference"]["what"] == "loss"
 
 
-def test_why_a_run_is_not_reproducible_excuses_a_difference_from_that_step_on(copied, verify, monkeypatch, capsys):
-    perturb(monkeypatch)
-    info = json.loads((copied / "run.json").read_text())
-    for step, verdict in ((0, "not comparable"), (1, "differs")):  # it differs from step 0 on
-        info |= {"exact": False, "inexact": [{"step": step, "cause": "a deadline fired"}]}
-        (copied / "run.json").write_text(json.dumps(info))
-        code, certificate = verify(copied)
-        assert (code, certificate["verdict"]) == (1 if step else 3, verdict)
-        text = f"a deadline fired (from step {step} on)"
-        assert certificate["incomparable"] == ([] if step else [text])
-        assert f"the run itself says that it is not reproducible: {text}" in capsys.readouterr().out
-
-
 def test_hashes_that_are_gone_are_missed(copied, verify):
     (copied / "hashes.jsonl").unlink()
     shutil.rmtree(copied / "checkpoints")  # they remember it
@@ -389,12 +365,3 @@ def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, veri
     assert certificate["notes"][-1].startswith(
         "steps 0 to 2 can't be executed again: at step 3 the run was resumed with --allow"
     )
-
-
-def test_the_canary_is_measured_again(copied, capsys):
-    gaps = [json.loads(text)["canary/gap/mean"] for text in (copied / "metrics.jsonl").read_text().splitlines()]
-    assert all(0 < gap <= 1e-5 for gap in gaps) and len(set(gaps)) > 1
-    shutil.rmtree(copied / "checkpoints" / "step_6")  # which knows the lines before it
-    tampering.edit_metrics(copied, 5, "canary/gap/mean", 0.0, fit_hashes=True)
-    assert main(["verify", str(copied), "--steps", "6"]) == 1
-    assert "executed again, step 5, metrics: canary/gap/mean is 0.0 in the run" in capsys.readouterr().out

@@ -69,15 +69,6 @@ def test_no_conversation_with_a_wrong_answer_beats_one_with_the_right_one():
             load_environment("math-python", syntax_weight=syntax, use_weight=use)
 
 
-def test_a_call_in_the_form_of_another_family_is_no_answer_either(env, example):
-    """Llama's calls have no tags in the text; the message says that there is one."""
-    function = {"name": "python", "arguments": r'{"code": "\\boxed{42}"}'}
-    text = r'{"name": "python", "parameters": {"code": "\\boxed{42}"}}'
-    called = {"role": "assistant", "content": text, "tool_calls": [{"id": "1", "function": function}]}
-    assert env.grade(example, [called]).outcome is Outcome.UNPARSABLE
-    assert env.grade(example, [called, tool("42"), DONE]).reward == pytest.approx(1.2)
-
-
 def answers(env, *codes: str) -> list[str]:
     """What the tool says to calls with this code, all in one message."""
     functions = [{"name": "python", "arguments": json.dumps({"code": code})} for code in codes]
