@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from hone.runs.display import PlainDisplay, panel
-from hone.runs.progress import Progress, duration, percent, short_seconds, thousands
+from hone.runs.progress import Progress
 
 RL = {
     "reward/mean": 0.4321,
@@ -58,29 +58,6 @@ def test_plain_shows_a_line_in_two_seconds_and_always_first_last_and_evaluations
         f"held out, at step 100: {text}",
     ]
     assert lines[-1].startswith("held") and "left" not in lines[-2]
-
-
-def test_plain_says_what_a_long_step_is_busy_with():
-    display, clock, out = plain("rl", 100)
-    display.phase("sample")
-    clock.now += 1.9
-    display.tick()
-    assert out.getvalue() == ""
-    clock.now += 0.2
-    display.tick()
-    display.tick()
-    display.phase("train")
-    clock.now += 5
-    display.tick()
-    display.at_end("done")
-    assert out.getvalue() == "step 1/100: sampling ...\nstep 1/100: training ...\n"
-
-
-def test_words():
-    assert [percent(x) for x in (0, 0.004, 0.0994, 0.5, 1)] == ["0 %", "0.4 %", "9.9 %", "50 %", "100 %"]
-    assert [thousands(x) for x in (999, 1234, 2_500_000)] == ["999", "1.2k", "2.5M"]
-    assert [short_seconds(x) for x in (0.0351, 0.5, 12.34, 125)] == ["35 ms", "0.50 s", "12.3 s", "2:05"]
-    assert [duration(x) for x in (7, 754, 3723)] == ["0:07", "12:34", "1:02:03"]
 
 
 def lines_of(progress: Progress, width: int, notice: str = "") -> list[str]:
