@@ -28,7 +28,6 @@ MODEL = KNOWN["qwen3-0.6b"]
 APART = "--no-inference.cuda-graphs"
 """Training and sampling take turns in memory."""
 FIXED = ("--trainer.micro-batch-tokens", 16384, "--trainer.head-cache-bytes", 2**29)
-FP32_STATE = ("--trainer.optim.state", "fp32", "--no-trainer.optim.offload")
 LENGTHS = ("--seq-len", "2048", "--orchestrator.sampling.max-tokens", "1024")
 ONE, ALL = (rows * 2048 * kv_bytes_per_token(MODEL, "bf16_linear", "cuda") for rows in (1, 200))
 """Bytes of one sequence at its limit, and of an evaluation of 200."""
@@ -107,26 +106,6 @@ def test_a_gpu_that_is_small_has_what_costs_least_first(
     free(500)
     again = resolved(rl("--output-dir", run, "--resume"), shape, "cpu")
     assert settings(again) == chosen and again.trainer.head_cache_bytes == config.trainer.head_cache_bytes
-
-
-def test_what_a_small_gpu_gets_is_what_is_open_and_possible(free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape, host = KNOWN["qwen2.5-1.5b"], [64 * GIB]
-    monkeypatch.setattr("hone.loops.memory.ram", lambda: (64 * GIB, host[0]))
-
-    def optimiser(gib: float, *flags: object, **more: Any) -> tuple[str, bool]:
-        free(gib)
-        optim = resolved(rl(*flags), shape, "cuda", **more).trainer.optim
-        return optim.state, optim.offload
-
-    assert optimiser(17) == ("fp32", True) and optimiser(25) == ("8bit", False)
-    assert optimiser(17, "--no-trainer.optim.offload") == ("8bit", False)
-    assert optimiser(25, "--trainer.optim.state", "fp32") == ("fp32", True)
-    assert optimiser(22, *FP32_STATE) == ("fp32", False)
-    assert optimiser(22, "--trainer.optim.type", "muon") == optimiser(5, "--model.lora.rank", 16) == ("fp32", False)
-    host[0] = 20 * GIB  # less than the 28 that it takes there
-    assert optimiser(17) == ("8bit", False)
-    monkeypatch.setattr("hone.loops.memory.find_spec", lambda name: None)
-    assert optimiser(17) == optimiser(25) == ("fp32", False)
 
 
 def test_what_is_set_stays(free: Any) -> None:

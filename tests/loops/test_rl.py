@@ -8,13 +8,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 from present import NO_AUDIT
 from run_folders import exact_files
 
 from hone.loops.rl import RL
 from hone.runs import Run
-from hone.runs.observer import Observer
 from hone.runs.settings import about
 
 COMMAND = ["rl", *NO_AUDIT]
@@ -104,37 +102,3 @@ def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_com
     assert Run(tmp_path / "out").checkpoints.steps() == [2]
     assert exact_files(resumed(tmp_path / "out", settings)) == exact_files(by_command)
     assert "failure" not in Run(tmp_path / "out").info
-
-
-def test_threads_and_kernels_are_set_and_put_back(settings, tmp_path):
-    torch.set_num_threads(2)
-    torch.use_deterministic_algorithms(False)
-    try:
-        with RL(**settings, output_dir=tmp_path / "out", threads=1) as rl:
-            assert torch.get_num_threads() == 1 and torch.are_deterministic_algorithms_enabled()
-            rl.step()
-        assert torch.get_num_threads() == 2 and not torch.are_deterministic_algorithms_enabled()
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_observers_see_the_run_and_change_nothing(settings, by_command, tmp_path):
-    seen = []
-
-    class Watch(Observer):
-        def check(self, training):
-            seen.append(("check", (tmp_path / "out").exists()))
-
-        def before_start(self, run):
-            seen.append(("start", run.start_step))
-
-        def after_step(self, step, metrics, timings):
-            seen.append(("step", step))
-
-        def at_end(self, status):
-            seen.append(("end", status))
-
-    with RL(**settings, output_dir=tmp_path / "out", observers=[Watch()]) as rl:
-        rl.train()
-    assert seen == [("check", False), ("start", 0), *[("step", step) for step in range(5)], ("end", "done")]
-    assert exact_files(tmp_path / "out") == exact_files(by_command)

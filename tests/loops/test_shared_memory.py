@@ -78,13 +78,6 @@ def test_what_others_have_put_at_such_names_is_neither_taken_nor_removed(
     assert (victim / "mine").read_text() == "mine"
 
 
-def test_without_shared_memory_one_sentence_says_so(tmp_path: Path) -> None:
-    heard: list[str] = []
-    with shared_folder(heard.append, tmp_path / "shm") as folder:
-        assert folder is None
-    assert heard == [f"Weights travel by disk: {tmp_path / 'shm'} can't be used (No such file or directory)"]
-
-
 @pytest.mark.parametrize(
     ("file_system", "memory", "found"),
     [

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from hone.runs.display import PlainDisplay, panel
+from hone.runs.display import panel
 from hone.runs.progress import Progress
 
 RL = {
@@ -17,7 +17,6 @@ RL = {
     "completion/length/mean": 14.26,
     "completion/truncated": 0.004,
 }
-CANARY = {"canary/gap/mean": 1e-8, "canary/gap/max": 1e-7, "canary/verdict": 0.0}
 EVAL = {
     "eval/reverse-text/reward/mean": 0.9124,
     "eval/reverse-text/correct": 0.61,
@@ -33,31 +32,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def plain(kind: str, max_steps: int):
-    clock, out = Clock(), io.StringIO()
-    display = PlainDisplay(Progress(kind, max_steps, clock), out)
-    display.start(0)
-    return display, clock, out
-
-
-def test_plain_shows_a_line_in_two_seconds_and_always_first_last_and_evaluations():
-    display, clock, out = plain("rl", 100)
-    for step in range(100):
-        clock.now += 0.25
-        display.after_step(step, {"step": step} | CANARY | RL | (EVAL if step == 51 else {}), TIMES)
-    display.after_step(100, {"step": 100} | CANARY | EVAL, {"time/step": 1.0})
-    display.at_end("done")
-    lines = out.getvalue().splitlines()
-    shown = [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("step")]
-    assert shown == [1, *range(9, 100, 8), 100]
-    text = "reverse-text reward 0.912 (95 % interval 0.897 to 0.927), correct 61 %"
-    assert [line for line in lines if line.startswith("held")] == [
-        f"held out, at step 51: {text}",
-        f"held out, at step 100: {text}",
-    ]
-    assert lines[-1].startswith("held") and "left" not in lines[-2]
 
 
 def lines_of(progress: Progress, width: int, notice: str = "") -> list[str]:

@@ -1,48 +1,17 @@
-"""A view reads a run whatever state it is in; runs are found and named; samples are shown."""
+"""Runs are found and named, and samples are shown."""
 
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from run_folders import checkpoint, held, make_run, rollouts, write_lines
+from run_folders import make_run
 
 from hone.errors import UserError
-from hone.runs import Run
 from hone.runs.listing import find_run, find_runs, is_previous
 from hone.runs.shown import Samples
-from hone.runs.summary import summarize
-from hone.runs.view import RunTail, RunView
-
-
-def test_a_view_reads_a_run_that_is_being_written_by_an_older_hone(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "running", steps=1)
-    one, tail, before = RunView(run), RunTail(run), RunView(run).stamp()
-    assert [step["step"] for step, _ in tail.steps()] == [0] and len(tail.events.new()) == len(one.events())
-    with open(run / "metrics.jsonl", "a") as file:
-        old = {"step": 1, "eval/t/exact": 0.5, "eval/t/exact/ci95/low": 0.25, "eval/t/reward/exact/mean": 1.0}
-        file.write(json.dumps(old) + '\n{"step": 2, "rew')
-    now = {"step": 1, "eval/t/correct": 0.5, "eval/t/correct/ci95/low": 0.25, "eval/t/reward/exact/mean": 1.0}
-    assert one.metric_lines()[1:] == [now] and tail.steps() == []  # its seconds are not there yet
-    write_lines(run / "timings.jsonl", [{"step": 1, "time/step": 0.5}], "a")
-    assert tail.steps() == [(now, {"step": 1, "time/step": 0.5})]
-    assert one.stamp() != before and one.stamp() == one.stamp()
-    checkpoint(run, 1)
-    checkpoint(run, 2).joinpath("state.json").unlink()
-    assert one.checkpoint_steps() == [1] and list(one.folders("checkpoints")) == [1, 2]
-
-
-def test_a_groups_state_is_that_of_a_sample_that_could_be_graded(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "failed")
-    rollouts(run, 0, (0, "a", ["failed", "filtered", "failed"]), (1, "b", ["failed", "failed"]), (2, "c", ["trained"]))
-    assert [(draw["state"], draw["tokens"]) for draw in Run(run).ledger()] == [
-        ("filtered", 15),
-        ("failed", 10),
-        ("trained", 5),
-    ]
 
 
 @pytest.fixture
@@ -87,17 +56,6 @@ def test_what_means_no_run_or_several_is_refused_with_what_there_is(root: Path) 
     (root / "empty").mkdir()
     with pytest.raises(UserError, match="outputs/empty is not a run of hone"):
         find_run("outputs/empty")
-
-
-def test_a_run_that_says_running_is_killed_if_nobody_holds_it(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", "running", steps=3)
-    with held(run) as process:
-        alive = summarize(run)
-        assert (alive.status, alive.pid) == ("running", process.pid)
-    assert (summarize(run).status, summarize(run).pid) == ("killed", None)
-    assert summarize(make_run(tmp_path / "b", "copying")).status == "killed"
-    for status in ("done", "stopped", "budget", "failed", "interrupted"):
-        assert summarize(make_run(tmp_path / status, status)).status == status
 
 
 ROWS = [{"prompt": f"q{i}", "text": "<b>\x1b[31m" + "x" * 60, "reward": i / 3, "outcome": "wrong"} for i in range(12)]

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hone.commands import rl
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.extensions.server.config import ServeConfig
 from hone.extensions.split.config import OrchestratorRole, TrainerRole
 from hone.extensions.split.launch import Role
-from hone.extensions.split.launcher import roles, run_split, serve_config, variables
+from hone.extensions.split.launcher import roles, run_split, variables
 from hone.extensions.split.placement import placed
 
 
@@ -116,21 +115,6 @@ def test_what_is_meant_for_the_launcher_is_kept_from_the_roles(monkeypatch):
     assert found["HONE_LAUNCHER"] == str(os.getpid())
 
 
-def test_a_vllm_of_the_run_has_its_room_and_precision():
-    tiny = "--inference.backend vllm --model.init.max-positions 64 --seq-len"
-    server = serve_config(config(f"{tiny} 32 --precision fp32"), on_gpu=False)
-    assert (server.max_model_len, server.dtype, server.kv_gib) == (33, "float32", 1.0)
-    server = serve_config(config(f"{tiny} 64"), on_gpu=True)
-    assert (server.max_model_len, server.dtype, server.kv_gib) == (64, "bfloat16", None)
-    assert serve_config(config(f"{tiny} 64"), on_gpu=True, shares=True).kv_gib == 8.0
-    assert serve_config(config(f"{tiny} 64 --inference.kv-gib 2"), on_gpu=True).kv_gib == 2
-    assert serve_config(config("--inference.kv-gib 2"), on_gpu=False).kv_gib == 2
-    assert serve_config(config(), on_gpu=False).max_model_len is None
-    own = config("--inference.backend hone")
-    assert serve_config(own, on_gpu=True).kv_gib is None, "half of what is free on its GPU"
-    assert serve_config(own, on_gpu=True, shares=True).kv_gib == 4, "the trainer is there, too"
-
-
 def test_a_port_that_is_taken_is_refused(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -138,13 +122,6 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"listen on port {port} .* --inference.port {port + 1}"):
             run_split(config(f"--mode split --output-dir {tmp_path} --inference.port {port}"))
-
-
-@pytest.mark.needs("alarms")
-def test_a_prediction_that_cannot_be_read_is_refused_before_a_role_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("hone.extensions.split.launcher.Launch", None)
-    with pytest.raises(UserError, match=r'^--predict "loss@2 < " can.t be read'):
-        rl.run(config(f"--output-dir {tmp_path} --predict 'loss@2 < '"))
 
 
 def test_the_launcher_loads_nothing_heavy():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,14 +13,9 @@ import torch
 from played import CANARY, LIMIT, Orchestrator
 
 from hone.config.rl import AdvantageConfig
-from hone.config.shared import LoraConfig
-from hone.environments.task_files import source_digest
-from hone.errors import UserError
-from hone.extensions.split.agreement import check_agreement, shared_values
-from hone.extensions.split.transport import FileTransport, Hello, Order, Session
+from hone.extensions.split.transport import FileTransport, Hello, Order
 from hone.loops.parts import make_trainer
 from hone.model.hf import load_model
-from hone.model.lora import start_adapter
 from hone.runs.view import read_lines
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.kl_reward import RewardKL
@@ -128,39 +122,11 @@ def test_a_session_says_how_advantages_are_made(rl_run, tmp_path, monkeypatch):
     assert trainer.use.kl_in_reward == RewardKL(0.2, 4, AdvantageConfig(**keys))
 
 
-@pytest.mark.parametrize(
-    ("changes", "shown"),
-    [
-        ({"max_steps": 7}, r"max_steps is 6 in .*, but 7 in the orchestrator's \(.*rl/config.toml\)"),
-        ({"precision": "bf16"}, "precision is fp32 in .*, but bf16 in the orchestrator's"),
-        ({"model.name": "/other"}, r"model.name is /.*/model in .*, but /other in"),
-    ],
-)
-def test_shared_keys_that_disagree(orchestrator, rl_run, changes, shown):
-    with contextlib.chdir(rl_run.parent):
-        shared = shared_values(orchestrator.config) | changes
-        with pytest.raises(UserError, match=shown):
-            check_agreement(orchestrator.config, Session("s", 0, None, str(rl_run), shared, 1.0, ()), "this config")
-
-
 def test_a_session_that_disagrees_ends_the_trainer(orchestrator, capfd):
     with orchestrator.trainer(code=2):
         orchestrator.transport.hello(LIMIT)
         orchestrator.open("s1", shared={"max_steps": 7})
     assert "error: max_steps is 6 in this trainer's config, but 7 in" in capfd.readouterr().err
-
-
-def test_it_tells_what_it_reads_besides_its_config(rl_run, tmp_path):
-    (tmp_path / "own.py").write_text("def loss(log_ratios, advantages):\n    return -advantages * log_ratios.exp()\n")
-    flags = ("--model.lora.rank", "2", "--trainer.loss.function", f"{tmp_path}/own.py:loss")
-    orchestrator = Orchestrator(rl_run, tmp_path / "transport", flags)
-    with orchestrator.trainer(code=2):
-        hello = orchestrator.transport.hello(LIMIT)
-        orchestrator.open("s1", shared={"max_steps": 7})
-    begun = load_model(rl_run.parent / "model", lora=LoraConfig(rank=2))
-    start_adapter(begun, orchestrator.config.seed)
-    assert hello is not None
-    assert hello.digests == {"adapter": fingerprint(begun.trained), "loss": source_digest(tmp_path / "own.py")}
 
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
@@ -181,16 +147,3 @@ def test_a_signal_ends_it_at_once_and_leaves_nothing(tmp_path, numbers):
     out, error = child.communicate(timeout=LIMIT)
     assert child.returncode == 128 + numbers[0] and error == "", error
     assert "Waiting for the orchestrator" in out and not transport.path.exists()
-
-
-def test_a_signal_while_a_record_is_opened_says_nothing(tmp_path):
-    """A half-open ZipFile complains when it is collected."""
-    code = """if True:
-        import os, signal, sys, zipfile
-        from types import SimpleNamespace
-        from hone.cli import main
-        zipfile.threading = SimpleNamespace(RLock=lambda: os.kill(os.getpid(), signal.SIGTERM))
-        sys.exit(main())"""
-    argv = ["trainer", "--model.init.layers", "1", "--model.init.hidden", "48", "--output-dir", str(tmp_path / "out")]
-    ended = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=LIMIT)
-    assert (ended.returncode, ended.stderr) == (143, "")
