@@ -1,13 +1,12 @@
-"""Files that survive a crash: a crash is simulated by a rename or write that raises in the middle."""
+"""Files that survive a crash."""
 
 import json
 import os
 import stat
 
 import pytest
-from run_folders import Crash, crash_at
 
-from hone.runs.files import JsonlLog, is_complete, new_dir, sha256, sweep, verify, write_file
+from hone.runs.files import JsonlLog, is_complete, new_dir, sha256, verify, write_file
 from hone.runs.view import read_lines
 
 
@@ -67,18 +66,6 @@ def test_new_dir_lists_sizes_and_hashes_and_verify_names_what_is_wrong(tmp_path)
     assert not is_complete(folder)
     (folder / "COMPLETE").write_text("{")
     assert verify(folder) == ["d has no readable file COMPLETE"]
-
-
-@pytest.mark.parametrize("rename", [1, 2])
-def test_killed_while_replacing_a_dir_leaves_one_of_the_two(tmp_path, monkeypatch, rename):
-    make_dir(tmp_path / "d", a="old")
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_at(patch, rename, "rename")
-        make_dir(tmp_path / "d", a="new")
-    sweep(tmp_path)
-    assert verify(tmp_path / "d") == []
-    assert (tmp_path / "d" / "a").read_text() == ("old" if rename == 1 else "new")
-    assert [p.name for p in tmp_path.iterdir()] == ["d"]
 
 
 def test_log_drops_a_torn_last_line_on_open(tmp_path):

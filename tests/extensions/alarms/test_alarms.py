@@ -2,53 +2,19 @@
 
 from hone.config.rl import RLConfig
 from hone.extensions.alarms.config import AlarmsConfig
-from hone.extensions.alarms.watch import AlarmWatch, MetricAlarms
+from hone.extensions.alarms.watch import AlarmWatch
 from hone.runs import Run
-from hone.runs.alarms import Alarms
 from hone.runs.display import make_display
 from hone.runs.progress import Progress
 from hone.runs.writer import RunWriter
 
 
-def lines(*shares: float) -> list[dict]:
-    return [
-        {"step": step, "reward/mean": 0.5, "completion/truncated": share, "groups/trained": 4}
-        for step, share in enumerate(shares)
-    ]
-
-
-def of(**settings) -> MetricAlarms:
-    return MetricAlarms(AlarmsConfig(**settings), Alarms())
-
-
-def look(alarms: MetricAlarms, *shares: float) -> list[tuple[int, list[str], list[str]]]:
-    """(step, raised, over) of the steps at which something happens."""
-    found = [(line["step"], *alarms.look(line["step"], line)) for line in lines(*shares)]
-    return [(step, [alarm["name"] for alarm in raised], over) for step, raised, over in found if raised or over]
-
-
-def test_an_alarm_is_told_once_until_it_is_over():
-    high, low = (0.8,) * 4, (0.0,) * 6
-    assert look(of(window=2), *high, *low, *high) == [
-        (1, ["truncation"], []),
-        (6, [], ["truncation"]),  # the last window above the threshold ends at step 4
-        (10, ["truncation"], []),
-    ]
-
-
-def start(folder, **settings) -> RunWriter:
-    config = RLConfig(output_dir=folder, max_steps=9, display="plain", alarms=AlarmsConfig(window=2, **settings))
-    return RunWriter.start(config, "rl", [], observers=[make_display("plain", Progress("rl", 9)), AlarmWatch()])
-
-
-def log(run: RunWriter, *shares: float) -> None:
-    for line in lines(*shares):
-        run.log_step(line["step"], {name: value for name, value in line.items() if name != "step"})
-
-
 def test_a_run_writes_tells_and_shows_its_alarms(tmp_path, capsys):
-    with start(tmp_path) as run:
-        log(run, 0.8, 0.8, 0.8, 0.0, 0.0, 0.0)
+    config = RLConfig(output_dir=tmp_path, max_steps=9, display="plain", alarms=AlarmsConfig(window=2))
+    observers = [make_display("plain", Progress("rl", 9)), AlarmWatch()]
+    with RunWriter.start(config, "rl", [], observers=observers) as run:
+        for step, share in enumerate((0.8, 0.8, 0.8, 0.0, 0.0, 0.0)):
+            run.log_step(step, {"reward/mean": 0.5, "completion/truncated": share, "groups/trained": 4})
     events = [event for event in Run(tmp_path).events() if event["kind"].startswith("alarm")]
     assert [(event["kind"], event["step"], event["name"]) for event in events] == [
         ("alarm", 1, "truncation"),
