@@ -1,14 +1,37 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rollouts_made import rollout_of, with_first
 
+from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv
+from hone.errors import UserError
+from hone.inference.conversations import roll_out
+from hone.inference.policy import Request
+from hone.inference.types import Completion, SamplingParams
+from hone.loops.colocated import segment_of
 from hone.loops.groups import fill, grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.trainer.packing import deal
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score
+
+
+class Noting:
+    """A policy that notes its requests, and says one token."""
+
+    renderer = SimpleNamespace(decode=lambda ids: "", opened_by_template="")
+
+    def sample(self, requests, sampling, finished=None):
+        self.requests = list(requests)
+        return [segment_of(request, Completion([1], [-1.0], "stop"), [0], self.renderer) for request in requests]
+
+
+def asked(settings, examples, draws, step) -> list[Request]:
+    policy = Noting()
+    roll_out(ENV, policy, settings, examples, draws, step, SamplingParams())
+    return policy.requests
 
 
 def number(completion) -> float:
@@ -144,6 +167,59 @@ def test_with_the_baseline_batch_a_call_is_compared_with_all_calls_of_the_step()
     assert plain.call_advantages is None and plain.advantages.tolist() == [0.25, -0.75]
 
 
+def test_calls_of_a_failed_sample_are_not_compared():
+    (group,) = with_advantages([group_with_calls(0, (1.0, [0, 4]), (np.nan, [9]), (5.0, 1))], RLConfig())
+    assert of_calls(group) == [[-3, 1], [0], [2]]
+    assert [sequence.sample for sequence in trainable([group], RLConfig()).sequences] == [0, 2]
+
+
+def test_a_refill_counts_groups_whose_calls_differ():
+    config = RLConfig(orchestrator={"batch_size": 2, "rollouts_per_example": 2, "refill": {}, "truncated": "keep"})
+    config.orchestrator.advantage.scale = "batch_std"
+    calls = [[3, 3]], [[0, 4]], [[0, 1]]
+    groups = [group_with_calls(i, (1.0, *one), (1.0, [3])) for i, one in enumerate(calls)]
+    filled = fill(with_advantages(groups, config), 1, config)
+    assert [group_state(group) for group in filled] == ["filtered", "trained", "surplus"]
+    mean, std = 7 / 3, np.std([0, 4, 3], ddof=1) + 1e-4
+    assert of_calls(filled[1]) == [[(0 - mean) / std, (4 - mean) / std], [(3 - mean) / std]]
+    assert filled[0].call_advantages is None and filled[2].call_advantages is None
+    assert step_metrics(filled, version=4)["frac_reward_zero_std"] == pytest.approx(1 / 3)
+
+
+def test_a_users_own_advantages_are_computed_for_calls_too():
+    asked = []
+
+    def custom(rewards, valid):
+        asked.append((rewards, valid))
+        return np.nan_to_num(rewards) * 2
+
+    config = RLConfig(orchestrator={"advantage": {"function": "mine.py:own"}})
+    groups = [group_with_calls(0, (1.0, [0, 4]), (np.nan, 1)), group_with_calls(1, (1.0, [1]), (0.0, 1))]
+    first, second = with_advantages(groups, config, custom)
+    (rewards_PG, _), (rewards_PC, valid_PC) = asked
+    assert np.array_equal(rewards_PG, [[1, np.nan], [1, 0]], equal_nan=True)
+    assert np.array_equal(rewards_PC, [[0, 4, np.nan], [1, 0, np.nan]], equal_nan=True)
+    assert np.array_equal(valid_PC, ~np.isnan(rewards_PC))
+    assert of_calls(first) == [[0, 8], [0]] and of_calls(second) == [[2], [0]]
+
+
+def test_a_refill_needs_a_baseline_by_which_equal_rewards_teach_nothing():
+    with pytest.raises(UserError, match=r"groups of equal rewards train as well.*leave out refill"):
+        from_settings(RLConfig, None, {"algorithm": "reinforce++", "orchestrator.refill.max_rounds": 3})
+
+
+def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
+    examples = [Example([{"role": "user", "content": "q"}])]
+    members = [rollout("1"), rollout("0", stop_reason="length"), rollout("0.2")]
+    groups = with_advantages(grade_groups(ENV, examples, [0], members, RLConfig()), RLConfig())
+    assert groups[0].advantages == pytest.approx([0.6, -0.4, -0.2])
+    assert deal(trainable(groups, RLConfig()).sequences, 1000, share_prompts=True)[0].num_loss_tokens == 9
+    mask = RLConfig(orchestrator={"truncated": "mask"})
+    masked = deal(trainable(groups, mask).sequences, 1000, share_prompts=True)[0]
+    assert masked.num_loss_tokens == 6
+    assert masked.advantages[masked.loss_indices][::3].tolist() == pytest.approx([0.6, -0.2])
+
+
 def test_metrics_are_over_all_sampled_completions_and_failures_leave_the_mean():
     metrics = step_metrics(groups_of(["1", "0"], ["0.5", "0.5"], ["x", "1"]), version=5)
     assert metrics["reward/mean"] == pytest.approx((1 + 0 + 0.5 + 0.5 + 1) / 5)
@@ -155,3 +231,19 @@ def test_metrics_are_over_all_sampled_completions_and_failures_leave_the_mean():
     assert metrics["completion/length/mean"] == 3.0 and metrics["completion/truncated"] == 0.0
     assert metrics["staleness/mean"] == 1.0
     assert (metrics["groups/trained"], metrics["groups/filtered"], metrics["groups/failed"]) == (1, 1, 1)
+
+
+def test_identical_completions_are_counted_within_a_prompt_and_across_prompts():
+    """Of 9: "a" twice and "b" of one prompt, "a", "c" and "d" of another, "c", "e" and "f" of a third."""
+    lengths = {text: 1 + number for number, text in enumerate("abcdef")}
+    groups = [
+        replace(group, rollouts=[rollout("1", lengths[text]) for text in texts])
+        for group, texts in zip(groups_of(*[["1"] * 3] * 3), ("aab", "acd", "cef"), strict=True)
+    ]
+    metrics = step_metrics(groups, version=0)
+    assert (metrics["completion/repeated"], metrics["completion/identical"]) == (1 / 9, 5 / 9)
+
+
+def test_a_round_draws_what_is_missing_times_oversample_and_no_more_for_rounding():
+    drawn = RLConfig(orchestrator={"refill": {"oversample": 1.1}}).orchestrator.refill.drawn
+    assert [drawn(missing) for missing in (1, 9, 10, 20, 30)] == [2, 10, 11, 22, 33]

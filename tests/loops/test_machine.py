@@ -14,6 +14,7 @@ from hone.config.base import walk
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.errors import UserError
 from hone.hardware import MARGIN
 from hone.inference.memory import GIB, kv_bytes_per_token
 from hone.loops import machine
@@ -132,6 +133,19 @@ def test_a_server_on_the_same_gpu_is_left_its_memory_however_far_it_has_come(
     assert resolved(split, MODEL, "cuda").trainer.checkpointing == "none"
 
 
+def test_what_is_offloaded_needs_room_on_the_host(
+    free: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free(500)
+    for gib, words in ((64, ""), (4, "Warning: trainer.optim.offload takes ")):
+        monkeypatch.setattr(machine, "ram", lambda gib=gib: (64 * GIB, gib * GIB))
+        resolved(rl("--trainer.optim.offload"), MODEL, "cuda")
+        shown = capsys.readouterr().out
+        assert shown.startswith(words) and shown.count("\n") == bool(words)
+    resolved(rl(), MODEL, "cuda")
+    assert capsys.readouterr().out == ""
+
+
 def run_of(folder: Path, config: RLConfig | SFTConfig, kind: str) -> Path:
     folder.mkdir()
     facts = {"format": "hone-run-1", "id": "r", "kind": kind, "status": "stopped"}
@@ -149,6 +163,33 @@ def test_a_cpu_that_is_slow_in_bf16_trains_in_fp32_unless_told(monkeypatch: pyte
     monkeypatch.undo()
     assert config.precision == "fp32"
     assert resolved(rl("--output-dir", run, "--resume"), MODEL, "cpu").precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        ("threads = 12", 'threads = "x"', "(threads = 'x': Input should be a valid integer)"),
+        ("threads = 12", "threads = 0", "(threads = 0: Input should be greater than or equal to 1)"),
+        ('checkpointing = "none"', 'checkpointing = "some"', "(trainer.checkpointing = 'some': "),
+        ("micro_batch_tokens = 16384", "micro_batch_tokens = -1", "(trainer.micro_batch_tokens = -1: "),
+    ],
+)
+def test_a_damaged_choice_is_named(before: str, now: str, why: str, free: Any, tmp_path: Path) -> None:
+    free(500)
+    file = run_of(tmp_path / "run", resolved(rl(), MODEL, "cuda"), "rl") / "config.toml"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, now))
+    with pytest.raises(UserError) as error:
+        resolved(rl("--output-dir", file.parent, "--resume"), MODEL, "cuda")
+    assert str(error.value).startswith(f"{file} is damaged {why}") and "\n" not in str(error.value)
+
+
+def test_a_run_of_an_older_hone_keeps_the_defaults_of_then(free: Any, tmp_path: Path) -> None:
+    free(12)
+    old = run_of(tmp_path / "run", rl("--no-deterministic"), "rl")
+    config = resolved(rl("--output-dir", old, "--resume"), MODEL, "cpu")
+    assert (config.threads, config.trainer.checkpointing, config.inference.kv_gib) == (None, None, None)
+    assert config.deterministic is False
 
 
 def test_sft_decides_its_own(free: Any, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from hone.config.parse import from_settings
+from hone.config.dump import to_toml
+from hone.config.parse import from_settings, parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.loops.mix import shares
@@ -42,3 +43,19 @@ def test_shares_are_the_weights_within_rounding_in_each_step_and_over_many(weigh
 def test_a_mix_that_cannot_be_is_refused(settings, message):
     with pytest.raises(UserError, match=re.escape(message)):
         from_settings(RLConfig, None, settings)
+
+
+def test_the_config_of_a_mix_can_be_read_again_with_another_sampling(tmp_path):
+    own = [{"id": "a", "sampling": {"max_tokens": 32}}, {"id": "b"}]
+    settings = {"orchestrator.envs": own, "orchestrator.sampling.top_p": 0.9, "orchestrator.eval.envs": own}
+    first = from_settings(RLConfig, None, settings)
+    (tmp_path / "config.toml").write_text(to_toml(first))
+    flags = (
+        "--orchestrator.sampling.top-p 0.8 --orchestrator.sampling.temperature 0.5 --orchestrator.eval.sampling.stop ."
+    )
+    again = parse(RLConfig, ["@", str(tmp_path / "config.toml"), *flags.split()], "rl")
+    found = [one.orchestrator.sampling for one in again.tasks().values()]
+    assert [(s.max_tokens, s.top_p, s.temperature) for s in found] == [(32, 0.8, 0.5), (None, 0.8, 0.5)]
+    evaluated = [one.orchestrator.eval.sampling for one in again.eval_tasks().values()]
+    assert [(s.max_tokens, s.stop) for s in evaluated] == [(32, ["."]), (None, ["."])]
+    assert parse(RLConfig, ["@", str(tmp_path / "config.toml")], "rl") == first

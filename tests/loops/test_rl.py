@@ -8,9 +8,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from graders import gone
 from present import NO_AUDIT
+from processes import until
 from run_folders import exact_files
 
+from hone.errors import UserError
 from hone.loops.rl import RL
 from hone.runs import Run
 from hone.runs.settings import about
@@ -61,13 +65,43 @@ def test_settings_that_decide_nothing_change_no_byte(settings, by_command, tmp_p
     assert exact_files(tmp_path / "out") == exact_files(by_command)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_program_that_has_switched_gradients_off_trains_all_the_same(mode, settings, by_command, tmp_path):
+    with mode():
+        with RL(**settings, output_dir=tmp_path / "out") as rl:
+            while not rl.done:
+                rl.step()
+        assert not torch.is_grad_enabled(), "the program's own mode is as it was"
+    assert exact_files(tmp_path / "out") == exact_files(by_command)
+
+
+def test_a_reward_function_that_switches_gradients_off_changes_nothing(settings, tmp_path):
+    def frozen(completion):
+        torch.set_grad_enabled(False)
+        return float(len(completion[-1]["content"]) % 2)
+
+    task = {"dataset": [{"prompt": f"{i}+1="} for i in range(8)], "reward_funcs": [frozen]}
+    try:
+        with RL(**settings | NO_ARGS | {"max_steps": 2, "output_dir": tmp_path / "out"}, **task) as rl:
+            trained = [rl.step() for _ in range(2)]
+    finally:
+        torch.set_grad_enabled(True)
+    assert [step["optimizer/skipped"] for step in trained] == [0.0, 0.0]
+
+
 GRADED_APART = """
+import os
+import time
 import zlib
+from pathlib import Path
 
 from hone.environments import Rubric, SingleTurnEnv
 
 
 def checksum(completion, prompt):
+    Path(f"grading-{os.getpid()}").touch()
+    while Path("busy").exists():
+        time.sleep(0.01)
     return zlib.crc32(f"{prompt} {completion}".encode()) % 1000 / 1000
 
 
@@ -78,6 +112,7 @@ def load_environment():
 
 
 def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_path, monkeypatch):
+    """Nor does an error in the midst of that."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "graded_apart", raising=False)
     Path("graded_apart.py").write_text(GRADED_APART)
@@ -86,9 +121,43 @@ def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_p
         with RL(**settings | task, output_dir=out) as rl:
             if out == "after":
                 rl.env.early_grading = lambda *_: nullcontext()
+            rl.step()
+            if out == "while":
+                fail_while_grading(rl)
             rl.train()
     assert exact_files(Path("while")) == exact_files(Path("after"))
     assert len({row["reward"] for step in range(4) for row in Run("while").rollouts(step).to_pylist()}) > 16
+
+
+def fail_while_grading(rl: RL) -> None:
+    """Let the sampling of a step fail while both graders are at work: none goes on."""
+    for file in Path().glob("grading-*"):
+        file.unlink()
+    Path("busy").touch()
+    sample, pool = rl.policy.sample, rl.env._workers.pool
+
+    def fail(requests, sampling, finished=None):
+        turns = sample(requests, sampling, finished)
+        if finished is None:
+            return turns
+        # A turn that is given again changes nothing, and lets this thread hear which rollouts have ended.
+        until(lambda: finished(0, turns[0]) or len(list(Path().glob("grading-*"))) == 2)
+        raise ZeroDivisionError
+
+    rl.policy.sample = fail
+    with pytest.raises(ZeroDivisionError):
+        rl.sample()
+    assert pool.pids == [] and all(gone(int(file.name.partition("-")[2])) for file in Path().glob("grading-*"))
+    rl.policy.sample = sample
+    Path("busy").unlink()
+
+
+def test_compiled_kernels_make_no_run_exact(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("hone.model.fusion.check_compiler", lambda _: None)
+    with RL(**settings, output_dir=tmp_path, **{"model.compile": True}):
+        pass
+    info = Run(tmp_path).info
+    assert (info["exact"], info["inexact"]) == (False, [{"step": 0, "cause": "model.compile"}])
 
 
 def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
@@ -102,3 +171,32 @@ def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_com
     assert Run(tmp_path / "out").checkpoints.steps() == [2]
     assert exact_files(resumed(tmp_path / "out", settings)) == exact_files(by_command)
     assert "failure" not in Run(tmp_path / "out").info
+
+
+def test_threads_and_kernels_are_set_and_put_back(settings, tmp_path):
+    torch.set_num_threads(2)
+    torch.use_deterministic_algorithms(False)
+    try:
+        with RL(**settings, output_dir=tmp_path / "out", threads=1) as rl:
+            assert torch.get_num_threads() == 1 and torch.are_deterministic_algorithms_enabled()
+            rl.step()
+        assert torch.get_num_threads() == 2 and not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_steps_need_an_open_run(settings, tmp_path):
+    rl = RL(**settings, output_dir=tmp_path / "out")
+    for action in (rl.sample, rl.train, rl.step, lambda: rl.done):
+        with pytest.raises(UserError, match=r"with RL\(...\) as rl:"):
+            action()
+
+
+def test_each_of_several_tasks_can_be_evaluated_on(settings: dict, tmp_path: Path):
+    envs = [{"id": "reverse-text", "name": "a"}, {"id": "char-count", "name": "b"}]
+    with RL(**settings | NO_ARGS | {"orchestrator.envs": envs, "seq_len": 256, "output_dir": tmp_path / "out"}) as rl:
+        found = [rl.evaluate(num_examples=2, **which) for which in ({}, {"task": "a"}, {"task": "b"})]
+        assert [result.env_id for result in found] == ["reverse-text", "reverse-text", "char-count"]
+        assert all(len(result.samples) == 2 for result in found)
+        with pytest.raises(UserError, match="task 'c' is not one of 'a', 'b'"):
+            rl.evaluate(task="c")

@@ -42,3 +42,18 @@ def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_comma
     with SFT(**settings, output_dir=tmp_path / "out", resume=True) as sft:
         sft.train()
     assert exact_files(tmp_path / "out") == exact_files(by_command)
+
+
+def test_it_stops_at_the_version_whose_validation_loss_is_at_the_target(settings, by_command, tmp_path):
+    losses = Run(by_command).metrics()["val/loss"].to_pylist()
+    assert losses[2] < losses[0]
+    goal = {"stop.metric": "val/loss", "stop.below": losses[2]}
+    with SFT(**settings, **goal, output_dir=tmp_path / "out") as sft:
+        sft.train()
+    run, unbroken = Run(tmp_path / "out"), Run(by_command)
+    assert (sft.ending, sft.version, list(run.weights())) == ("done", 2, [2])
+    assert (
+        run.metrics().to_pylist()[:2] == unbroken.metrics().slice(0, 2).select(run.metrics().column_names).to_pylist()
+    )
+    assert run.metrics()["val/loss"].to_pylist() == [losses[0], None, losses[2]]
+    assert run.info["target"] == {"metric": "val/loss", "value": losses[2], "target": f"<= {losses[2]:g}", "step": 2}

@@ -7,13 +7,14 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from hone.loops import shared_memory
-from hone.loops.shared_memory import shared_folder, shortage
+from hone.loops.shared_memory import PRESERVED, scratch_folder, shared_folder, shortage
 
 HOLDER = """
 import sys, time
@@ -59,6 +60,27 @@ def test_what_a_killed_process_left_is_removed_and_not_that_of_a_living_one(tmp_
         lives.wait()
 
 
+def test_scratch_folders_of_killed_processes_are_removed_but_not_one_that_a_message_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    holder = HOLDER.replace("shared_folder(print, Path(sys.argv[1]))", "scratch_folder('rl')")
+    holder = holder.replace("shared_folder", "scratch_folder")
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    killed = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True, env=environment)
+    assert killed.stdout is not None
+    left = Path(killed.stdout.readline().strip())
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert left.parent == tmp_path and left.name.startswith("hone-rl-") and (left / "weights").exists()
+    with pytest.raises(KeyError), scratch_folder("rl") as named:
+        (named / PRESERVED).touch()
+        raise KeyError
+    with scratch_folder("rl") as lives, scratch_folder("rl") as other:
+        assert {*tmp_path.iterdir()} == {named, lives, other}
+    assert [*tmp_path.iterdir()] == [named]
+
+
 def test_what_others_have_put_at_such_names_is_neither_taken_nor_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +98,28 @@ def test_what_others_have_put_at_such_names_is_neither_taken_nor_removed(
         assert folder == root / f"{prefix}free"
     assert sorted(os.listdir(root)) == [f".{prefix}open", f".{prefix}planted", f"{prefix}open", f"{prefix}planted"]
     assert (victim / "mine").read_text() == "mine"
+
+
+def test_another_run_that_starts_meanwhile_does_not_remove_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, others = shared_memory._locked, []
+
+    def other_run_comes_first(folder: Path) -> int:
+        if not others:
+            others.append(folder)
+            with shared_folder(never, tmp_path):
+                pass
+        return lock(folder)
+
+    monkeypatch.setattr(shared_memory, "_locked", other_run_comes_first)
+    with shared_folder(never, tmp_path) as folder:
+        assert folder is not None and others and os.listdir(tmp_path) == [folder.name]
+
+
+def test_without_shared_memory_one_sentence_says_so(tmp_path: Path) -> None:
+    heard: list[str] = []
+    with shared_folder(heard.append, tmp_path / "shm") as folder:
+        assert folder is None
+    assert heard == [f"Weights travel by disk: {tmp_path / 'shm'} can't be used (No such file or directory)"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import pytest
 from run_folders import start
 
+from hone.config.shared import ResumeConfig
 from hone.errors import AlarmStop
 from hone.runs import Run
 from hone.runs.alarms import Alarms
@@ -58,6 +59,14 @@ def test_an_alarm_that_stops_does_so_once_its_step_is_written(tmp_path):
         run.log_step(1, {"reward/mean": 0.5})
     hashed = [json.loads(line)["step"] for line in (tmp_path / "hashes.jsonl").read_text().splitlines()]
     assert hashed == [0, 1] and [line["step"] for line in Run(tmp_path).metrics().to_pylist()] == [0, 1]
+
+
+def test_a_pause_that_was_killed_is_over_when_the_run_is_resumed(tmp_path):
+    run = start(tmp_path)
+    (tmp_path / "paused.json").write_text('{"step": 1, "alarm": "kl"}')
+    run.finish("stopped")
+    start(tmp_path, resume=ResumeConfig()).finish("done")
+    assert not (tmp_path / "paused.json").exists()
 
 
 class AtStepOne(Observer):

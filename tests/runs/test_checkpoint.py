@@ -72,6 +72,15 @@ def test_newest_skips_damaged_ones_and_says_so(tmp_path):
     assert checkpoints.remedy(but=10) == "complete checkpoints: 2 (--resume.step 2)"
 
 
+def test_surplus_leaves_the_newest_complete_ones(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=2)
+    for step in (1, 2, 3, 10):
+        checkpoints.save(step, {}, {})
+    (checkpoints.path(10) / "COMPLETE").unlink()
+    assert checkpoints.surplus() == [1]
+    assert Checkpoints(tmp_path).surplus() == []
+
+
 class Call:
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.called = function, arguments

@@ -1,5 +1,8 @@
 """A new run moves hone's own earlier run aside and touches nothing else; who writes a run is asked of its lock."""
 
+import subprocess
+import sys
+
 import pytest
 from run_folders import held, start
 
@@ -110,3 +113,12 @@ def test_a_run_that_names_no_folder_gets_one_of_its_own_and_a_resume_the_last(tm
     finished_run(tmp_path / "outputs/rl-my-task-x-other-20")
     assert folder(resume={}) == "outputs/rl-my-task-x-10"
     assert folder(resume={"dir": "outputs/rl-my-task-x-2"}) == "outputs/rl-my-task-x-4", "a branch is a new run"
+
+
+def test_a_folder_that_no_run_has_used_is_gone_at_the_end_of_the_process(tmp_path):
+    make = "from hone.runs.outputs import with_own_folder as own; from hone.config.rl import RLConfig; "
+    make += "print(own(RLConfig(), 'rl-a').output_dir)"
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", make], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout == "outputs/rl-a-1\n"
+    assert list(tmp_path.iterdir()) == []

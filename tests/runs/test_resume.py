@@ -98,6 +98,26 @@ def test_a_resume_that_is_killed_can_be_repeated(run_dir, monkeypatch, move):
     assert not list(run_dir.rglob(".tmp-hone-*"))
 
 
+def test_an_unfinished_roll_back_is_finished_before_a_checkpoint_is_chosen(run_dir, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, 1, "rename")
+        start(run_dir, resume=ResumeConfig(step=2))
+    assert Run(run_dir).checkpoints.steps() == [2, 4, 6]
+    with start(run_dir, resume=ResumeConfig()) as run:
+        assert run.start_step == 2, "checkpoints 4 and 6 were given up"
+
+
+def test_resume_without_a_checkpoint_starts_a_new_run_and_says_so(tmp_path, capsys):
+    with start(tmp_path) as run:
+        run.log_step(0, {"reward/mean": 0.1})
+    with start(tmp_path, resume=ResumeConfig(), seed=4) as run:
+        assert run.start_step == 0 and run.restored is None and Run(tmp_path).metrics().num_rows == 0
+    assert f"No checkpoint to resume in {tmp_path}: starting at step 0." in capsys.readouterr().out
+    assert Run(tmp_path).info["exact"] is True and Run(tmp_path).info["seed"] == 4
+    start(tmp_path / "new", resume=ResumeConfig()).finish("done")
+    assert f"There is nothing to resume in {tmp_path / 'new'}: starting at step 0." in capsys.readouterr().out
+
+
 def test_resuming_a_finished_run_has_nothing_left_to_do(tmp_path, capsys):
     with start(tmp_path) as run:
         steps(run, 0, 8)

@@ -67,3 +67,12 @@ def test_values_round_trip_and_equal_rows_give_equal_bytes(tmp_path, group):
     }
     assert [dict(row["components"]) for row in rows] == [{"format": 1.0, "correct": 1.0}, {"format": 1.0}, {}]
     assert np.array_equal(np.float32([row["advantage"] for row in rows]), group.advantages)
+
+
+def test_files_of_all_steps_are_one_table(tmp_path, group):
+    write_rollouts(tmp_path / "0.parquet", [])
+    write_rollouts(tmp_path / "1.parquet", [{"step": 1, "text": "x", "components": {"a": 1.0}}])
+    write_rollouts(tmp_path / "2.parquet", group_rows(2, 0, group, "filtered"))
+    table = pq.read_table(tmp_path)
+    assert table.num_rows == 4 and table.schema.names == schema().names
+    assert table["components"].to_pylist()[0] == [("a", 1.0)]

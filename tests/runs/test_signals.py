@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from hone.runs.signals import StopRequest, explain
+from hone.runs.signals import StepAbandoned, StopRequest, explain
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -33,6 +33,16 @@ def test_ctrl_c_ends_at_once_what_was_asked_to_end(first, saved):
         assert stop
         os.kill(os.getpid(), signal.SIGINT)
     assert stop.signum == first and signal.getsignal(signal.SIGINT) is before
+
+
+def test_no_grader_can_swallow_it():
+    from hone.grading import attempt, together
+
+    def grader() -> float:
+        raise StepAbandoned
+
+    with pytest.raises(StepAbandoned):
+        together([attempt(grader)])
 
 
 @pytest.mark.parametrize(

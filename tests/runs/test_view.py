@@ -1,4 +1,4 @@
-"""Runs are found and named, and samples are shown."""
+"""The files of a run have their names in one module, and a view reads them whatever state the run is in."""
 
 from __future__ import annotations
 
@@ -7,11 +7,35 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from run_folders import make_run
+from run_folders import checkpoint, entry, make_run, rollouts
 
 from hone.errors import UserError
+from hone.runs import Run
 from hone.runs.listing import find_run, find_runs, is_previous
 from hone.runs.shown import Samples
+
+FIRST = [entry(0, 0, "a"), entry(1, 0, "b", "filtered", 20)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Checkpoints of steps 1 and 2, rollouts of steps 0 to 3, two draws a step."""
+    run = make_run(tmp_path / "run", "stopped")
+    checkpoint(run, 1, FIRST)
+    checkpoint(run, 2, [*FIRST, entry(2, 1, "c"), entry(3, 1, "d")])
+    for step, names in enumerate(["ab", "cd", "ef", "gh"]):
+        rollouts(run, step, *[(2 * step + i, name, ["trained", "trained"]) for i, name in enumerate(names)])
+    return run
+
+
+def test_a_groups_state_is_that_of_a_sample_that_could_be_graded(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "failed")
+    rollouts(run, 0, (0, "a", ["failed", "filtered", "failed"]), (1, "b", ["failed", "failed"]), (2, "c", ["trained"]))
+    assert [(draw["state"], draw["tokens"]) for draw in Run(run).ledger()] == [
+        ("filtered", 15),
+        ("failed", 10),
+        ("trained", 5),
+    ]
 
 
 @pytest.fixture

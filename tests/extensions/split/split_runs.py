@@ -43,7 +43,9 @@ def wait_while_held():
 
 STEPS, PROMPTS = 8, 3
 TASK = '''
-"""reverse-text, with a grader that can be held."""
+"""reverse-text, with a grader that can be held, and breaks while a file says so."""
+
+from pathlib import Path
 
 import reverse_text
 from hone.environments import Rubric
@@ -51,6 +53,8 @@ from hone.environments import Rubric
 
 def similarity(completion, answer, parser):
     wait_while_held()
+    if Path(FOLDER, "broken").exists():
+        raise ValueError("the grader is broken")
     return reverse_text.similarity(completion, answer, parser)
 
 
@@ -124,11 +128,12 @@ class Command:
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
 
-    def ended(self) -> int:
-        """Its exit code; nothing that it started is left."""
+    def ended(self, leaves: bool = False) -> int:
+        """Its exit code; but for `leaves`, nothing that it started is left."""
         code = self.process.wait(SECONDS)
         self._reader.join(60)
-        until(lambda: not alive(self.mark))
+        if not leaves:
+            until(lambda: not alive(self.mark))
         return code
 
     def kill(self) -> None:
@@ -200,9 +205,9 @@ def small_run(warm: Path) -> list[str]:
     ]
 
 
-def consumed_once(out: Path) -> None:
+def consumed_once(out: Path, *more: str) -> None:
     """The run is done, and each of its draws came to one end, in one step."""
     assert [record["step"] for record in records(out / "metrics.jsonl")][:STEPS] == list(range(STEPS))
     states = draws(out)
-    assert sum(states.values()) == STEPS * PROMPTS and set(states) <= {"trained", "filtered"}, states
+    assert sum(states.values()) == STEPS * PROMPTS and set(states) <= {"trained", "filtered", *more}, states
     assert not (out / ".transport").exists() and (out / "weights" / f"step_{STEPS}" / "model.safetensors").exists()
