@@ -1,4 +1,4 @@
-"""A pause by an alarm on a real run, and that it changes no number."""
+"""Alarms on real runs: what they save, pause and stop, and that none of it changes a number."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from refusals import fails
 
 from hone.cli import main
 from hone.runs import Run
-from hone.runs.summary import summarize
+from hone.runs.summary import status_text, summarize
 
 CUT = ("--alarms.window", "2", "--orchestrator.sampling.max-tokens", "2")
 CUT += ("--alarms", "off", "--alarms.truncation.action", "warn", "--alarms.truncation.threshold", "1e-6")
 """Nearly all completions of two tokens are cut: the alarm is raised at step 1."""
 PAUSING = ("rl", "@", "warned-of-cuts/config.toml", "--alarms.truncation.action", "pause")
+PREDICT = ("--predict", "reward/mean@0 >= 0 p=0.9", "--predict", "reward/mean@5 >= 0 p=0.9")
+"""One can be decided at the stop, one is open."""
 DEADLINE = 600
 """Seconds after which a run counts as hung."""
 
@@ -36,6 +38,27 @@ def kinds(run) -> list[str]:
 def same(one, other) -> bool:
     names = ("metrics.jsonl", "hashes.jsonl", "weights/step_6/model.safetensors")
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def test_a_stop_is_saved_and_goes_on_where_it_was(bench, warned, capsys):
+    with pytest.raises(AssertionError):
+        bench.rl("stopped", *CUT, "--alarms.truncation.action", "stop", *PREDICT, "--report", "true")
+    shown = [
+        "stopped at step 1 by the alarm truncation (--alarms.truncation warn goes on)",
+        "stopped/checkpoints/step_2",
+    ]
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and all(words in captured.err for words in shown)
+    assert "Predictions: 1 of 2 decided" in captured.out
+    run = bench.folder / "stopped"
+    info = Run(run).info
+    assert (info["status"], info["stopped_by"]) == ("stopped", "truncation") and "failure" not in info
+    assert Run(run).checkpoints.steps() == [2] and "failed" not in [event["kind"] for event in Run(run).events()]
+    words = "stopped by the alarm truncation after 2 of 6 steps, and saved"
+    assert words in status_text(summarize(run)) and words in (run / "report.html").read_text()
+    bench.hone("rl", "@", "stopped/config.toml", "--resume")
+    assert same(run, warned), "an alarm that stands does not stop the run again"
+    assert kinds(run).count("alarm") == 1
 
 
 def wait_for_the_pause(run: Path, process: subprocess.Popen) -> None:

@@ -1,10 +1,13 @@
-"""Predictions: what is refused before anything is touched, what is fixed, and how they are scored."""
+"""Predictions: what is refused before anything is touched, what is fixed, what a resume and a branch make of them, and
+how they are scored.
+"""
 
 import json
 
 import pytest
 
 from hone.config.rl import OnlineEvalConfig, OrchestratorConfig, RLConfig
+from hone.config.shared import ResumeConfig
 from hone.errors import UserError
 from hone.extensions.alarms import predictions
 from hone.extensions.alarms.predictions import Predictions, read
@@ -27,9 +30,13 @@ def start(folder, *predict: str, **settings) -> RunWriter:
     return RunWriter.start(made, "rl", ["hone", "rl"], observers=[make_display("plain", Progress("rl", 8)), observer])
 
 
-def take(run: RunWriter, steps: int) -> None:
-    """Steps whose reward is a tenth of their number."""
-    for step in range(steps):
+def take(run: RunWriter, first: int, last: int, save: int | None = None) -> None:
+    """Steps whose reward is a tenth of their number; a checkpoint at `save`."""
+    for step in range(first, last):
+        if step == save and step > first:
+            with run.weights_dir(step) as folder:
+                (folder / "model.safetensors").write_text(f"version {step}")
+            run.save_checkpoint(step, {"model": {}}, {"step": step})
         run.rollouts(step, [{"step": step}])
         run.log_step(step, {"reward/mean": step / 10})
 
@@ -38,6 +45,10 @@ def refused(*texts: str, **settings) -> str:
     with pytest.raises(UserError) as error:
         read(config("unused", *texts, **settings), "reverse-text")
     return str(error.value)
+
+
+def state_of(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +83,7 @@ def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path, capsys):
     assert [(e["kind"], e["step"]) for e in events] == [("start", 0), ("predicted", 0)]
     assert events[1]["sha256"] == made["sha256"]
     with run:
-        take(run, 8)
+        take(run, 0, 8)
         run.log_step(8, {"eval/x/correct": 0.5})
     info = Run(tmp_path).info
     assert [o["outcome"] for o in info["predictions"]["outcomes"]] == [True, False, True]
@@ -86,3 +97,62 @@ def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path, capsys):
     lines = list(predictions.in_words(info, tmp_path))
     assert lines[0] == "3 of 3 decided, Brier score 0.471 (0 is perfect; always saying 0.5 gets 0.25)"
     assert lines[2].split() == ["false", "reward/mean@5", ">=", "0.6", "p=0.9", "was", "0.5"]
+
+
+def test_a_resume_goes_on_with_them(tmp_path):
+    texts = ["reward/mean@2 > 0.1 p=0.8", "reward/mean@end > 0.6 p=0.6"]
+    RunWriter.start(config(tmp_path, *texts), "rl", ["hone", "rl"]).finish("stopped")  # killed before they were entered
+    assert "predictions" not in Run(tmp_path).info
+    run = start(tmp_path, *texts, resume=ResumeConfig())
+    with run:
+        take(run, 0, 5, save=4)
+        run.finish("stopped")
+    assert [o["outcome"] for o in Run(tmp_path).info["predictions"]["outcomes"]] == [True, None]
+    first = Run(tmp_path).info["predictions"]["sha256"]
+    for again in ([], ["reward/mean@end >.6 p=.60", texts[0]]):  # none, and the same in other words and order
+        run = start(tmp_path, *again, resume=ResumeConfig())
+        assert run.start_step == 4 and Run(tmp_path).config["predict"] == texts
+        take(run, 4, 6)
+        run.finish("stopped")
+    with start(tmp_path, resume=ResumeConfig(), max_steps=20) as run:  # `end` stays what it was
+        take(run, 4, 20)
+    info = Run(tmp_path).info
+    assert [o["outcome"] for o in info["predictions"]["outcomes"]] == [True, True]
+    assert info["predictions"]["entries"][1]["step"] == 7 and info["predictions"]["sha256"] == first
+    assert [e["kind"] for e in Run(tmp_path).events()].count("predicted") == 1
+
+
+@pytest.mark.parametrize("begun", [[], ["reward/mean@2 > 0.1 p=0.8"]])
+def test_others_after_the_first_step_are_refused(tmp_path, begun):
+    run = start(tmp_path, *begun)
+    take(run, 0, 5, save=4)
+    run.finish("stopped")
+    before = state_of(tmp_path)
+    with pytest.raises(UserError) as error:
+        start(tmp_path, "reward/mean@2 > 0.1 p=0.99", resume=ResumeConfig())
+    words = 'with "reward/mean@2 > 0.1 p=0.8"' if begun else "without any"
+    assert str(error.value) == (
+        f"{tmp_path} started {words}, and predictions are made before step 0: leave out --predict, or give the same"
+    )
+    assert state_of(tmp_path) == before
+
+
+def test_a_branch_starts_without(tmp_path):
+    texts = ["reward/mean@2 > 0.1 p=0.8"]
+    run = start(tmp_path / "a", *texts)
+    take(run, 0, 8, save=4)
+    run.finish("done")
+    branch = {"resume": ResumeConfig(dir=tmp_path / "a")}
+    with start(tmp_path / "b", *texts, **branch) as run:
+        take(run, 4, 6, save=5)
+    assert "predictions" not in Run(tmp_path / "b").info and Run(tmp_path / "b").config["predict"] == []
+    assert predictions.problem(Run(tmp_path / "b").info, tmp_path / "b") == ""
+    start(tmp_path / "b", *texts, **branch).finish("stopped")  # the command again
+    with pytest.raises(UserError, match="the branch begins at step 4: predict a later step"):
+        start(tmp_path / "c", "reward/mean@3 > 0.9 p=0.5", **branch)
+    assert not (tmp_path / "c" / "run.json").exists()
+    with start(tmp_path / "c", *texts, "reward/mean@6 > 0.9 p=0.5", **branch) as run:
+        take(run, 4, 8)
+    info = Run(tmp_path / "c").info
+    assert [o["outcome"] for o in info["predictions"]["outcomes"]] == [False]
+    assert predictions.problem(info, tmp_path / "c") == ""
