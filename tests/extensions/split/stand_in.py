@@ -4,7 +4,7 @@
     python stand_in.py ROLE FOLDER PLAN        one of them
 
 PLAN is JSON: for each role (`trainer 1`: of rank 1) what its starts do, the last of them standing for all that follow:
-`after` so many seconds `end` with an exit code or a signal's name, `say` a line first, on signals
+`after` so many seconds (else on SIGUSR1) `end` with an exit code or a signal's name, `say` a line first, on signals
 `deaf`; a server answers after `load` seconds. Each start notes itself in FOLDER/starts.jsonl once it hears signals.
 Seconds count from when all roles are there, and each of `starts` so often: so no slow start of one matters.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -80,6 +81,9 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> None:
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signalled)
+    signal.signal(signal.SIGUSR1, lambda *_: finish(do.get("end", 0)))
+    if do.get("child"):  # which outlives it
+        subprocess.Popen([sys.executable, "-c", f"import time; {str(folder)!r}; time.sleep(600)"])
     if (port := port_of(role, plan)) is not None:
         threading.Thread(target=serve, args=(port, do.get("load", 0.0)), daemon=True).start()
     if role == "orchestrator" and do.get("open", True):

@@ -109,6 +109,16 @@ def test_one_of_several_servers_is_started_again_alone(launch):
     ) in out
 
 
+def test_servers_that_die_one_after_the_other_with_their_node_are_one_restart(launch):
+    first = [{"after": 0.2, "end": "SIGKILL"}, {}]
+    second = [{"starts": {"inference-0": 2}, "after": 0.0, "end": "SIGKILL"}, {}]
+    driver = {"starts": {"inference-1": 2}, "after": 0.2, "end": 0}
+    run = launch(roles=TWO, restarts=1, orchestrator=[driver], **{"inference-0": first, "inference-1": second})
+    code, out, errors = run.ended()
+    assert code == 0 and [len(run.starts(name)) for name in TWO] == [2, 2, 1, 1], errors
+    assert out.count("restart 1 of 1") == 2
+
+
 def test_a_rank_takes_the_others_and_the_orchestrator_with_it(launch):
     ranks = {"trainer 0": [{}], "trainer 1": [{"after": 0.6, "end": "SIGKILL"}, {}]}
     run = launch(ranks=2, orchestrator=[{}, {"starts": {"trainer": 4}, "after": 0.5, "end": 0}], **ranks)
@@ -176,6 +186,25 @@ def test_a_signal_before_the_run_has_begun_ends_it(launch):
     run.process.send_signal(signal.SIGINT)
     code, out, _ = run.ended()
     assert code == 130 and "Stopped before the run began.\n" in out
+
+
+def test_a_trainer_that_dies_while_the_run_is_stopped_is_not_started_again(launch):
+    run = launch(orchestrator=[{"deaf": True}], trainer=[{}])
+    run.at_work()
+    run.process.send_signal(signal.SIGINT)
+    until(lambda: "got SIGINT" in run.log("orchestrator"))
+    os.kill(run.starts("trainer")[0]["pid"], signal.SIGKILL)
+    code, out, _ = run.ended()
+    assert code == 130 and len(run.starts("trainer")) == 1
+    assert "was ended by SIGKILL: the state after the last checkpoint is lost. Go on with: hone rl --resume" in out
+
+
+def test_a_process_that_a_role_leaves_behind_is_ended(launch):
+    run = launch(trainer=[{"child": True}])
+    run.at_work()
+    assert any("sleep(600)" in command for command in alive(run.folder).values())
+    os.kill(run.starts("orchestrator")[0]["pid"], signal.SIGUSR1)
+    assert run.ended()[0] == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the roles see to it themselves")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import until
 from split_runs import Run as Started
-from split_runs import records
+from split_runs import draws, hone, records
 
 from hone.processes import free_port
 from hone.runs import Run
@@ -82,3 +83,33 @@ def test_every_token_carries_a_version_that_is_not_too_old(ahead: Path) -> None:
     assert seen - {0}, "the sampler ran ahead"
     lines = records(ahead / "metrics.jsonl")[:STEPS]
     assert max(line["staleness/mean"] for line in lines) > 0
+
+
+def test_a_run_goes_on_in_another_mode(invariant: tuple[Path, Path], recipe: list[str], folder: Path) -> None:
+    """From checkpoint 8 of one process in three, and the reverse: the same end, for both are exact."""
+    one, three = invariant
+    for source, mode in ((one, "split"), (three, "colocated")):
+        flags = ("--inference.batch-invariant", "--mode", mode, "--resume.dir", str(source), "--resume.step", "8")
+        out = begin(recipe, folder / f"to-{mode}", *flags)
+        end = f"weights/step_{STEPS}/model.safetensors"
+        assert (out / end).read_bytes() == (one / end).read_bytes()
+        assert (out / "metrics.jsonl").read_bytes() == (one / "metrics.jsonl").read_bytes()
+
+
+CUT = ("--orchestrator.sampling.max-tokens", "4", "--alarms", "off", "--alarms.window", "2")
+CUT += ("--alarms.truncation.threshold", "1e-6", "--orchestrator.max-async-level", "2", "--mode", "split")
+"""Completions are cut: the alarm is raised at step 1, when up to two more batches are on their way."""
+
+
+def test_an_alarm_pauses_all_processes_at_a_checkpoint(recipe: list[str], folder: Path) -> None:
+    flags = [*recipe, *CUT, "--ckpt", "None", "--inference.port", str(free_port())]
+    command = Started([*flags, "--alarms.truncation.action", "pause"], folder / "paused")
+    try:
+        until(lambda: (command.out / "paused.json").exists() or command.process.poll() is not None)
+        (step,) = Run(command.out).checkpoints.steps()
+        assert 2 <= step <= 5 and hone(folder, "runs", "show", "paused").count("paused by an alarm") == 1
+        hone(folder, "runs", "continue", "paused")
+        assert command.ended() == 0, command.output
+    finally:
+        command.kill()
+    assert Run(command.out).info["status"] == "done" and sum(draws(command.out).values()) == STEPS * PROMPTS

@@ -26,6 +26,18 @@ def test_the_server_has_the_first_gpu_and_the_ranks_the_last_ones(gpus, ranks, i
     assert (place.inference, place.trainer) == (inference, trainer)
 
 
+def test_each_of_several_servers_has_its_own_gpus():
+    gpus = [*"01234567"]
+    assert placed(gpus, 2, servers=3).inference == (("0",), ("1",), ("2",))
+    place = placed(gpus, 2, servers=3, each=2)
+    assert (place.inference, place.trainer) == ((("0", "1"), ("2", "3"), ("4", "5")), ("6", "7"))
+    assert placed([], 1, servers=2).inference == ((), ())
+    with pytest.raises(
+        UserError, match=r"inference.replicas = 3 of 2 GPUs and trainer.ranks = 3 need 9 GPUs, but ther"
+    ):
+        placed(gpus, 3, servers=3, each=2)
+
+
 @pytest.mark.parametrize(("gpus", "there"), [(["0"], "there is 1 GPU here"), (["0", "1"], "there are 2 GPUs here")])
 def test_ranks_do_not_share_a_gpu(gpus, there):
     with pytest.raises(UserError, match=rf"trainer.ranks = 3, but {there}.*set --trainer.ranks {len(gpus)}"):

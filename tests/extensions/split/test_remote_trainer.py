@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from hone.algorithms.gap import Gap
-from hone.errors import UserError
-from hone.extensions.split import several
+from hone.errors import Halt
 from hone.extensions.split.remote_trainer import RemoteTrainer
-from hone.extensions.split.transport import FileTransport, Hello, Result, Session
+from hone.extensions.split.transport import FileTransport, Result, Session
 
 CANARY = (5, 6, 7)
 
@@ -92,6 +90,30 @@ def test_a_version_that_is_measured_is_held(begin) -> None:
     assert trainer.take().metrics == {"loss": 5}
 
 
+def test_after_an_error_results_go_on_to_be_handed_out(begin) -> None:
+    """What the trainer has made is made: the loop records it, whatever the server did."""
+    server = Server(Halt("it serves another model"))
+    trainer = begin(server, 2, holds=lambda version: True)
+    with pytest.raises(Halt, match="it serves another model"):
+        trainer.publish(3)
+    trainer.take()
+    assert trainer.publish(4) is None and trainer.version == 4 and server.loaded == []
+
+
+def test_waiting_for_a_version_ends_when_the_trainer_is_gone(begin) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        begin(Server(), 0, alive=Mock(side_effect=KeyboardInterrupt))
+
+
+def test_one_that_gives_up_hands_out_what_the_trainer_made_without_the_server(begin) -> None:
+    server = Server()
+    trainer = begin(server, 2, holds=lambda version: True)
+    trainer.give_up()
+    trainer.take()
+    assert (trainer.version, trainer.publish(4)) == (4, None)
+    assert [version for version, _ in server.loaded] == [3]
+
+
 def test_what_the_server_has_and_what_is_being_saved_is_not_written_over(begin) -> None:
     """Not even once the trainer has made later versions, which nobody gives to the server any more."""
     server = Server()
@@ -103,17 +125,3 @@ def test_what_the_server_has_and_what_is_being_saved_is_not_written_over(begin) 
     trainer.take()
     there = {path.name for path in trainer.transport.weights(6).parent.iterdir()}
     assert trainer.version == 6 and server.loaded[-1][0] == 4 and there == {"step_3", "step_4", "step_5", "step_6"}
-
-
-def test_a_trainer_that_left_is_missed_at_the_second_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last word may have come just before it left."""
-    monkeypatch.setattr(several, "HELLO_SECONDS", 0)
-    trainer, end = FileTransport(tmp_path / "t"), FileTransport(tmp_path / "t")
-    hello = Hello("h1", "f", 1, 1, "cpu", 1, socket.gethostname(), os.getpid(), {})
-    trainer.say_hello(hello)
-    look = several.watch_trainer(end, hello, tmp_path / "out")
-    look()
-    trainer.leave()
-    look()
-    with pytest.raises(UserError, match=r"the trainer \(process \d+ on .*\) is gone.* --resume"):
-        look()

@@ -119,6 +119,23 @@ def test_ctrl_c_saves_what_was_on_its_way_and_a_resume_makes_the_rest(begin, sma
     assert (run.out / "logs" / "orchestrator.log").read_text().count("Resuming") == 1, "logs are continued"
 
 
+def test_a_grader_that_breaks_ends_the_run_with_its_state_saved(begin, small, tmp_path):
+    """All that is on its way then fails as well; the run still ends at once, and goes on once that is mended."""
+    run = begin(*small, "--orchestrator.max-async-level", 2)
+    run.hold()
+    run.at_step(2)
+    (tmp_path / "broken").touch()
+    run.let_go()
+    assert run.ended() == 2, run.output
+    (step,) = map(int, re.findall(r"every completion of step (\d+) failed in the grader", run.output)[-1:])
+    (saved,) = re.findall(r"Saved: out/checkpoints/step_(\d+);", run.output)
+    assert step < int(saved) <= step + 3 and run.output.count("error: ") == 1
+    (tmp_path / "broken").unlink()
+    again = begin("@", "out/config.toml", "--resume")
+    assert again.ended() == 0, again.output
+    consumed_once(run.out, "failed")
+
+
 def sections(folder: Path, warm_model: Path, port: int) -> None:
     """Write the files of two roles, for a server that is up at `port`."""
     shared = f'max_steps = {STEPS}\nseq_len = 96\nseed = 3\nprecision = "fp32"\noutput_dir = "out"\n'

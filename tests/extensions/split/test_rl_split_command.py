@@ -17,7 +17,7 @@ from hone.errors import UserError
 from hone.extensions.server.config import ServeConfig
 from hone.extensions.split.config import OrchestratorRole, TrainerRole
 from hone.extensions.split.launch import Role
-from hone.extensions.split.launcher import roles, run_split, variables
+from hone.extensions.split.launcher import roles, run_split, serve_config, variables
 from hone.extensions.split.placement import placed
 
 
@@ -112,6 +112,21 @@ def test_what_is_meant_for_the_launcher_is_kept_from_the_roles(monkeypatch):
     )
     assert json.loads(found["HONE_LAUNCHED"]) == ["rl", "--mode", "split"]
     assert found["HONE_LAUNCHER"] == str(os.getpid())
+
+
+def test_a_vllm_of_the_run_has_its_room_and_precision():
+    tiny = "--inference.backend vllm --model.init.max-positions 64 --seq-len"
+    server = serve_config(config(f"{tiny} 32 --precision fp32"), on_gpu=False)
+    assert (server.max_model_len, server.dtype, server.kv_gib) == (33, "float32", 1.0)
+    server = serve_config(config(f"{tiny} 64"), on_gpu=True)
+    assert (server.max_model_len, server.dtype, server.kv_gib) == (64, "bfloat16", None)
+    assert serve_config(config(f"{tiny} 64"), on_gpu=True, shares=True).kv_gib == 8.0
+    assert serve_config(config(f"{tiny} 64 --inference.kv-gib 2"), on_gpu=True).kv_gib == 2
+    assert serve_config(config("--inference.kv-gib 2"), on_gpu=False).kv_gib == 2
+    assert serve_config(config(), on_gpu=False).max_model_len is None
+    own = config("--inference.backend hone")
+    assert serve_config(own, on_gpu=True).kv_gib is None, "half of what is free on its GPU"
+    assert serve_config(own, on_gpu=True, shares=True).kv_gib == 4, "the trainer is there, too"
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path):

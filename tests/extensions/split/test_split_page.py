@@ -5,13 +5,16 @@ Fewer steps: 350 for 900 of SFT, 16 for 150 of RL, 2 where roles are started alo
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import until
 from split_runs import ROOT, Command, records
 
 from hone.processes import free_port
@@ -60,3 +63,24 @@ def test_the_three_file_run_learns(place: Path, started: list[Command]) -> None:
     assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.08, rewards
     for role in ("inference", "trainer", "orchestrator"):
         assert (place / "outputs/tiny-split/logs" / f"{role}.log").stat().st_size > 100
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_tmux_shows_three_panes_that_follow_the_logs(place: Path, tmp_path: Path) -> None:
+    tmux = next(argv for argv in commands() if "scripts/tmux.sh" in argv)
+    env = {**os.environ, "TMUX_TMPDIR": str(tmp_path)}
+    env.pop("TMUX", None)
+
+    def shown(*command: str) -> str:
+        return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=True).stdout
+
+    try:
+        assert "Session hone follows outputs/tiny-split/logs" in shown(*tmux, "-d")
+        titles = shown("tmux", "list-panes", "-t", "hone:RL", "-F", "#{pane_title}").split()
+        assert titles == ["Trainer", "Orchestrator", "Inference"]
+        capture = ("capture-pane", "-p", "-J", "-t")
+        for pane, expected in enumerate(("Done: the run has reached version", "Done: 16 steps", "Stopped.")):
+            until(lambda pane=pane, text=expected: text in shown("tmux", *capture, f"hone:RL.{pane}"))
+        assert shown(*tmux, "-d", "-s", "other").startswith("Session other")
+    finally:
+        subprocess.run(["tmux", "kill-server"], env=env, check=False)

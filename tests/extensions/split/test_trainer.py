@@ -13,9 +13,12 @@ import torch
 from played import CANARY, LIMIT, Orchestrator
 
 from hone.config.rl import AdvantageConfig
+from hone.config.shared import LoraConfig
+from hone.environments.task_files import source_digest
 from hone.extensions.split.transport import FileTransport, Hello, Order
 from hone.loops.parts import make_trainer
 from hone.model.hf import load_model
+from hone.model.lora import start_adapter
 from hone.runs.view import read_lines
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.kl_reward import RewardKL
@@ -127,6 +130,19 @@ def test_a_session_that_disagrees_ends_the_trainer(orchestrator, capfd):
         orchestrator.transport.hello(LIMIT)
         orchestrator.open("s1", shared={"max_steps": 7})
     assert "error: max_steps is 6 in this trainer's config, but 7 in" in capfd.readouterr().err
+
+
+def test_it_tells_what_it_reads_besides_its_config(rl_run, tmp_path):
+    (tmp_path / "own.py").write_text("def loss(log_ratios, advantages):\n    return -advantages * log_ratios.exp()\n")
+    flags = ("--model.lora.rank", "2", "--trainer.loss.function", f"{tmp_path}/own.py:loss")
+    orchestrator = Orchestrator(rl_run, tmp_path / "transport", flags)
+    with orchestrator.trainer(code=2):
+        hello = orchestrator.transport.hello(LIMIT)
+        orchestrator.open("s1", shared={"max_steps": 7})
+    begun = load_model(rl_run.parent / "model", lora=LoraConfig(rank=2))
+    start_adapter(begun, orchestrator.config.seed)
+    assert hello is not None
+    assert hello.digests == {"adapter": fingerprint(begun.trained), "loss": source_digest(tmp_path / "own.py")}
 
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])

@@ -4,6 +4,8 @@ import dataclasses
 import math
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +236,49 @@ def test_weights_in_memory_are_written_over_those_before_and_go_by_disk_without_
     assert os.listdir(memory / "session-s1") == ["spare"] and os.listdir(tmp_path / "t/weights/session-s1") == []
     orchestrator.close()
     assert everything(memory) == set() and not (tmp_path / "t" / "weights").exists()
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_try_counts(ends):
+    orchestrator, trainer = ends
+    (orchestrator.path / "session-s1" / ".tmp-hone-new-order_0.npz").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"can't be used, the disk is full.*: free some space"):
+        orchestrator.put(batch(0))
+    assert orchestrator.waiting() == (0, 0)
+    with pytest.raises(UserError, match="the disk is full"), trainer.weights_dir(0) as (folder, _):
+        Path(folder / "model.safetensors").symlink_to("/dev/full")
+        (folder / "model.safetensors").write_bytes(b"x")
+    assert os.listdir(trainer.weights_root / "session-s1") == []
+
+
+def test_a_trainer_that_was_killed_is_not_there(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    transport = FileTransport(tmp_path)
+    transport.say_hello(hello(pid=child.pid))
+    assert transport.hello(0) is None
+    elsewhere = replace(hello(pid=child.pid), host="another-machine")
+    transport.say_hello(elsewhere)  # can't be known
+    assert transport.hello(0) == elsewhere
+
+
+def test_a_trainer_says_hello_again_where_it_was_removed_and_gives_way_to_none(ends, tmp_path):
+    orchestrator, trainer = ends
+    orchestrator.close()
+    assert everything(tmp_path / "t") == {"hello.npz"}
+    (tmp_path / "t" / "hello.npz").unlink()  # with the folder of an older run
+    trainer.interrupt = stop_after(2)
+    with pytest.raises(Stop):
+        trainer.session(other_than="s1")
+    assert orchestrator.hello(0) == hello()
+    orchestrator.open(session("s2"))
+    trainer.interrupt = lambda: None
+    assert trainer.session(other_than="s1").id == "s2"
+    other = FileTransport(tmp_path / "t")
+    other.say_hello(hello("h2"))
+    with pytest.raises(UserError, match=rf"another trainer \(process {os.getpid()} on .*\) has begun to use"):
+        trainer.order(0)
+    trainer.leave()
+    assert orchestrator.hello(0).id == "h2"
 
 
 def sequences(count: int, seed: int = 0) -> list[Sequence]:
