@@ -146,6 +146,12 @@ def test_a_copied_run_is_verified_replayed_and_regraded(kind, cook, tmp_path):
         assert count and f"{count} of {count} have the recorded reward and outcome" in text
 
 
+@pytest.mark.needs("reproduce")
+def test_of_several_tasks_one_is_regraded(cook, tmp_path):
+    assert trials.run(["regrade", str(cook("mix").unbroken)], log := tmp_path / "log") == 2
+    assert "has several tasks: name one with --env chances or --env parity or --env reverse-text" in log.read_text()
+
+
 AGREE = {("rl",): 1e-5, ("rl", BF16): 5e-2, ("talk",): 1e-5, ("cut",): 1e-5, ("lora",): 1e-5, ("lora", BF16): 5e-2}
 
 

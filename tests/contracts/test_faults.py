@@ -150,6 +150,18 @@ def test_a_fault_at_each_operation(part, rl, tmp_path):
 
 
 @pytest.mark.parametrize("part", range(4))
+def test_a_fault_at_operations_of_sft(part, sft, tmp_path):
+    side_by_side(lambda fault, out, log: meet(fault, sft, out, log), faults(sft.ops)[::7][part::4], tmp_path)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_fault_while_saving_in_the_foreground(part, rl, tmp_path):
+    saving = [fault for fault in faults(rl.ops) if any(kind in fault.where.path for kind in states.VERSIONED)]
+    met = saving[::5][part::4]
+    side_by_side(lambda fault, out, log: meet(fault, rl, out, log, "--no-ckpt.background"), met, tmp_path)
+
+
+@pytest.mark.parametrize("part", range(4))
 def test_a_fault_while_resuming(part, rl, tmp_path):
     """At each operation of a resume from step 4 of a run that had come to step 7."""
     back, record = ("--resume", "--resume.step", "4"), tmp_path / "ops.json"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import until
 
+import hone
 from hone import digests
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
+from hone.grading.pool import Stopped
 from hone.runs.files import NEW_PREFIX
 from hone.types import Outcome
 
@@ -60,6 +64,49 @@ def test_a_version_appears_whole_on_a_node_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         put_files(session / "step_4", {"model.safetensors": b"x"})
     assert sorted(path.name for path in session.glob("*step*")) == ["step_2", "step_3"]
+
+
+TASK = """
+import time
+from pathlib import Path
+from hone.environments import Rubric, SingleTurnEnv
+
+while not Path({go!r}).exists():
+    time.sleep(0.01)
+
+def fine(completion): return 1.0
+
+def load_environment(a):
+    Path({loaded!r}).touch()
+    return SingleTurnEnv(rubric=Rubric([fine]), dataset=[])
+"""
+
+
+def test_a_process_that_a_round_has_left_while_it_started_is_ready_for_the_next(nodes, tmp_path):
+    from hone.extensions.cluster.graders import RemoteProcess
+    from hone.extensions.cluster.nodes import connect
+
+    cluster, go, loaded = nodes(1), tmp_path / "go", tmp_path / "loaded"
+    (file := tmp_path / "my_task.py").write_text(TASK.format(go=str(go), loaded=str(loaded)))
+    connect(cluster.address, "test")
+    import ray
+
+    try:
+        script = Path(hone.__file__).parent / "environments" / "worker_main.py"
+        process = RemoteProcess(sys.executable, script, arguments(tmp_path, file), 2**30, {})
+        (over, end), (never, _) = os.pipe(), os.pipe()
+        with ThreadPoolExecutor() as threads:
+            first = threads.submit(process.get_ready, over)
+            until(lambda: process._is_placed and cluster.all[0].pids("process_main.py"))
+            os.write(end, b"x")
+            with pytest.raises(Stopped):
+                first.result()
+        go.touch()
+        until(loaded.exists)
+        assert process.get_ready(never) is None and process.ready
+        process.finish()
+    finally:
+        ray.shutdown()
 
 
 MORTAL = """

@@ -10,6 +10,9 @@ import pytest
 from processes import until
 from split_runs import PROMPTS, STEPS, Command, consumed_once, draws, free_ports, hone, records, write_task
 
+from hone.extensions.vllm.server import CHECKOUT, OWN_ENVIRONMENT
+from hone.runs import Run
+
 pytestmark = pytest.mark.cluster
 TWO = ("--inference.replicas", 2, "--inference.batch-invariant")
 
@@ -70,6 +73,50 @@ def test_whatever_is_killed_each_draw_comes_to_one_end(nodes, begin):
     restarts = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
     assert [event["role"] for event in restarts] == ["trainer"]
     assert len(list((run.out / "superseded").glob("*/rollouts/*"))) <= 1, "a checkpoint may have been on its way"
+
+
+@pytest.mark.skipif(not (CHECKOUT / OWN_ENVIRONMENT).exists(), reason="vLLM is not installed: make vllm-env")
+def test_vllm_samples_on_two_nodes_and_one_that_is_killed_comes_back(nodes, begin):
+    cluster = nodes(2)
+    other = cluster.add(3, apart=[])
+    flags = ("--inference.backend", "vllm", "--inference.replicas", 2, "--inference.port", free_ports(2))
+    run = begin(*flags, "--inference.kv-gib", 1 / 16, "--cluster.address", cluster.address, "--ckpt.interval", 1)
+    run.hold()
+    run.at_step(2)
+    server, *_ = other.pids(" hone.cli inference @ ")
+    name = next(name for name in ("inference-0", "inference-1") if server in run.pids(name))
+    os.kill(server, signal.SIGKILL)
+    until(lambda: (run.out / "logs" / f"{name}.log").read_text().count("Serving ") == 2)
+    run.let_go()
+    assert run.ended() == 0, run.output
+    consumed_once(run.out)
+    versions = {version for row in Run(run.out).rollouts(3).to_pylist() for version in row["versions"]}
+    assert versions - {-1} <= {2, 3}, "of what the trainer made, on either node; a prompt has none"
+
+
+def test_a_replica_without_room_is_placed_on_a_node_that_joins(nodes, begin):
+    cluster = nodes(2)
+    run = begin(*TWO, "--inference.port", free_ports(2), "--cluster.address", cluster.address)
+    run.hold()
+    run.at_step(2)
+    run.says("waits for a node with 1 core free")  # whichever of the two
+    other = cluster.add(1, apart=[])
+    until(lambda: other.pids("/inference-"))
+    logs = run.out / "logs"
+    until(lambda: all("Serving " in (logs / f"inference-{n}.log").read_text() for n in (0, 1)))
+    run.let_go()
+    assert run.ended() == 0, run.output
+    consumed_once(run.out)
+    assert "is back, and has version" in run.output
+
+
+def test_a_trainer_without_room_says_so_and_can_be_called_off(nodes, begin):
+    cluster = nodes(2)
+    run = begin("--inference.port", free_ports(1), "--cluster.address", cluster.address, "--cluster.cpus", 9)
+    run.says("trainer waits for 9 cores free on this machine (")
+    assert "no node allowed for it has 9 cores; the most on one node are 2 cores" in run.output
+    run.process.send_signal(signal.SIGINT)
+    assert run.ended() == 128 + signal.SIGINT and "Stopped before the run began." in run.output
 
 
 def test_without_an_address_a_cluster_is_started_here(begin, tmp_path):
