@@ -126,8 +126,8 @@ class Crash(BaseException):
     """Nothing may catch it, as nothing catches SIGKILL."""
 
 
-def crash_at(patch: Any, count: int, *names: str, module: Any = os) -> None:
-    """Make the count-th call of these functions of the module crash instead of doing its work."""
+def crash_at(patch: Any, count: int, *names: str) -> None:
+    """Make the count-th call of these functions of os crash instead of doing its work."""
     calls: list[Any] = []
 
     def crashing(original: Any) -> Any:
@@ -140,7 +140,7 @@ def crash_at(patch: Any, count: int, *names: str, module: Any = os) -> None:
         return call
 
     for name in names:
-        patch.setattr(module, name, crashing(getattr(module, name)))
+        patch.setattr(os, name, crashing(getattr(os, name)))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -149,15 +149,6 @@ def test_rl_killed_at_a_random_moment(seed, rl, cook, tmp_path):
     resume(recipe, out, log)
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("kind", "precision"), [("sft", "bf16_linear"), ("refill", "fp32")])
-def test_others_killed_at_a_random_moment(kind, precision, seed, cook, tmp_path):
-    recipe, out, log, rng = cook(kind, precision), tmp_path / "run", tmp_path / "log", random.Random(seed)
-    while not killed_at_random(recipe, recipe.argv(out), log, rng):
-        pass
-    resume(recipe, out, log)
-
-
 @pytest.mark.parametrize("signums", [(15,), (2,), (2, 2), (15, 9)])
 @pytest.mark.parametrize("seed", range(3))
 def test_stopped_at_a_random_moment(seed, signums, rl, tmp_path):

@@ -92,25 +92,6 @@ def test_with_every_checkpoint_damaged_it_begins_anew_only_when_told_to(rl, run)
     states.assert_ended_like(run, rl.unbroken)
 
 
-@pytest.mark.parametrize("how", DAMAGE)
-def test_rollouts_after_the_checkpoint_are_made_again(how, rl, run):
-    damage(run / "rollouts" / "step_000006.parquet", how)
-    code, text = resumed(rl, run)
-    assert code == 0, text
-    states.assert_ended_like(run, rl.unbroken)
-
-
-@pytest.mark.parametrize("kept", ["nothing", "one byte", "half", "all but its end"])
-@pytest.mark.parametrize("log", LOGS)
-def test_a_torn_last_line_is_dropped(log, kept, rl, run):
-    before, _, last = (run / log).read_bytes().rstrip(b"\n").rpartition(b"\n")
-    cut = {"nothing": 0, "one byte": 1, "half": len(last) // 2, "all but its end": len(last)}[kept]
-    (run / log).write_bytes(before + b"\n" + last[:cut])
-    code, text = resumed(rl, run)
-    assert code == 0, text
-    states.assert_ended_like(run, rl.unbroken)
-
-
 @pytest.mark.parametrize("how", ["empty", "half", "garbage tail", "zeros", "zeros at the end"])
 @pytest.mark.parametrize("name", ["run.json", "config.toml"])
 def test_a_damaged_file_of_facts_is_named_and_nothing_is_changed(name, how, rl, run):

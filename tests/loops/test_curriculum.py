@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hone.config.rl import CurriculumConfig, PoolConfig
-from hone.environments.data import Draws, epoch_order
+from hone.environments.data import epoch_order
 from hone.errors import UserError
 from hone.loops.curriculum import Curriculum
 from hone.loops.ledger import Entry, Ledger
@@ -39,19 +39,6 @@ def drawn(entries: list[Entry]) -> str:
     return " ".join(("-" if entry.state == "retired" else "") + entry.example_id[1:] for entry in entries)
 
 
-def test_shuffled_is_the_order_of_draws():
-    curriculum, draws = make(7, order="shuffled"), Draws(7, seed=3)
-    found = [draw.index for step in range(5) for draw in _step(curriculum, step, 4)]
-    assert found == [draws.index(d) for d in range(20)]
-    assert make(7, order="shuffled").first(9) == [draws.index(d) for d in range(7)]
-
-
-def _step(curriculum: Curriculum, step: int, count: int):
-    draws = curriculum.draw(count)
-    curriculum.advance([Entry(draw.number, step, "e", "trained", 1) for draw in draws])
-    return draws
-
-
 def test_difficulty_takes_those_first_that_are_solved_half_the_time():
     """Epoch 1, by |solved / 4 - 1/2|: 1 and 3 (0), then 0 and 5 (1/4), then 2 and 4 (1/2), equals as shuffled."""
     curriculum = make(6, order="difficulty")
@@ -61,13 +48,6 @@ def test_difficulty_takes_those_first_that_are_solved_half_the_time():
     later = [int(entry.example_id[1:]) for entry in take(curriculum, 1, 6, {})]
     rank = epoch_order(6, 3, 1).tolist().index
     assert later == [*sorted([1, 3], key=rank), *sorted([0, 5], key=rank), *sorted([2, 4], key=rank)]
-
-
-def test_a_solved_prompt_is_retired_from_the_next_epoch_on():
-    curriculum = make(4, retire_at=0.75)
-    assert drawn(take(curriculum, 0, 4, {1: 3, 2: 4, 3: 2})) == "0 1 2 3"
-    assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 2, "pool/parked": 0}
-    assert drawn(take(curriculum, 1, 4, {})) == "0 3 0 3"
 
 
 def test_the_pass_rate_is_that_of_the_last_draws():
@@ -81,17 +61,6 @@ def test_the_pass_rate_is_that_of_the_last_draws():
     assert curriculum.metrics()["pool/retired"] == 1
     take(curriculum, 3, 1, {0: 2})
     assert curriculum.metrics()["pool/retired"] == 2
-
-
-def test_a_draw_of_one_that_was_retired_after_the_order_was_decided_is_passed_over():
-    """Step 1 ends epoch 0 with 3 and begins epoch 1 with 0; 3 was solved, and its draw in epoch 1 ends at once."""
-    curriculum = make(4, retire_at=0.9)
-    assert drawn(take(curriculum, 0, 3, {2: 4})) == "0 1 2"
-    assert drawn(take(curriculum, 1, 2, {3: 4})) == "3 0"
-    entries = take(curriculum, 2, 3, {})
-    assert drawn(entries) == "1 -3 0 1"
-    assert (entries[1].draw, entries[1].state, entries[1].tokens) == (6, "retired", 0)
-    assert entries[1].record() == {"draw": 6, "step": 2, "example_id": "e3", "state": "retired", "tokens": 0}
 
 
 def test_a_prompt_that_is_never_solved_is_parked_and_comes_back():
@@ -140,12 +109,3 @@ def test_a_ledger_of_other_settings_is_refused():
     for other in (make(4, retire_at=0.9), make(5, retire_at=0.75), make(4, order="shuffled", retire_at=0.75)):
         with pytest.raises(UserError, match=r"does not fit orchestrator\.curriculum: draw \d+ of step [01]"):
             other.restore(entries)
-
-
-def test_draws_close_in_order_and_once():
-    ledger = Ledger()
-    ledger.close(Entry(0, 0, "a", "trained", 10))
-    with pytest.raises(AssertionError, match="expected 1"):
-        ledger.close(Entry(0, 0, "a", "trained", 10))
-    with pytest.raises(AssertionError, match="expected 1"):
-        ledger.close(Entry(2, 0, "a", "trained", 10))

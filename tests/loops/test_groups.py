@@ -9,23 +9,13 @@ from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
-from hone.inference.conversations import RolloutSettings, roll_out
+from hone.inference.conversations import roll_out
 from hone.inference.policy import Request
 from hone.inference.types import Completion, SamplingParams
 from hone.loops.colocated import segment_of
 from hone.loops.groups import fill, grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.trainer.packing import deal
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score
-
-
-class Renderer:
-    """Renders a message as one token per character."""
-
-    def note(self, where, messages, tools=None, key=None):
-        pass
-
-    def prompt_ids(self, messages, tools=None):
-        return [ord(c) for c in messages[-1]["content"]]
 
 
 class Noting:
@@ -72,26 +62,6 @@ def groups_of(*texts_by_group: list[str], **kwargs):
     return with_advantages(grade_groups(ENV, examples, draws, rollouts, config), config)
 
 
-def test_requests_are_keyed_by_seed_purpose_step_draw_and_sample():
-    examples = [Example([{"role": "user", "content": "abc"}])] * 2
-    settings = RolloutSettings(Renderer(), 3, 20, 8, seed=1, purpose="rollout")
-    requests = asked(settings, examples, [4, 5], step=7)
-    assert [r.sample_id for r in requests] == ["7-4-0", "7-4-1", "7-4-2", "7-5-0", "7-5-1", "7-5-2"]
-    assert len({r.key for r in requests}) == 6
-    other = asked(RolloutSettings(Renderer(), 3, 20, 8, seed=1, purpose="eval"), examples, [4, 5], step=7)
-    assert not {r.key for r in requests} & {r.key for r in other}
-    assert [r.key for r in asked(settings, examples, [4, 5], step=7)] == [r.key for r in requests]
-
-
-def test_a_completion_gets_what_the_prompt_leaves_of_seq_len():
-    example = Example([{"role": "user", "content": "abcde"}])
-    for limits, most in (((20, 8), 8), ((9, 8), 4), ((9, None), 4)):
-        (request,) = asked(RolloutSettings(Renderer(), 1, *limits, 0, "r"), [example], [0], 0)
-        assert request.max_tokens == most
-    with pytest.raises(UserError, match=r"has 5 tokens and leaves no room.*seq_len = 5"):
-        asked(RolloutSettings(Renderer(), 1, 5, 8, 0, "r"), [example], [0], 0)
-
-
 def test_states_advantages_and_what_is_packed():
     """A group with variance trains, one without is filtered, one whose grader failed for all but one sample failed."""
     trained, filtered, failed, partly = groups_of(["1", "0"], ["0.5", "0.5"], ["x", "1"], ["1", "x"])
@@ -118,34 +88,6 @@ def test_with_a_kl_or_entropy_term_all_completions_with_a_score_are_trained(term
     metrics = step_metrics(groups, version=4)
     assert [metrics[f"groups/{name}"] for name in ("trained", "filtered", "failed")] == [3, 0, 1]
     assert metrics["frac_reward_zero_std"] == pytest.approx(2 / 4), "equal rewards are counted as before"
-
-
-def test_a_refill_replaces_groups_of_equal_rewards_whatever_else_the_loss_has():
-    config = RLConfig(orchestrator={"refill": {}}, trainer={"loss": {"kl_coef": 0.04}})
-    filled = fill(groups_of(["1", "0"], ["1", "1"]), 2, config)
-    assert [group_state(group) for group in filled] == ["trained", "filtered"]
-    assert {sequence.group for sequence in trainable(filled, config).sequences} == {10}
-
-
-def test_a_single_completion_is_compared_with_those_of_other_prompts():
-    config = RLConfig(orchestrator={"batch_size": 4, "rollouts_per_example": 1, "advantage": {"baseline": "batch"}})
-    groups = with_advantages(groups_of(["1"], ["0"], ["0.5"], ["x"]), config)
-    assert [group.advantages.tolist() for group in groups] == [[0.5], [-0.5], [0.0], [0.0]]
-    assert [group_state(group) for group in groups] == ["trained", "trained", "filtered", "failed"]
-    assert "frac_reward_zero_std" not in step_metrics(groups, version=4)
-
-
-def test_with_the_kl_in_the_reward_sequences_have_the_rewards_that_advantages_are_made_of():
-    loss = {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"}
-    keys = {"truncated": "penalize", "sampling": {"max_tokens": 3}, "overlong_penalty": 0.5}
-    config = RLConfig(orchestrator=keys, trainer={"loss": loss})
-    groups = with_advantages(groups_of(["1", "0"], ["0.5", "x"]), config)
-    groups[0] = replace(groups[0], rollouts=[rollout("1"), rollout("0", stop_reason="length")])
-    assert [(one.reward, one.pool) for one in trainable(groups, config).sequences] == [(1.0, 0), (-0.5, 0), (0.5, 0)]
-    envs = [{"id": "reverse-text"}, {"id": "reverse-text", "name": "other"}]
-    mixed = RLConfig(orchestrator={"envs": envs}, trainer={"loss": loss})
-    groups = [replace(group, env=name) for group, name in zip(groups, ("reverse-text", "other"), strict=True)]
-    assert [(one.reward, one.pool) for one in trainable(groups, mixed).sequences] == [(1.0, 0), (0.0, 0), (0.5, 1)]
 
 
 def test_what_counts_as_a_token_of_the_step_is_what_is_trained():
@@ -261,14 +203,6 @@ def test_a_users_own_advantages_are_computed_for_calls_too():
     assert of_calls(first) == [[0, 8], [0]] and of_calls(second) == [[2], [0]]
 
 
-@pytest.mark.parametrize("calls", [[0.5, np.inf], [0.5]])
-def test_advantages_of_calls_are_finite_and_fit_the_turns(calls):
-    group = group_with_calls(0, (1.0, [0, 4]))
-    replace(group, call_advantages=[[np.float32([0.5, 1])]])
-    with pytest.raises(AssertionError):
-        replace(group, call_advantages=[[np.float32(calls)]])
-
-
 def test_a_refill_needs_a_baseline_by_which_equal_rewards_teach_nothing():
     with pytest.raises(UserError, match=r"groups of equal rewards are trained, too.*leave out refill"):
         from_settings(RLConfig, None, {"algorithm": "reinforce++", "orchestrator.refill.max_rounds": 3})
@@ -308,14 +242,6 @@ def test_identical_completions_are_counted_within_a_prompt_and_across_prompts():
     ]
     metrics = step_metrics(groups, version=0)
     assert (metrics["completion/repeated"], metrics["completion/identical"]) == (1 / 9, 5 / 9)
-
-
-def test_staleness_is_counted_in_versions_and_its_maximum_told_where_the_sampler_may_lag():
-    (group,) = groups_of(["1", "0"])
-    group.rollouts[1].first.versions[-1] = 6
-    metrics = step_metrics([group], version=7, lag=3)
-    assert metrics["staleness/mean"] == pytest.approx((5 * 3 + 1) / 6) and metrics["staleness/max"] == 3
-    assert "staleness/max" not in step_metrics([group], version=7)
 
 
 def test_a_round_draws_what_is_missing_times_oversample_and_no_more_for_rounding():

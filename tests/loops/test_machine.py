@@ -18,7 +18,7 @@ from hone.errors import UserError
 from hone.hardware import MARGIN
 from hone.inference.memory import GIB, kv_bytes_per_token
 from hone.loops import machine
-from hone.loops.machine import Machine, resolve, serving_kv_gib
+from hone.loops.machine import Machine, resolve
 from hone.loops.memory import memory
 from hone.model.config import DecoderConfig
 from hone.model.shape import KNOWN
@@ -29,7 +29,6 @@ MODEL = KNOWN["qwen3-0.6b"]
 APART = "--no-inference.cuda-graphs"
 """Training and sampling take turns in memory."""
 FIXED = ("--trainer.micro-batch-tokens", 16384, "--trainer.head-cache-bytes", 2**29)
-FP32_STATE = ("--trainer.optim.state", "fp32", "--no-trainer.optim.offload")
 LENGTHS = ("--seq-len", "2048", "--orchestrator.sampling.max-tokens", "1024")
 ONE, ALL = (rows * 2048 * kv_bytes_per_token(MODEL, "bf16_linear", "cuda") for rows in (1, 200))
 """Bytes of one sequence at its limit, and of an evaluation of 200."""
@@ -72,58 +71,6 @@ def test_with_room_nothing_is_computed_twice_and_all_sequences_are_sampled_at_on
     assert decided(on_cpu) == (12, True, 4096, "none") and on_cpu.inference.kv_gib == 4
 
 
-def test_the_fastest_checkpointing_that_fits_beside_the_cache_is_taken(free: Any) -> None:
-    steps = {name: needs(rl("--trainer.checkpointing", name), "training") for name in ("none", "selective", "layer")}
-    assert steps["none"] > steps["selective"] > steps["layer"]
-    for name, step in steps.items():
-        free((step + 4.1) / (1 - MARGIN))
-        assert resolved(rl(*FIXED), MODEL, "cuda").trainer.checkpointing == name
-        free((step + 1.1) / (1 - MARGIN))
-        config = resolved(rl(*FIXED, "--inference.kv-gib", 1), MODEL, "cuda")
-        assert (config.trainer.checkpointing, config.inference.kv_gib) == (name, 1)
-
-
-def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
-    free: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = rl("--trainer.checkpointing", "none", APART, *FIXED)
-    room = needs(kept, "training") + 5
-    free(room / (1 - MARGIN))
-    config = resolved(kept, MODEL, "cuda")
-    assert config.inference.kv_gib > 20 and 0.95 * room < needs(config, "sampling") <= room
-    of_turns = resolved(kept, MODEL, "cuda", turns=8)
-    parts = memory(of_turns, MODEL, "cuda", *longest(of_turns, 8), turns=8).of("sampling")
-    assert 0.95 * room * GIB < sum(parts.values()) <= room * GIB
-    assert parts["prefix cache"] == pytest.approx(of_turns.inference.kv_gib * GIB / 4, rel=1e-3), "a turn's prompts"
-    assert "prefix cache" not in memory(of_turns, MODEL, "cuda", *longest(of_turns)).parts
-    assert capsys.readouterr().out == ""
-    for gib in (12, 1):
-        free(gib)
-        lean = resolved(rl(APART, *FIXED, *FP32_STATE), MODEL, "cuda")
-        assert lean.trainer.checkpointing == "layer" and lean.inference.kv_gib is not None
-        assert ONE <= lean.inference.kv_gib * GIB < ALL and (gib == 1 or needs(lean, "sampling") < gib)
-    assert lean.inference.kv_gib == pytest.approx(ONE / GIB, abs=2**-10)
-    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning"))
-    assert first.startswith("Warning: a step takes about ") and "12.0 GiB are free on cuda: lower trainer." in first
-    assert second.endswith("or model.lora.rank = 16")
-    resolved(rl(APART, "--trainer.optim.type", "muon"), MODEL, "cuda")
-    assert capsys.readouterr().out.endswith("or set precision = bf16\n")
-
-
-def test_the_heads_cache_holds_all_tokens_of_a_micro_batch_on_a_gpu_with_room(free: Any) -> None:
-    """Of 16,384 tokens, V = 151,936 and 2 bytes: 4.98 GB, in full GiB. A CPU has 512 MiB, and so has a small V."""
-
-    def cache(gib: float, *flags: object, device: str = "cuda", model: DecoderConfig = MODEL) -> float:
-        free(gib)
-        return resolved(rl(*flags), model, device).trainer.head_cache_bytes / GIB
-
-    assert cache(79.2) == 5 and cache(300, "--precision", "fp32") == 10 and cache(79.2, device="cpu") == 0.5
-    assert cache(79.2, "--trainer.head-cache-bytes", 0) == 0 and cache(79.2, model=KNOWN["smollm2-135m"]) == 2
-    step = needs(rl("--trainer.checkpointing", "layer", *FIXED[:2]), "training")
-    kept = ("--trainer.checkpointing", "layer", *FIXED[:2], APART)
-    assert cache((step + 0.1) / (1 - MARGIN), *kept) == 0.5 and cache((step + 5) / (1 - MARGIN), *kept) == 5
-
-
 @pytest.mark.parametrize(
     ("gib", "chosen"),
     [
@@ -162,48 +109,11 @@ def test_a_gpu_that_is_small_has_what_costs_least_first(
     assert settings(again) == chosen and again.trainer.head_cache_bytes == config.trainer.head_cache_bytes
 
 
-def test_what_a_small_gpu_gets_is_what_is_open_and_possible(free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape, host = KNOWN["qwen2.5-1.5b"], [64 * GIB]
-    monkeypatch.setattr("hone.loops.memory.ram", lambda: (64 * GIB, host[0]))
-
-    def optimiser(gib: float, *flags: object, **more: Any) -> tuple[str, bool]:
-        free(gib)
-        optim = resolved(rl(*flags), shape, "cuda", **more).trainer.optim
-        return optim.state, optim.offload
-
-    assert optimiser(17) == ("fp32", True) and optimiser(25) == ("8bit", False)
-    assert optimiser(17, "--no-trainer.optim.offload") == ("8bit", False)
-    assert optimiser(25, "--trainer.optim.state", "fp32") == ("fp32", True)
-    assert optimiser(22, *FP32_STATE) == ("fp32", False)
-    assert optimiser(22, "--trainer.optim.type", "muon") == optimiser(5, "--model.lora.rank", 16) == ("fp32", False)
-    host[0] = 20 * GIB  # less than the 28 that it takes there
-    assert optimiser(17) == ("8bit", False)
-    monkeypatch.setattr("hone.loops.memory.find_spec", lambda name: None)
-    assert optimiser(17) == optimiser(25) == ("fp32", False)
-
-
 def test_what_is_set_stays(free: Any) -> None:
     free(500)
     flags = ("--threads", 3, "--deterministic", "--trainer.micro-batch-tokens", 99, "--trainer.checkpointing", "layer")
     config = resolved(rl(*flags, "--inference.kv-gib", 2), MODEL, "cuda")
     assert (*decided(config), config.inference.kv_gib) == (3, True, 99, "layer", 2)
-
-
-@pytest.mark.needs("vllm")
-def test_the_memory_of_a_vllm_is_left_to_it(free: Any) -> None:
-    vllm = rl("--inference.backend", "vllm", *FIXED)
-    free((needs(rl("--trainer.checkpointing", "none"), "training") + 5) / (1 - MARGIN))
-    assert resolved(rl(), MODEL, "cuda").trainer.checkpointing == "none"
-    for more, chosen in ((0.1, "none"), (-0.1, "selective")):  # asleep, it has neither weights nor keys and values
-        step = needs(rl("--inference.backend", "vllm", "--trainer.checkpointing", "none"), "training")
-        free((step + more) / (1 - MARGIN))
-        config = resolved(vllm, MODEL, "cuda")
-        assert (config.trainer.checkpointing, config.inference.kv_gib) == (chosen, None)
-
-
-def test_a_trainer_whose_server_has_another_gpu_leaves_sampling_no_room() -> None:
-    split = memory(rl("--mode", "split"), MODEL, "cuda", *longest(rl()))
-    assert split.of("sampling").keys() == {"process", "weights", "bf16 casts", "optimiser"}
 
 
 def test_a_server_on_the_same_gpu_is_left_its_memory_however_far_it_has_come(
@@ -236,32 +146,12 @@ def test_what_is_offloaded_needs_room_on_the_host(
     assert capsys.readouterr().out == ""
 
 
-def test_a_cpu_is_not_advised_what_is_slow_there(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    free(1)
-    resolved(rl(), MODEL, "cpu")
-    shown = capsys.readouterr().out
-    assert shown.endswith("are free on cpu: lower trainer.micro_batch_tokens, or set precision = bf16\n")
-
-
 def run_of(folder: Path, config: RLConfig | SFTConfig, kind: str) -> Path:
     folder.mkdir()
     facts = {"format": "hone-run-1", "id": "r", "kind": kind, "status": "stopped"}
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "config.toml").write_text(run_toml(config, kind))
     return folder
-
-
-@pytest.mark.parametrize("branch", [False, True])
-def test_a_resume_takes_what_its_run_began_with(branch: bool, free: Any, tmp_path: Path) -> None:
-    free(500)
-    run = run_of(tmp_path / "run", resolved(rl(), MODEL, "cuda"), "rl")
-    free(12)
-    where = ["--resume.dir", run, "--output-dir", tmp_path / "new"] if branch else ["--output-dir", run, "--resume"]
-    again = resolved(rl(*where), MODEL, "cpu")
-    assert decided(again) == (12, False, 16384, "none")
-    assert again.inference.kv_gib == pytest.approx(ALL / GIB, abs=2**-10)
-    assert resolved(rl(*where, "--threads", 2), MODEL, "cuda").threads == 2
-    assert decided(resolved(rl("--output-dir", run), MODEL, "cuda"))[2:] == (2048, "none"), "a fresh start"
 
 
 def test_a_cpu_that_is_slow_in_bf16_trains_in_fp32_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -314,15 +204,6 @@ def test_sft_decides_its_own(free: Any, tmp_path: Path) -> None:
     assert (again.data.micro_batch_tokens, again.checkpointing, again.threads) == (16384, "none", 12)
 
 
-def test_a_micro_batch_of_sft_holds_the_longest_row(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    free(14)
-    config = resolved(parse(SFTConfig, ["--data.path", "x", "--data.seq-len", "4096"], "sft"), MODEL, "cuda")
-    assert (config.data.micro_batch_tokens, config.checkpointing, config.optim.state) == (4096, "layer", "fp32")
-    printed = capsys.readouterr().out
-    assert printed.startswith("micro_batch_tokens 4,096 and checkpointing layer: 16,384 tokens would take ")
-    assert printed.endswith(" of 13.3 GiB\n")
-
-
 @pytest.mark.parametrize("kind", [RLConfig, SFTConfig])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_machine_decides_every_key_that_says_so_and_no_other(kind: type, device: str, free: Any) -> None:
@@ -333,34 +214,6 @@ def test_the_machine_decides_every_key_that_says_so_and_no_other(kind: type, dev
         before, after = (reduce(lambda at, name: getattr(at, name, None), key.path, one) for one in (config, final))
         if key.section is None:
             assert (before is None and after is not None) if key.meta.from_machine else before == after, key.path
-
-
-def test_an_engine_without_a_trainer_has_half_of_what_is_free_on_a_gpu(free: Any) -> None:
-    free(60.5)
-    assert serving_kv_gib("cuda:0") == 30.25 and serving_kv_gib("cpu") == 4
-
-
-@pytest.mark.parametrize(
-    ("flags", "device", "chosen"),
-    [
-        ((), "cuda", True),
-        ((), "cpu", False),
-        (("--inference.batch-invariant",), "cuda", False),
-        ((APART,), "cuda", False),
-        (("--inference.cuda-graphs",), "cpu", True),
-        pytest.param(("--inference.backend", "vllm"), "cuda", None, marks=pytest.mark.needs("vllm")),
-        (("--mode", "split"), "cuda", None),
-    ],
-)
-def test_graphs_are_chosen_on_a_gpu(flags: tuple, device: str, chosen: bool | None, free: Any, tmp_path: Path) -> None:
-    """They are in config.toml, so that a resume elsewhere keeps them; a server decides for itself."""
-    free(500)
-    config = resolved(rl(*flags), MODEL, device)
-    assert config.inference.cuda_graphs is chosen
-    run = run_of(tmp_path / "run", config, "rl")
-    for other in ("cpu", "cuda"):
-        again = resolved(rl(*(flag for flag in flags if flag != APART), "--output-dir", run, "--resume"), MODEL, other)
-        assert again.inference.cuda_graphs is chosen
 
 
 def test_what_graphs_keep_has_room_while_the_trainer_works(free: Any) -> None:

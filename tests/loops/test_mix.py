@@ -28,12 +28,6 @@ def test_shares_are_the_weights_within_rounding_in_each_step_and_over_many(weigh
     assert (abs(found.cumsum(axis=0) - np.arange(1, STEPS + 1)[:, None] * wanted) < 4).all()
 
 
-def test_shares_follow_from_seed_and_step():
-    at = lambda seed: [shares(mixed(1, 1, seed=seed), step) for step in range(20)]  # noqa: E731
-    assert at(0) == at(0) != at(1) and {tuple(s.values()) for s in at(0)} == {(3, 4), (4, 3)}
-    assert shares(mixed(1, 1, groups=4), 3) == {"t0": 2, "t1": 2} and shares(mixed(2), 5) == {"": 7}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -49,16 +43,6 @@ def test_shares_follow_from_seed_and_step():
 def test_a_mix_that_cannot_be_is_refused(settings, message):
     with pytest.raises(UserError, match=re.escape(message)):
         from_settings(RLConfig, None, settings)
-
-
-def test_a_task_takes_the_keys_of_sampling_that_are_not_its_own():
-    own = [{"id": "a", "sampling": {"max_tokens": 32}}, {"id": "b", "sampling": {"top_k": 5}}]
-    config = from_settings(
-        RLConfig, None, {"orchestrator.envs": own, "orchestrator.sampling": {"max_tokens": 64, "top_p": 0.9}}
-    )
-    found = {name: one.orchestrator.sampling for name, one in config.tasks().items()}
-    assert [(s.max_tokens, s.top_k, s.top_p) for s in found.values()] == [(32, 0, 0.9), (64, 5, 0.9)]
-    assert config.most_tokens == 64 and config.task_name == "a + b" and config.orchestrator.env.id == "a"
 
 
 def test_the_config_of_a_mix_can_be_read_again_with_another_sampling(tmp_path):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from present import NO_AUDIT
 
 from hone.cli import main
 from hone.errors import UserError
@@ -86,15 +85,6 @@ def test_by_name_and_handed_over_they_train_alike_and_the_run_keeps_them(setting
     assert main(["replay", str(given), "--trust-local-task"]) == 0, "the run brings the functions"
     assert main(["verify", str(named), "--steps", "1", "--trust-local-task"]) == 0
     assert main(["replay", str(given)]) == main(["verify", str(named), "--steps", "1"]) == 2
-
-
-def test_a_run_does_not_go_on_with_a_changed_function(settings, tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    out = run(settings | {"ckpt": True}, tmp_path / "named", loss="mine.py:softer")
-    (tmp_path / "mine.py").write_text(SOURCE.replace("2.0", "3.0"))
-    assert main(["rl", "@", str(out / "config.toml"), "--resume", "--max-steps", "3", *NO_AUDIT]) == 2
-    assert "loss" in capsys.readouterr().err
 
 
 def test_what_is_no_function_or_gives_no_advantages_is_refused(settings, tmp_path):

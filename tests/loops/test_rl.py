@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,10 +15,8 @@ from processes import until
 from run_folders import exact_files
 
 from hone.errors import UserError
-from hone.extension import Column
 from hone.loops.rl import RL
 from hone.runs import Run
-from hone.runs.observer import Observer
 from hone.runs.settings import about
 
 COMMAND = ["rl", *NO_AUDIT]
@@ -176,18 +173,6 @@ def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_com
     assert "failure" not in Run(tmp_path / "out").info
 
 
-def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
-    """Also of a loop that does not ask whether it is done."""
-    with RL(**settings, output_dir=tmp_path / "out") as rl:
-        while True:
-            rl.step()
-            if rl.version == 2:
-                signal.raise_signal(signal.SIGINT)
-    assert Run(tmp_path / "out").info["status"] == "stopped" and rl.ending == "stopped" and rl.exit_code == 130
-    assert Run(tmp_path / "out").checkpoints.steps() == [rl.version] == [2]
-    assert exact_files(resumed(tmp_path / "out", settings)) == exact_files(by_command)
-
-
 def test_threads_and_kernels_are_set_and_put_back(settings, tmp_path):
     torch.set_num_threads(2)
     torch.use_deterministic_algorithms(False)
@@ -198,44 +183,6 @@ def test_threads_and_kernels_are_set_and_put_back(settings, tmp_path):
         assert torch.get_num_threads() == 2 and not torch.are_deterministic_algorithms_enabled()
     finally:
         torch.set_num_threads(1)
-
-
-def test_observers_see_the_run_and_change_nothing(settings, by_command, tmp_path):
-    seen = []
-
-    class Watch(Observer):
-        def check(self, training):
-            seen.append(("check", (tmp_path / "out").exists()))
-
-        def before_start(self, run):
-            seen.append(("start", run.start_step))
-
-        def after_step(self, step, metrics, timings):
-            seen.append(("step", step))
-
-        def at_end(self, status):
-            seen.append(("end", status))
-
-    with RL(**settings, output_dir=tmp_path / "out", observers=[Watch()]) as rl:
-        rl.train()
-    assert seen == [("check", False), ("start", 0), *[("step", step) for step in range(5)], ("end", "done")]
-    assert exact_files(tmp_path / "out") == exact_files(by_command)
-
-
-def test_two_columns_of_one_section_are_both_computed(settings, tmp_path, monkeypatch):
-    added = []
-
-    def column(name: str) -> Column:
-        add = lambda groups: added.append(name) or groups  # noqa: E731
-        return Column("own", name, name, *[lambda *_: (add, f"giver {name}")] * 3)
-
-    columns = {name: column(name) for name in "ab"}
-    monkeypatch.setattr("hone.loops.rl.token_columns", lambda config: columns)
-    with RL(**settings, output_dir=tmp_path) as rl:
-        rl.sample()
-        causes = [entry["cause"] for entry in rl.run.info["inexact"]]
-    assert added == ["a", "b"]
-    assert [cause.rpartition("giver ")[2] for cause in causes[-2:]] == ["a", "b"]
 
 
 def test_steps_need_an_open_run(settings, tmp_path):

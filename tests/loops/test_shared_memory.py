@@ -115,17 +115,6 @@ def test_another_run_that_starts_meanwhile_does_not_remove_it(tmp_path: Path, mo
         assert folder is not None and others and os.listdir(tmp_path) == [folder.name]
 
 
-def test_a_folder_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(folder: Path) -> int:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(shared_memory, "_locked", fail)
-    heard: list[str] = []
-    with shared_folder(heard.append, tmp_path) as folder:
-        assert folder is None
-    assert len(heard) == 1 and heard[0].endswith("(Operation not supported)") and os.listdir(tmp_path) == []
-
-
 def test_without_shared_memory_one_sentence_says_so(tmp_path: Path) -> None:
     heard: list[str] = []
     with shared_folder(heard.append, tmp_path / "shm") as folder:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 
-from hone.algorithms.gap import Band, band_of
 from hone.algorithms.losses import policy_objective
-from hone.config.rl import GapConfig, InferenceConfig, RLConfig
+from hone.config.rl import GapConfig, RLConfig
 from hone.environments import load_environment
 from hone.errors import Halt
 from hone.inference.engine import Engine
@@ -23,16 +21,13 @@ from hone.runs.writer import RunWriter
 from hone.trainer.step import Trainer
 
 
-def config_of(tmp_path: Path, **gap) -> RLConfig:
-    return RLConfig(output_dir=tmp_path / "run", precision="fp32", display="plain", gap=GapConfig(**gap))
-
-
 @pytest.fixture
 def make(tmp_path):
     """Measures and judges the canary of a model that samples in this precision; the watch, what it prints, the run."""
 
     def call(precision: str = "fp32", **gap) -> tuple:
-        config, out = config_of(tmp_path, **gap), io.StringIO()
+        out = io.StringIO()
+        config = RLConfig(output_dir=tmp_path / "run", precision="fp32", display="plain", gap=GapConfig(**gap))
         writer = RunWriter.start(config, "rl", ["rl"], observers=[make_display("plain", Progress("rl", 100), out)])
         model = random_decoder(tiny_config(), seed=1)
         optim, scheduler, loss = config.trainer.optim, config.trainer.scheduler, config.trainer.loss
@@ -46,26 +41,6 @@ def make(tmp_path):
         return (lambda version: watch.published(version, canary.measure())), watch, out, writer
 
     return call
-
-
-@pytest.mark.needs("vllm")
-def test_bands_follow_backend_and_the_coarser_precision_and_can_be_set(tmp_path):
-    config = config_of(tmp_path)
-    assert band_from_config(config, 28) == band_of("hone", "fp32", 28)
-    assert band_from_config(config, 28, "vllm") == band_of("vllm", "fp32", 28)
-    coarse = config.model_copy(update={"inference": InferenceConfig(backend="vllm", dtype="bfloat16")})
-    assert band_from_config(coarse, 28) == band_of("vllm", "bf16", 28) != band_from_config(coarse, 4)
-    assert band_from_config(config_of(tmp_path, max=0.5, stop=3), 28) == Band(mean=1e-5, max=0.5, stop=3)
-
-
-def test_a_gap_in_the_band_is_not_reported(make):
-    published, watch, out, writer = make()
-    with writer:
-        metrics = published(0)
-        watch.trained(0, {"logprob_gap/mean": 1e-7, "logprob_gap/max": 1e-6})
-        watch.trained(1, {"reward/mean": 1.0})
-    assert metrics["canary/verdict"] == 0.0 and 0 < metrics["canary/gap/mean"] < metrics["canary/gap/max"] < 1e-5
-    assert "Warning" not in out.getvalue()
 
 
 def test_a_warning_is_shown_once_until_it_changes(make):

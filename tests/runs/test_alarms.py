@@ -1,13 +1,12 @@
 """What a run is asked for by an alarm, when it is told again, and what a resume knows of it."""
 
 import json
-from unittest import mock
 
 import pytest
 from run_folders import start
 
 from hone.config.shared import ResumeConfig
-from hone.errors import AlarmStop, UserError
+from hone.errors import AlarmStop
 from hone.runs import Run
 from hone.runs.alarms import Alarms
 from hone.runs.observer import Action, Finding, Observer
@@ -81,22 +80,3 @@ def test_an_observer_stops_the_run_once_its_step_is_written(tmp_path):
         for step in range(3):
             run.log_step(step, {"reward/mean": 0.5})
     assert [line["step"] for line in Run(tmp_path).metrics().to_pylist()] == [0, 1]
-
-
-@pytest.mark.parametrize("action", ["checkpoint", "pause"])
-def test_an_observer_asks_for_a_checkpoint(tmp_path, action):
-    run = start(tmp_path, observers=[AtStepOne()])
-    with run, mock.patch.object(AtStepOne, "after_step", lambda *_: action):
-        run.log_step(0, {"reward/mean": 0.5})
-    assert (run.alarms.asked, run.alarms.cause, run.alarms.saves) == (action, "AtStepOne", True)
-
-
-def test_what_an_observer_may_not_return_is_said(tmp_path):
-    run = start(tmp_path, observers=[AtStepOne()])
-    wrong = mock.patch.object(AtStepOne, "after_step", lambda *_: "halt")
-    with (
-        wrong,
-        pytest.raises(UserError, match=r"AtStepOne\.after_step returned 'halt': return None, or checkpoint"),
-        run,
-    ):
-        run.log_step(0, {"reward/mean": 0.5})

@@ -34,20 +34,6 @@ def test_another_step_and_what_follows_must_fit(clock):
     assert budget.used_up == "0.0842 of 0.1 hours"
 
 
-def test_a_save_is_guessed_until_one_was_timed(clock):
-    budget = Budget(BudgetConfig(hours=0.1), clock=clock)
-    budget.expect("checkpoint", 50.0)
-    budget.step(30.0, None)
-    clock.now += 285.0
-    assert budget.used_up == "0.0792 of 0.1 hours", "285 + 30 + 50 + 2 is over 360"
-    timed = Budget(BudgetConfig(hours=0.1), clock=clock)
-    timed.expect("checkpoint", 50.0)
-    timed.took("checkpoint", 3.0)
-    timed.step(30.0, None)
-    clock.now += 324.0
-    assert timed.used_up == "", "324 + 30 + 3 + 2 is not"
-
-
 def test_what_was_spent_before_a_resume_counts(clock):
     budget = Budget(BudgetConfig(usd=2.0, usd_per_hour=4.0), Spent(seconds=1700.0), clock=clock)
     assert budget.seconds == 1700.0 and budget.used_up == ""

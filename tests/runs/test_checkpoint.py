@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from hone.errors import UserError
 from hone.runs import shards
-from hone.runs.checkpoint import Checkpoints, misfit
+from hone.runs.checkpoint import Checkpoints
 
 STATE = {"step": 4, "ledger": [[1, "trained"]], "position": 2**63 + 5, "lr": 0.1, "none": None}
 
@@ -79,16 +79,6 @@ def test_surplus_leaves_the_newest_complete_ones(tmp_path):
     (checkpoints.path(10) / "COMPLETE").unlink()
     assert checkpoints.surplus() == [1]
     assert Checkpoints(tmp_path).surplus() == []
-
-
-def test_misfit_names_the_first_difference():
-    a, b = torch.ones(2, 3), torch.ones(4)
-    saved = {"a": a, "b": b}
-    assert misfit(saved, {"a": a, "b": b}) == ""
-    assert misfit(saved, {"a": a, "b": b, "layers.2.q_norm": b}) == "layers.2.q_norm is missing"
-    assert misfit(saved, {"a": a.T, "b": b}) == "a has shape [2, 3], not [3, 2]"
-    assert misfit(saved, {"a": a, "b": b.bfloat16()}) == "b is torch.float32, not torch.bfloat16"
-    assert misfit(saved, {"a": a}) == "it has b as well"
 
 
 class Call:

@@ -4,12 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from run_folders import Crash, crash_at, held, start
+from run_folders import held, start
 
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.runs import Run
-from hone.runs.outputs import clear, holder, with_own_folder
+from hone.runs.outputs import holder, with_own_folder
 
 
 def snapshot(folder):
@@ -48,19 +48,6 @@ def test_an_earlier_run_moves_to_previous_and_what_is_not_of_it_stays(tmp_path):
     assert Run(place).metrics().to_pylist() == [{"step": 0, "reward/mean": 0.5}]
     after = snapshot(tmp_path)
     assert {name: after[name] for name in stays} == stays and after["notes.txt"] == b"mine" and "spool" not in after
-
-
-@pytest.mark.parametrize("rename", range(1, 10))
-def test_killed_while_moving_the_earlier_run(tmp_path, monkeypatch, rename):
-    run_id = finished_run(tmp_path / "a")
-    before = snapshot(tmp_path / "a")
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_at(patch, rename, "rename")
-        clear(tmp_path / "a")
-    assert clear(tmp_path / "a") == tmp_path / "a" / ".previous" / run_id
-    del before[".hone.lock"]
-    assert snapshot(tmp_path / "a" / ".previous" / run_id) == before
-    assert {p.name for p in (tmp_path / "a").iterdir()} == {".hone.lock", ".previous"}
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "metrics.jsonl", "run.json", "weights/a.bin"])

@@ -12,8 +12,8 @@ from run_folders import Crash, contents, crash_at
 
 from hone.config.shared import CkptConfig, ResumeConfig, SchedulerConfig
 from hone.errors import UserError
-from hone.runs import Run, writer
-from hone.runs.view import read_lines
+from hone.runs import Run
+from hone.runs.settings import about
 from hone.runs.writer import RunWriter
 
 SOURCES = {"environment": "e" * 64, "data": "d" * 16, "model": "a" * 16, "tokenizer": "t" * 64}
@@ -79,17 +79,6 @@ def test_resume_equals_a_run_that_never_stopped(run_dir, tmp_path, capsys):
     assert kinds == [("weights", 4), ("checkpoint", 4), ("resume", 4), ("alarm", 4)]
 
 
-def test_a_run_that_was_stopped_has_nothing_to_say_of_what_came_after(run_dir, capsys):
-    with start(run_dir, resume=ResumeConfig()) as run:
-        steps(run, 6, 8)
-        save(run, 8)
-        run.log_step(8, {}, weights="f" * 16)
-    capsys.readouterr()
-    with start(run_dir, resume=ResumeConfig(step=8), max_steps=9) as run:
-        assert run.start_step == 8 and "superseded" not in capsys.readouterr().out
-        assert [line["step"] for line in read_lines(run_dir / "hashes.jsonl")] == list(range(8))
-
-
 @pytest.mark.parametrize("move", range(1, 24, 2))
 def test_a_resume_that_is_killed_can_be_repeated(run_dir, monkeypatch, move):
     """Killed at each rename and each whole-file write of the roll-back in turn."""
@@ -141,37 +130,6 @@ def test_resuming_a_finished_run_has_nothing_left_to_do(tmp_path, capsys):
     assert contents(tmp_path) == before
     with start(tmp_path, resume=ResumeConfig(), max_steps=9) as run:
         assert not run.nothing_left and run.start_step == 8
-
-
-def test_a_finished_run_whose_last_checkpoint_is_of_an_earlier_interruption_is_done(tmp_path):
-    with start(tmp_path) as run:
-        steps(run, 0, 4)
-    with start(tmp_path, resume=ResumeConfig()) as run:
-        steps(run, run.start_step, 8)
-        with run.weights_dir(8) as folder:
-            (folder / "model.safetensors").write_text("version 8")
-    assert Run(tmp_path).checkpoints.steps() == [2, 4, 6]
-    before = contents(tmp_path)
-    with start(tmp_path, resume=ResumeConfig()) as run:
-        assert run.nothing_left and run.start_step == 8
-    assert contents(tmp_path) == before
-    with start(tmp_path, resume=ResumeConfig(step=6)) as run:
-        assert not run.nothing_left and run.start_step == 6
-
-
-@pytest.mark.parametrize("call", range(1, 7))
-def test_killed_while_pruning_ends_with_the_same_files(tmp_path, monkeypatch, call):
-    ckpt = CkptConfig(interval=2, keep_last=1)
-    with start(tmp_path / "whole", ckpt=ckpt) as run:
-        steps(run, 0, 8)
-    assert Run(tmp_path / "whole").checkpoints.steps() == list(Run(tmp_path / "whole").weights()) == [6]
-    with monkeypatch.context() as patch, pytest.raises(Crash), start(tmp_path / "split", ckpt=ckpt) as run:
-        crash_at(patch, call, "remove_dir", module=writer)
-        steps(run, 0, 8)
-        raise Crash  # more calls than there are
-    with start(tmp_path / "split", resume=ResumeConfig(), ckpt=ckpt) as run:
-        steps(run, run.start_step, 8)
-    assert exact_files(tmp_path / "split") == exact_files(tmp_path / "whole")
 
 
 def edit_metrics(folder):
@@ -250,6 +208,7 @@ def test_settings_that_decide_no_number_may_change(run_dir, capsys):
     free = {"ckpt": CkptConfig(interval=1), "grace_seconds": 5.0, "budget": {"hours": 1}}
     start(run_dir, resume=ResumeConfig(), model={"name": "elsewhere/model"}, **free).finish("done")
     assert "Changed" not in capsys.readouterr().out and Run(run_dir).info["exact"] is True
+    assert about("trainer.loss.tau_positive").decides == "nothing", "a key of an older hone"
 
 
 def test_drift_is_undone_by_a_resume_from_before_it(run_dir):

@@ -2,16 +2,15 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from rollouts_made import rollout_of, with_first
+from rollouts_made import rollout_of
 
 from hone.runs.files import sha256
-from hone.runs.rollouts import columns_of, group_rows, read_rollouts, schema, write_rollouts
-from hone.types import Columns, Example, Group, Outcome, Ragged, Rollout, Score, joined
+from hone.runs.rollouts import group_rows, read_rollouts, schema, write_rollouts
+from hone.types import Example, Group, Outcome, Rollout, Score
 
 
 def rollout(seed: int, length: int = 5) -> Rollout:
@@ -68,57 +67,6 @@ def test_values_round_trip_and_equal_rows_give_equal_bytes(tmp_path, group):
     }
     assert [dict(row["components"]) for row in rows] == [{"format": 1.0, "correct": 1.0}, {"format": 1.0}, {}]
     assert np.array_equal(np.float32([row["advantage"] for row in rows]), group.advantages)
-
-
-def test_the_messages_of_several_turns_are_kept(tmp_path, group):
-    call = {"function": {"name": "f", "arguments": "{}"}}
-    turns = [
-        {"role": "assistant", "content": "a <tool_call>", "tool_calls": [call]},
-        {"role": "tool", "content": "é", "tool_call_id": "1"},
-        {"role": "assistant", "content": "b"},
-    ]
-    mask = np.array([False, True, True, False, True])
-    first = group.rollouts[0]
-    talk = replace(with_first(first, sampled_mask=mask), messages=[*group.example.prompt, *turns], state={})
-    write_rollouts(tmp_path / "r", group_rows(7, 2, replace(group, rollouts=[talk, first, first]), "trained"))
-    row = read_rollouts(tmp_path / "r").to_pylist()[0]
-    assert json.loads(row["prompt"]) == group.example.prompt and json.loads(row["completion"]) == turns
-    assert row["text"] == "a <tool_call>\n\nb"
-
-
-def test_kept_ids_come_back_and_have_columns_only_where_there_are_any(tmp_path, group):
-    def columns(*sets: list[int]) -> Columns:
-        return joined([(2, {}), (len(sets), {"candidates": Ragged.of(sets)})])
-
-    kept = [columns(*(sorted({int(id), 7, 9}) for id in r.token_ids[2:].tolist())) for r in group.rollouts]
-    cut = replace(group, rollouts=[with_first(r, columns=k) for r, k in zip(group.rollouts, kept, strict=True)])
-    write_rollouts(tmp_path / "cut", group_rows(7, 2, cut, "trained"))
-    table = read_rollouts(tmp_path / "cut")
-    assert table.schema.equals(schema(truncated=True)) and table.schema.names[:-2] == schema().names
-    for row, one in zip(table.to_pylist(), kept, strict=True):
-        assert row["kept_ids"] == one["candidates"].values.tolist()
-        assert row["kept_counts"] == one["candidates"].counts.tolist() == [0, 0, 3, 3, 3]
-        back = columns_of(row)["candidates"]
-        assert back.values.tolist() == row["kept_ids"] and back.counts.tolist() == row["kept_counts"]
-    with pytest.raises(AssertionError, match="not one of its candidates"):
-        with_first(group.rollouts[0], columns=columns([1], [2], [3]))
-
-
-def test_calls_with_rewards_of_their_own_have_their_own_advantages(tmp_path, group):
-    first, second, failed = group.rollouts
-    segments = replace(second.first, turn_rewards=np.array([1.5])), replace(first.first, turn_rewards=np.array([2.5]))
-    second = replace(second, segments=segments, branches=True)
-    calls = [[np.float32([-1])], [np.float32([0.25]), np.float32([1])], [np.float32([0])]]
-    calls = replace(group, rollouts=[first, second, failed], call_advantages=calls)
-    write_rollouts(tmp_path / "calls", group_rows(7, 2, calls, "trained"))
-    table = read_rollouts(tmp_path / "calls")
-    assert table.schema.equals(schema(branched=True, by_call=True))
-    rows = table.to_pylist()
-    assert [row["call_rewards"] for row in rows] == [None, [1.5], None]
-    assert [row["call_advantages"] for row in rows] == [[-1.0], [0.25], [0.0]]
-    assert [row["advantage"] for row in rows] == [-1.0, 0.625, 0.0], "the mean of its calls"
-    (branch,) = json.loads(rows[1]["branches"])
-    assert (branch["call_rewards"], branch["call_advantages"]) == ([2.5], [1.0])
 
 
 def test_files_of_all_steps_are_one_table(tmp_path, group):

@@ -3,12 +3,10 @@
 import errno
 import os
 import signal
-import threading
 
 import pytest
 import torch
 
-from hone.errors import UserError
 from hone.runs.signals import StepAbandoned, StopRequest, explain
 
 
@@ -35,17 +33,6 @@ def test_ctrl_c_ends_at_once_what_was_asked_to_end(first, saved):
         assert stop
         os.kill(os.getpid(), signal.SIGINT)
     assert stop.signum == first and signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_step_that_does_not_fit_into_the_grace_period_is_given_up():
-    before = signal.getsignal(signal.SIGALRM)
-    with StopRequest(lambda text: None, grace_seconds=1.2) as stop:
-        stop.save_seconds = 1.0
-        with pytest.raises(StepAbandoned), stop.abandonable():
-            os.kill(os.getpid(), signal.SIGTERM)
-            threading.Event().wait(300)
-        assert stop.exit_code == 143 and not stop.time_left
-    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_no_grader_can_swallow_it():
@@ -81,10 +68,3 @@ def test_no_memory_is_explained(tmp_path):
     for error in (MemoryError(), no_memory, torch.OutOfMemoryError("CUDA"), raised.value):
         cause, remedy = explain(error, tmp_path) or ("", "")
         assert cause == "out of memory" and "micro-batch-tokens" in remedy
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("shape mismatch"), UserError("a typo"), FileNotFoundError(2, "no", "x"), KeyboardInterrupt()]
-)
-def test_what_is_not_the_machines_fault(tmp_path, error):
-    assert explain(error, tmp_path) is None

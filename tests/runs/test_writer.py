@@ -1,7 +1,6 @@
 """What a loop records of its steps, and how a run ends."""
 
 import hashlib
-import logging
 import os
 import time
 from datetime import date, datetime
@@ -12,9 +11,6 @@ from run_folders import start
 
 from hone.runs import Run
 from hone.runs.budget import process_seconds
-from hone.runs.display import make_display
-from hone.runs.observer import Observer
-from hone.runs.progress import Progress
 from hone.runs.rollouts import as_read
 
 
@@ -59,17 +55,6 @@ def test_run_json(tmp_path):
     info = Run(tmp_path).info
     assert info["status"] == "stopped" and info["ended"] >= info["started"]
     assert info["exact"] is False and info["inexact"] == [{"step": 3, "cause": "a grader deadline fired"}]
-
-
-class LateWarning(Observer):
-    def at_end(self, status):
-        logging.getLogger("late").warning("too late")
-
-
-def test_a_warning_at_the_very_end_is_announced(tmp_path, capsys):
-    with start(tmp_path, observers=[make_display("plain", Progress("rl", 1)), LateWarning()]):
-        pass
-    assert f"There are warnings in {tmp_path}/logs/rl.log." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("saved", "error"), [(True, None), (False, KeyboardInterrupt), (True, KeyboardInterrupt)])

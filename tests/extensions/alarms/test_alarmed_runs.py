@@ -40,17 +40,6 @@ def same(one, other) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
-def test_a_warning_is_an_event_and_changes_nothing_else(bench, warned, capsys):
-    (alarm,) = [event for event in Run(warned).events() if event["kind"] == "alarm"]
-    assert (alarm["name"], alarm["step"], alarm["action"]) == ("truncation", 1, "warn")
-    assert Run(warned).info["reward_weights"] == {"parity": 1.0}
-    assert same(bench.rl("quiet", *CUT, "--alarms.truncation.action", "off"), warned) and "alarm" not in kinds(
-        bench.folder / "quiet"
-    )
-    main(["runs", "show", str(warned)])
-    assert "alarms       truncation since step 1; then: 100 % of the completions were cut" in capsys.readouterr().out
-
-
 def test_a_stop_is_saved_and_goes_on_where_it_was(bench, warned, capsys):
     with pytest.raises(AssertionError):
         bench.rl("stopped", *CUT, "--alarms.truncation.action", "stop", *PREDICT, "--report", "true")

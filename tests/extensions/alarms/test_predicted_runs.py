@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from run_folders import make_run, snapshot, write_lines
 
-from hone import SFT
 from hone.cli import main
 from hone.config.rl import RLConfig
 from hone.extensions.alarms import predictions
@@ -34,17 +32,6 @@ def test_a_real_run_is_scored_from_its_metrics_and_is_the_same_bytes(bench, rl_r
     (predicted / "run.json").write_text(json.dumps(info))
     assert main(["verify", str(predicted), "--steps", "1"]) == 1
     assert "run.json: its predictions were changed after step 0" in capsys.readouterr().out
-
-
-def test_a_run_in_a_programs_hands_is_watched_and_scored_too(tmp_path) -> None:
-    settings = {"max_steps": 2, "output_dir": tmp_path / "run", "display": "none", "predict": ["loss@1 < 99 p=0.8"]}
-    with SFT("examples/reverse_text/tiny_sft.toml", **settings) as sft:
-        sft.train()
-    assert [type(one).__name__ for one in sft.observers] == ["AlarmWatch", "Predictions"]
-    info = Run(tmp_path / "run").info
-    assert [one["brier"] for one in info["predictions"]["outcomes"]] == pytest.approx([0.04])
-    made = [event for event in Run(tmp_path / "run").events() if event["kind"] == "predicted"]
-    assert [event["sha256"] for event in made] == [info["predictions"]["sha256"]]
 
 
 def predicted(folder: Path, *texts: str, reward: float) -> Path:

@@ -72,11 +72,6 @@ def test_what_can_not_be_predicted(text, words):
     assert sentence.startswith(f'--predict "{text}"') and words in sentence and "\n" not in sentence
 
 
-def test_any_component_of_the_reward_can_be():
-    texts = ["reward/anything at all/mean@3 < 1 p=.5", "eval/reverse-text/reward/exact/mean@3 < 1 p=.5"]
-    assert len(read(config("unused", *texts), "reverse-text")) == 2
-
-
 def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path, capsys):
     texts = ["reward/mean@4 > 0.3 p=0.8", "reward/mean@5 >= 0.6 p=0.9", "eval/x/correct@end < 1 p=0.25"]
     run = start(tmp_path, *texts)
@@ -161,29 +156,3 @@ def test_a_branch_starts_without(tmp_path):
     info = Run(tmp_path / "c").info
     assert [o["outcome"] for o in info["predictions"]["outcomes"]] == [False]
     assert predictions.problem(info, tmp_path / "c") == ""
-
-
-@pytest.mark.parametrize("edit", ["p", "step", "made", "gone", "rehashed", "event", "bad"])
-def test_a_later_edit_shows(tmp_path, edit):
-    run = start(tmp_path, "reward/mean@2 > 0.1 p=0.8")
-    take(run, 0, 5, save=4)
-    run.finish("stopped")
-    info = json.loads((tmp_path / "run.json").read_text())
-    facts = info["predictions"]
-    if edit == "made":
-        facts["made"] = "2020-01-01T00:00:00+00:00"
-    elif edit == "gone":
-        del info["predictions"]
-    elif edit == "bad":
-        facts["entries"] = "none"
-    else:
-        facts["entries"][0]["p" if edit in ("rehashed", "event") else edit] = 1
-    if edit in ("rehashed", "event"):
-        facts["sha256"] = predictions._sha256(facts, info["id"])
-    if edit == "event":  # taken out as well
-        events = (tmp_path / "events.jsonl").read_text().splitlines(keepends=True)
-        (tmp_path / "events.jsonl").write_text("".join(line for line in events if '"predicted"' not in line))
-    (tmp_path / "run.json").write_text(json.dumps(info))
-    assert predictions.problem(info, tmp_path).startswith("its predictions ")
-    with pytest.raises(UserError, match=r"run\.json: its predictions .*: restore it, or begin a new run"):
-        start(tmp_path, resume=ResumeConfig())

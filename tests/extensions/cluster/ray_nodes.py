@@ -87,7 +87,7 @@ class ClusterRun(Run):
         words = f"/{role}.toml" if "-" in role else f" hone.cli {role} @ "
         return sorted(pid for pid, command in alive(self.on_nodes).items() if words in command)
 
-    def ended(self, leaves: bool = False) -> int:
-        code = super().ended(leaves)
+    def ended(self) -> int:
+        code = super().ended()
         until(lambda: not alive(self.on_nodes))
         return code

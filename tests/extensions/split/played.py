@@ -8,8 +8,6 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from hone.cli import call
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
@@ -50,12 +48,9 @@ class Orchestrator:
         self.transport.open(session)
         return session
 
-    def put(self, step: int, save: Path | None = None, unlikely: float = 0.0) -> None:
-        """The recorded batch; all its tokens were less likely by so many nats when they were sampled."""
+    def put(self, step: int, save: Path | None = None) -> None:
+        """The recorded batch."""
         batch = trainable(groups_from_rows(self.records.rows(step), RLConfig(), 10**6), self.config)
-        if unlikely:
-            less = [replace(s, logprobs=s.logprobs - np.float32(unlikely) * s.loss_mask) for s in batch.sequences]
-            batch = replace(batch, sequences=less)
         tokens = sum(map(len, batch.sequences))
         self.transport.put(Order(step, "batch", to_arrays(batch), save and str(save), tokens))
 

@@ -128,12 +128,11 @@ class Command:
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
 
-    def ended(self, leaves: bool = False) -> int:
-        """Its exit code; but for `leaves`, nothing that it started is left."""
+    def ended(self) -> int:
+        """Its exit code; nothing that it started is left."""
         code = self.process.wait(SECONDS)
         self._reader.join(60)
-        if not leaves:
-            until(lambda: not alive(self.mark))
+        until(lambda: not alive(self.mark))
         return code
 
     def kill(self) -> None:

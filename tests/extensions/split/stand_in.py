@@ -26,10 +26,8 @@ ROLES = ["inference", "trainer", "orchestrator"]
 
 def launch(folder: Path, plan: dict) -> int:
     from hone import cli
-    from hone.extensions.split import launch as launching
     from hone.extensions.split.launch import Launch, Role
 
-    launching._FOLLOWING = plan.get("following", launching._FOLLOWING)
     names = plan.get("roles", ROLES)
 
     def role(name: str) -> Role:
@@ -59,7 +57,7 @@ def launch(folder: Path, plan: dict) -> int:
         "hone rl --resume",
         dict(os.environ),
         restarts=plan.get("restarts", 3),
-        grace_seconds=plan.get("grace", 1.0),
+        grace_seconds=1.0,
         began=lambda children: say("began " + " ".join(str(child.pid) for child in children)),
     )
     return cli._guarded(launch.run)

@@ -119,17 +119,6 @@ def test_servers_that_die_one_after_the_other_with_their_node_are_one_restart(la
     assert out.count("restart 1 of 1") == 2
 
 
-def test_the_orchestrator_goes_on_from_the_last_checkpoint(launch):
-    run = launch(orchestrator=[{"after": 0.5, "end": 1}, {"starts": {"trainer": 2}, "after": 0.5, "end": 0}])
-    code, out, _ = run.ended()
-    first, second = run.starts("orchestrator")
-    assert code == 0 and (len(run.starts("trainer")), len(run.starts("inference"))) == (2, 1)
-    assert (first["words"], second["words"]) == (["--first"], ["--resume"])
-    cause = "exited with code 1 (RuntimeError: no more)"
-    assert second["told"] == [{"role": "orchestrator", "rank": None, "pid": first["pid"], "cause": cause}]
-    assert f"{cause}: starting trainer and orchestrator again from the last checkpoint, step 4 (restart 1 of 3)." in out
-
-
 def test_a_rank_takes_the_others_and_the_orchestrator_with_it(launch):
     ranks = {"trainer 0": [{}], "trainer 1": [{"after": 0.6, "end": "SIGKILL"}, {}]}
     run = launch(ranks=2, orchestrator=[{}, {"starts": {"trainer": 4}, "after": 0.5, "end": 0}], **ranks)
@@ -171,13 +160,6 @@ def test_a_server_that_dies_while_it_loads_is_told_with_its_log(launch):
     log = run.folder / "scratch" / "inference.log"
     assert code == 2 and f"exited with code 1 (RuntimeError: no more) while it loaded; its log: {log}\n" in err
     assert "Traceback" in log.read_text() and not (run.folder / "out").exists()
-
-
-def test_what_is_wrong_for_several_is_said_once(launch):
-    wrong = [{"open": False, "after": 0.3, "end": 2}]
-    server = [{"load": 600, "after": 0.5, "end": 2}]
-    code, _, err = launch(trainer=wrong, inference=server, orchestrator=wrong, following=60.0).ended()
-    assert (code, err) == (2, "error: set --this to that\n")
 
 
 def test_ctrl_c_is_the_orchestrators_and_then_all_end(launch):
@@ -225,7 +207,7 @@ def test_a_process_that_a_role_leaves_behind_is_ended(launch):
     assert run.ended()[0] == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the roles see to it themselves: test_launched.py")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the roles see to it themselves")
 def test_a_launcher_that_is_killed_leaves_nothing(launch):
     run = launch()
     run.at_work()

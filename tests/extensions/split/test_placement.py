@@ -26,11 +26,6 @@ def test_the_server_has_the_first_gpu_and_the_ranks_the_last_ones(gpus, ranks, i
     assert (place.inference, place.trainer) == (inference, trainer)
 
 
-def test_a_server_of_someone_elses_gets_none():
-    place = placed(["0", "1"], 1, servers=0)
-    assert (place.inference, place.trainer) == ((), ("1",))
-
-
 def test_each_of_several_servers_has_its_own_gpus():
     gpus = [*"01234567"]
     assert placed(gpus, 2, servers=3).inference == (("0",), ("1",), ("2",))

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 import tampering
-from real_server import serving
 from recorded import Bench
-from safetensors.torch import load_file
 from split_runs import Run as Started
 from split_runs import records
 
 from hone.cli import main
-from hone.model.hf import load_model
 from hone.processes import free_port
 from hone.runs import Run
 
@@ -89,61 +86,6 @@ def test_tokens_of_several_versions_are_trained_on_again(
     assert code == 0 and "the recorded reward" in text, text
     code, text = tool(bench, capsys, "runs", "show", "ahead")
     assert "completions are sampled by a server without inference.batch_invariant" in " ".join(text.split())
-
-
-def test_what_a_teacher_said_is_trained_on_again(
-    bench: Bench, guesser: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving(load_model(guesser, precision="fp32")) as teacher:
-        run = begin(bench, "taught", INVARIANT, "--teacher.base-url", f"{teacher.url}/v1", steps=4)
-    assert all(line["teacher/kl"] > 0 for line in records(run / "metrics.jsonl")[:4])
-    code, text = tool(bench, capsys, "verify", "taught", "--steps", "4")
-    assert code == 0 and "4 steps and the evaluation at the end came out equal, bit for bit" in text, text
-
-
-def test_an_adapter_is_trained_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    lora = (INVARIANT, "--model.lora.rank", "2", "--trainer.optim.lr", "1e-2")
-    begin(bench, "lora", *lora, steps=4)
-    run = begin(bench, "lora", *lora, "--resume")
-    assert len(Run(run).info["sources"]["adapter"]) == 16
-    saved = load_file(run / "weights" / f"step_{STEPS}" / "adapter" / "adapter_model.safetensors")
-    assert any(name.endswith("lora_B.weight") and tensor.any() for name, tensor in saved.items())
-    gaps = [line["logprob_gap/max"] for line in records(run / "metrics.jsonl") if "logprob_gap/max" in line]
-    assert gaps and max(gaps) < 1e-4
-    code, text = tool(bench, capsys, "verify", "lora", "--steps", str(STEPS))
-    assert code == 0 and "6 steps came out equal from their recorded completions, bit for bit" in text, text
-    assert "completions were sampled by a server with merged weights, which can't be asked again" in text
-    code, text = tool(bench, capsys, "replay", "lora")
-    assert code == 0 and f"weights/step_{STEPS}" in text, text
-
-
-KL = {
-    "in the reward": [
-        "--algorithm",
-        "reinforce++",
-        "--orchestrator.rollouts-per-example",
-        "1",
-        "--model.lora.rank",
-        "2",
-    ],
-    "in the loss": ["--algorithm", "dr_grpo", "--trainer.loss.kl-bias-correction"],
-}
-
-
-@pytest.mark.parametrize("where", KL)
-def test_a_kl_term_is_that_of_one_process(where: str, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the reward the session says how advantages are made; in the loss groups of equal rewards are trained."""
-    name = where.replace(" ", "-")
-    run = begin(bench, name, *KL[where], "--trainer.loss.kl-coef", "0.5", "--trainer.optim.lr", "1e-2", steps=4)
-    lines = records(run / "metrics.jsonl")[:4]
-    assert lines[0]["kl"] == pytest.approx(0, abs=1e-9) and abs(lines[3]["kl"]) > 1e-6
-    assert all(line["groups/filtered"] == 0 for line in lines)
-    if where == "in the loss":
-        assert any(line["frac_reward_zero_std"] > 0 for line in lines)
-    code, text = tool(bench, capsys, "verify", name, "--steps", "4")
-    assert code == 0 and "4 steps came out equal from their recorded completions, bit for bit" in text, text
-    code, text = tool(bench, capsys, "replay", name)
-    assert code == 0 and "verdict       equal: every update has the run's metrics and weights" in text, text
 
 
 def test_two_ranks_are_replayed_by_one_within_the_tolerance(

@@ -136,32 +136,14 @@ def test_a_grader_that_breaks_ends_the_run_with_its_state_saved(begin, small, tm
     consumed_once(run.out, "failed")
 
 
-def test_in_the_background_it_is_watched_listed_and_stopped(begin, small, tmp_path):
-    run = begin(*small, "--max-steps", 2000, "--detach")
-    assert run.ended(leaves=True) == 0 and "goes on in the background" in run.output, run.output
-    until(lambda: run.steps() > 2)
-    (launcher,) = [pid for pid, command in alive(run.mark).items() if " rl --" in command]
-    assert "running step" in (standing := hone(tmp_path, "runs", "show", "out")) and f"process {launcher}" in standing
-    assert " running " in hone(tmp_path, "runs", "list", ".")
-    assert (run.out / "logs" / "rl.out").read_text().startswith("RL in 3 processes on this machine, into out\n")
-    watch = Command(["runs", "attach", "out"], tmp_path)
-    watch.says("step ")
-    text = hone(tmp_path, "runs", "stop", "out")
-    assert f"Asked process {launcher} to end" in text and "stopped by a signal" in text
-    assert watch.ended() == 0 and "stopped by a signal" in watch.output
-    until(lambda: not alive(run.mark))
-    assert not (run.out / ".hone.launcher.lock").exists()
-
-
-def sections(folder: Path, warm_model: Path, port: int) -> list[str]:
-    """The command line of two files, for a server that is up at `port`."""
+def sections(folder: Path, warm_model: Path, port: int) -> None:
+    """Write the files of two roles, for a server that is up at `port`."""
     shared = f'max_steps = {STEPS}\nseq_len = 96\nseed = 3\nprecision = "fp32"\noutput_dir = "out"\n'
     model = f'[model]\nname = "{warm_model}"\n[ckpt]\ninterval = 2\n'
     (folder / "train.toml").write_text(f"{shared}{model}[optim]\nlr = 1e-3\n")
     batch = f"batch_size = {4 * PROMPTS}\nrollouts_per_example = 4\n"
     client = f'[client]\nbase_url = "http://localhost:{port}/v1"\n'
     (folder / "orch.toml").write_text(f"{shared}{batch}{model}[sampling]\nmax_tokens = 16\n{client}")
-    return ["--trainer", "@", "train.toml", "--orchestrator", "@", "orch.toml", "--no-audit"]
 
 
 def test_roles_that_are_started_alone_in_any_order(warm_model, tmp_path):

@@ -6,13 +6,11 @@ import json
 import os
 import shlex
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hone.commands import rl
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
@@ -138,21 +136,3 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"listen on port {port} .* --inference.port {port + 1}"):
             run_split(config(f"--mode split --output-dir {tmp_path} --inference.port {port}"))
-
-
-@pytest.mark.needs("alarms")
-def test_a_prediction_that_cannot_be_read_is_refused_before_a_role_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("hone.extensions.split.launcher.Launch", None)
-    with pytest.raises(UserError, match=r'^--predict "loss@2 < " can.t be read'):
-        rl.run(config(f"--output-dir {tmp_path} --predict 'loss@2 < '"))
-
-
-def test_the_launcher_loads_nothing_heavy():
-    program = "import sys\nimport hone.extensions.split.launcher, hone.cli\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not {"torch", "numpy", "transformers", "datasets", "tokenizers"} & set(done.stdout.split())
-    program = (
-        "import sys\nbefore = {*sys.modules}\nimport hone.extensions.split.launch\nprint(*{*sys.modules} - before)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert {name.split(".")[0] for name in done.stdout.split()} <= {*sys.stdlib_module_names, "hone"}

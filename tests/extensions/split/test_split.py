@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hone.config.base import shared_keys
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.extensions.split import several as split
-from hone.extensions.split.agreement import shared_values
 from hone.extensions.split.remote_trainer import link_files
 from hone.extensions.split.transport import FileTransport, Hello
 
@@ -64,11 +62,3 @@ def test_weights_come_with_their_adapter(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_may_sample_other_tokens(flags: str, sampled_by: str | None) -> None:
     found = parse(RLConfig, ["--mode", "split", *flags.split()], "hone rl").sampled_by
     assert found is None if sampled_by is None else found is not None and found.startswith(sampled_by)
-
-
-def test_keys_that_roles_must_agree_on_are_keys_that_each_can_set() -> None:
-    assert " ".join(shared_keys(RLConfig)) == "model max_steps seq_len ckpt seed output_dir precision transport"
-    assert {name.partition(".")[0] for name in shared_values(RLConfig())} < {*shared_keys(RLConfig)}
-    of_a_folder = shared_values(RLConfig(model={"name": "M", "lora": {"rank": 3}}))
-    assert list(of_a_folder) == ["model.name", "model.lora", "max_steps", "precision"]
-    assert of_a_folder["model.lora"]["rank"] == 3 and shared_values(RLConfig())["model.init.layers"] == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -16,9 +15,7 @@ from played import CANARY, LIMIT, Orchestrator
 from hone.config.rl import AdvantageConfig
 from hone.config.shared import LoraConfig
 from hone.environments.task_files import source_digest
-from hone.errors import UserError
-from hone.extensions.split.agreement import check_agreement, shared_values
-from hone.extensions.split.transport import FileTransport, Hello, Order, Session
+from hone.extensions.split.transport import FileTransport, Hello, Order
 from hone.loops.parts import make_trainer
 from hone.model.hf import load_model
 from hone.model.lora import start_adapter
@@ -128,21 +125,6 @@ def test_a_session_says_how_advantages_are_made(rl_run, tmp_path, monkeypatch):
     assert trainer.use.kl_in_reward == RewardKL(0.2, 4, AdvantageConfig(**keys))
 
 
-@pytest.mark.parametrize(
-    ("changes", "shown"),
-    [
-        ({"max_steps": 7}, r"max_steps is 6 in .*, but 7 in the orchestrator's \(.*rl/config.toml\)"),
-        ({"precision": "bf16"}, "precision is fp32 in .*, but bf16 in the orchestrator's"),
-        ({"model.name": "/other"}, r"model.name is /.*/model in .*, but /other in"),
-    ],
-)
-def test_shared_keys_that_disagree(orchestrator, rl_run, changes, shown):
-    with contextlib.chdir(rl_run.parent):
-        shared = shared_values(orchestrator.config) | changes
-        with pytest.raises(UserError, match=shown):
-            check_agreement(orchestrator.config, Session("s", 0, None, str(rl_run), shared, 1.0, ()), "this config")
-
-
 def test_a_session_that_disagrees_ends_the_trainer(orchestrator, capfd):
     with orchestrator.trainer(code=2):
         orchestrator.transport.hello(LIMIT)
@@ -181,16 +163,3 @@ def test_a_signal_ends_it_at_once_and_leaves_nothing(tmp_path, numbers):
     out, error = child.communicate(timeout=LIMIT)
     assert child.returncode == 128 + numbers[0] and error == "", error
     assert "Waiting for the orchestrator" in out and not transport.path.exists()
-
-
-def test_a_signal_while_a_record_is_opened_says_nothing(tmp_path):
-    """A half-open ZipFile complains when it is collected."""
-    code = """if True:
-        import os, signal, sys, zipfile
-        from types import SimpleNamespace
-        from hone.cli import main
-        zipfile.threading = SimpleNamespace(RLock=lambda: os.kill(os.getpid(), signal.SIGTERM))
-        sys.exit(main())"""
-    argv = ["trainer", "--model.init.layers", "1", "--model.init.hidden", "48", "--output-dir", str(tmp_path / "out")]
-    ended = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=LIMIT)
-    assert (ended.returncode, ended.stderr) == (143, "")
