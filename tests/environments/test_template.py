@@ -133,7 +133,7 @@ def correctness(completion, answer):
 
 def test_a_template_that_is_of_no_use_is_refused():
     env = SingleTurnEnv(id="own", dataset=[{"x": "a"}], rubric=answer_rubric(correctness))
-    with pytest.raises(UserError, match=r"env.template unknown column 'anwser'; own reads .*did you mean 'answer'"):
+    with pytest.raises(UserError, match=r"env.template: unknown column 'anwser'; own reads .*did you mean 'answer'"):
         env.use_template({"question": "{x}", "anwser": "{x}"}, "env.template")
     with pytest.raises(UserError, match=r"template is for the rows of a data set, but gsm8k generates its rows"):
         load_environment("gsm8k").use_template(GSM8K)
