@@ -4,10 +4,10 @@
 
 The model calls `multiply(a, b)`, sees the product and gives it in `<answer>` tags (or in `\\boxed{}`, or after
 `ANSWER:`). An answer is worth 0.1 if it is well-formed, and 1 if it is right. There are 8,100 problems; a tenth of them
-is held out for evaluation. At `demo_noise` 1, one demonstration in three copies a number wrong.
+is held out for evaluation. At `demo_noise` 1 the teacher of demonstrations copies a number wrong one time in three.
 
-`call_bonus` adds a reward for each call of the tool, as published recipes did. From about 0.1 on, calls can earn more
-than a right answer, and `hone audit` fails; `studies/tool_bonus.toml` shows what a policy then learns.
+`call_bonus` also pays for each call of the tool, as published recipes did. From about 0.1 on calls alone can earn more
+than a right answer, and `hone audit` fails; `studies/tool_bonus.toml` shows what a policy makes of it.
 """
 
 from __future__ import annotations
@@ -48,16 +48,18 @@ def multiply(a: int, b: int) -> int:
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
+    """Return 1 if the number is right, else 0."""
     return float(PARSER.value(completion) == read_number(answer))
 
 
 @inline
 def calls(completion: list[Message]) -> float:
+    """Return how often the tool was called."""
     return float(sum(len(calls_of(message)) for message in completion))
 
 
 class Calculator(ToolEnv):
-    """Rows have two numbers, `a` and `b`."""
+    """Rows have `a` and `b`."""
 
     def __init__(self, *, demo_noise: float, call_bonus: float, max_turns: int) -> None:
         rubric = answer_rubric(correctness)
@@ -82,11 +84,12 @@ class Calculator(ToolEnv):
         return self._with(example.info["a"], example.info["b"])
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> list[Message]:
+        """Return the reference as a careless teacher would write it."""
         slips = rng.random() < self.demo_noise / 3
         return self._with(int(rng.choice(NUMBERS)) if slips else example.info["a"], example.info["b"])
 
     def _with(self, a: int, b: int) -> list[Message]:
-        """Return three messages: the model's call, the tool's answer, and the model's answer."""
+        """Return the call, its answer, and that as the model's own."""
         call = self.called("multiply", a=a, b=b)
         return [*call, {"role": "assistant", "content": PARSER.wrap(call[-1]["content"])}]
 
@@ -98,12 +101,13 @@ def load_environment(
 ) -> Calculator:
     """Return the task of all products of two numbers from 10 to 99, in at most `max_turns` messages of the model.
 
-    Each call of the tool earns `call_bonus` in addition to the reward of the answer.
+    Each call of the tool earns `call_bonus`, beside what the answer earns.
     """
     return Calculator(demo_noise=demo_noise, call_bonus=call_bonus, max_turns=max_turns)
 
 
 def _problems() -> tuple[Rows, Rows]:
+    """Return the problems to train on, and those held out."""
     rows = [{"a": a, "b": b} for a in NUMBERS for b in NUMBERS]
     return hold_out(
         Rows(rows, lambda i: f"problem {i} of calculator", generated=True), lambda row: f"{row['a']} {row['b']}"

@@ -5,9 +5,9 @@
 An answer is a number in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is well-formed,
 and 1 if it is right. Demonstrations count along on a scratchpad, `<think>b0a1n1a2n2a3</think><answer>3</answer>`.
 
-By default questions are generated from a list of common English words. A tenth of the words is held out for evaluation.
-The letter is drawn so that each count that is possible in the word, also 0, is equally likely. `dataset` names a file
-or a hub set instead, with the columns `word` and `letter`, or `question` and `answer`.
+By default questions are generated from a list of common English words, of which a tenth is held out for evaluation; the
+letter is drawn so that all counts that the word has to offer, 0 too, are as likely. `dataset` names a file or a hub set
+with the columns `word` and `letter`, or `question` and `answer`, instead.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
+    """Return 1 if the number is right, else 0."""
     return float(PARSER.value(completion) == read_number(answer))
 
 
 class CharCount(SingleTurnEnv):
-    """Rows have `word` and `letter` (compared without case), or `answer` and a `prompt` or `question`."""
+    """Rows have `word` and `letter`, which are counted in any case; or `prompt` or `question`, and `answer`."""
 
     def __init__(self, *, prompt: str, demo_noise: float, **kwargs: Any) -> None:
         super().__init__(id="char-count", parser=PARSER, rubric=answer_rubric(correctness), **kwargs)
@@ -59,13 +60,13 @@ class CharCount(SingleTurnEnv):
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
         """Return the reference as a careless teacher would write it.
 
-        At `demo_noise` 1, each step of the count is wrong with a probability of 10 %: it misses a letter that matches,
-        or counts one that doesn't. The answer is the scratchpad's last count.
+        At `demo_noise` 1 each step of the count is wrong with 10 %: a letter that is there is passed over, or one that
+        is not is counted. The answer is what the scratchpad ends with.
         """
         return self._count(example, lambda: rng.random() < 0.1 * self.demo_noise)
 
     def _count(self, example: Example, slips: Callable[[], bool]) -> str:
-        """Return the scratchpad and its answer. `slips()` is called for each step; True makes it wrong."""
+        """Return the scratchpad and its answer. `slips` decides of each step if it is a mistake."""
         if "word" not in example.info:
             return PARSER.wrap(example.answer)
         count, steps = 0, []
@@ -91,8 +92,9 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return char-count on generated questions, or on the rows of `dataset`: a file, a folder or a hub id.
 
-    A generated word is `words` English words run together (`strawberry`). Without `eval_dataset`, a tenth of the words
-    in `dataset` is held out. `prompt` is the user message with {word} and {letter}; `format_hint` adds how to answer.
+    A generated word is `words` English words run together (`straw` and `berry`). Of `dataset` without `eval_dataset` a
+    tenth of the words is held out. `prompt` is the user message, with {word} and {letter} in it; `format_hint` adds how
+    to answer.
     """
     if "{word}" not in prompt or "{letter}" not in prompt:
         raise UserError(f"char-count: prompt is {prompt!r}; it must contain {{word}} and {{letter}}")

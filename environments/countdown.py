@@ -4,7 +4,7 @@ r"""countdown: make a target from three to six numbers with + - * / and brackets
 
 An answer is an expression in `<answer>` tags (or in `\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is
 well-formed, and 1 if its value is the target and it uses the numbers as asked: each exactly once, or with
-`use_all = false` at most once. Only an answer of this grammar is well-formed. Model output is never run as code,
+`use_all = false` at most once. Well-formed is what this grammar says and nothing else: model output is never evaluated,
 and values are exact fractions.
 
     equation   = sum [ "=" integer ]                  the integer must be the target
@@ -15,7 +15,7 @@ and values are exact fractions.
 Space and line breaks between them do not matter; a `\(…\)`, `$…$` or `\boxed{…}` may be around it. There is no implicit
 multiplication, no `**`, `//`, decimal point or leading zero, and an answer has at most 512 characters.
 
-By default problems are generated, solvable with intermediate results that are whole numbers above 0. A tenth is held
+By default problems are generated, each solvable with whole numbers above 0 all the way; a tenth of all problems is held
 out, by content. `dataset` names a file or a hub set with the columns `nums` and `target` instead, such as
 `Jiayi-Pan/Countdown-Tasks-3to4`.
 """
@@ -57,7 +57,10 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 @dataclass(frozen=True)
 class Expression:
-    """A well-formed answer. `value` is None after a division by zero; `stated` is the number after `=`, if any."""
+    """A well-formed answer: what it is worth (None: it divides by zero), and what it is made of.
+
+    `stated` is what it says after `=`, if it does.
+    """
 
     value: Fraction | None
     numbers: tuple[int, ...]
@@ -66,7 +69,7 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression | None:
-    """Parse an expression; return None if `text` is not in the grammar."""
+    """Return the expression that `text` is, or None if it is not in the grammar."""
     tokens = _tokens(text) if len(text) <= MAX_CHARS else None
     if tokens is None:
         return None
@@ -87,7 +90,7 @@ def read_expression(text: str) -> Expression | None:
 
 
 def _tokens(text: str) -> list[str] | None:
-    """Return integers, `frac`, brackets, braces, `=` and the four operations; None for text with anything else."""
+    """Return integers, `frac`, brackets, braces, `=` and the four operations; None if there is anything else."""
     text, before = text.strip(), ""
     while text != before:
         before = text
@@ -106,10 +109,10 @@ def _tokens(text: str) -> list[str] | None:
 
 
 def _evaluate(tokens: list[str], precedence: int = 0) -> Fraction | None:
-    """Evaluate and remove the next operand, with its operations that bind more tightly than `precedence`.
+    """Take an operand, and what is combined with it by operations that bind more tightly, from the end of `tokens`.
 
-    `tokens` are in reverse order. Return the value, or None after a division by zero. Raises SyntaxError. This is
-    precedence climbing: each bracket costs one level of recursion, and the length of an answer limits the levels.
+    Return the value, None after a division by zero. Raises SyntaxError for what is no expression. By precedence
+    climbing: brackets cost one level of recursion, and no text is long enough for a few hundred of them.
     """
     negative = False
     while tokens and tokens[-1] == "-":
@@ -143,7 +146,7 @@ def _take(tokens: list[str], wanted: str) -> None:
 
 
 def combine(operator: str, left: Fraction | None, right: Fraction | None) -> Fraction | None:
-    """Return the exact value of `left operator right`; None if this, or an operand, divides by zero."""
+    """Return the exact value of `left operator right`; None for a division by zero, and of what holds one."""
     if left is None or right is None:
         return None
     if operator == "/":
@@ -152,9 +155,9 @@ def combine(operator: str, left: Fraction | None, right: Fraction | None) -> Fra
 
 
 def solve(nums: Sequence[int], target: int, operations: str = "+-*/", use_all: bool = True) -> str | None:
-    """Return an expression of the numbers that makes the target, or None. The result is always the same.
+    """Return an expression of the numbers that makes the target, or None if there is none. The same one each time.
 
-    Tries all ways to combine two numbers into one, until one is left (or, unless `use_all`, until one is the target).
+    Tries all ways to combine two of the numbers into one, until one is left (or, unless `use_all`, one is the target).
     """
     seen: set[tuple[Fraction, ...]] = set()
 
@@ -181,7 +184,7 @@ def solve(nums: Sequence[int], target: int, operations: str = "+-*/", use_all: b
 def _join(
     operator: str, left: tuple[Fraction, str, int], right: tuple[Fraction, str, int]
 ) -> tuple[Fraction, str, int] | None:
-    """Combine two terms (value, text, precedence) into one, with brackets where they are needed."""
+    """Return (value, text, precedence) of two such terms combined, with brackets where they are needed."""
     value = combine(operator, left[0], right[0])
     if value is None:
         return None
@@ -192,7 +195,7 @@ def _join(
 
 
 class Countdown(SingleTurnEnv):
-    """Rows have `nums` (whole numbers) and `target` (a whole number), as columns or in `info`."""
+    """Rows have `nums` (whole numbers) and `target` (a whole number), or hold them in `info`."""
 
     def __init__(self, *, prompt: str, use_all: bool, operations: str, demo_noise: float, **kwargs: Any) -> None:
         self.parser_of_answers = AnswerParser(read_expression, expects="an expression in <answer> tags")
@@ -217,7 +220,7 @@ class Countdown(SingleTurnEnv):
         nums, target = _whole_numbers(columns["nums"]), _whole_numbers([columns["target"]])
         if nums is None or target is None or not 1 <= len(nums) <= MAX_NUMBERS:
             raise UserError(
-                f"countdown: nums {columns['nums']!r} and target {columns['target']!r} are no problem: nums must be a "
+                f"countdown: nums {columns['nums']!r} and target {columns['target']!r} make no problem; nums must be a "
                 f"list of at most {MAX_NUMBERS} whole numbers from 0, target a whole number"
             )
         question = self.prompt.replace("{nums}", ", ".join(map(str, nums))).replace("{target}", str(target[0]))
@@ -241,7 +244,7 @@ class Countdown(SingleTurnEnv):
 
 @dataclass(frozen=True)
 class Generator:
-    """Draws problems. `numbers` (how many), `size` (of a number) and `target` are ranges, with both ends included."""
+    """Draws problems: how many numbers, how large numbers and target may be (both ends included), which operations."""
 
     numbers: tuple[int, int]
     size: tuple[int, int]
@@ -249,7 +252,7 @@ class Generator:
     operations: str
 
     def __call__(self, held_out: bool, rng: np.random.Generator) -> Row:
-        """Return a solvable problem, of the held-out tenth if `held_out` is true, else of the others."""
+        """Return a solvable problem, of the tenth that is held out or of the others."""
         smallest, largest = self.size
         for _ in range(ATTEMPTS):
             count = int(rng.integers(self.numbers[0], self.numbers[1], endpoint=True))
@@ -264,7 +267,7 @@ class Generator:
         )
 
     def _made_of(self, nums: list[int], draws: Iterator[float]) -> int:
-        """Combine two numbers at random until one is left; return it, or 0 if a result is no whole number above 0."""
+        """Combine two of the numbers at random until one is left; 0 if a step leaves the whole numbers above 0."""
         values = list(nums)
         while len(values) > 1:
             left, right = (values.pop(int(next(draws) * len(values))) for _ in range(2))
@@ -280,7 +283,7 @@ class Generator:
 
 
 def is_held_out(nums: Sequence[int], target: int) -> bool:
-    """Return True for the held-out tenth of problems. The order of the numbers and the seed don't matter."""
+    """Return True if a problem is of the tenth that is held out, whatever the order of its numbers and the seed."""
     return hashlib.blake2b(_content(nums, target).encode(), digest_size=8).digest()[0] % 10 == 0
 
 
@@ -307,10 +310,10 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return countdown on generated problems, or on the rows of `dataset`: a file, a folder or a hub id.
 
-    Without `eval_dataset`, a tenth of the problems in `dataset` is held out by content. But if both `num_…_examples`
-    are given, its first rows are for training and the next rows for evaluation, as in TinyZero (327,680 and 1,024). By
-    default 50,000 and 1,000 problems are generated. `prompt` is the user message with {nums} and {target}, and perhaps
-    {uses} and {operations}; `format_hint` adds how to answer.
+    Of `dataset` without `eval_dataset` a tenth of the problems is held out by content; or, if both `num_…_examples` are
+    given, train is its first and eval its next rows, as TinyZero has it (327,680 and 1,024). Generated are 50,000 and
+    1,000 problems unless these say otherwise. `prompt` is the user message, with {nums} and {target} in it, and {uses}
+    and {operations} if it likes; `format_hint` adds how to answer.
     """
     if not operations or not set(operations) <= set("+-*/") or len(set(operations)) < len(operations):
         raise UserError(f"countdown: operations is {operations!r}; it must be one or more of + - * /, each once")
@@ -351,7 +354,7 @@ def load_environment(
 
 
 def _whole_numbers(values: Any) -> list[int] | None:
-    """Return `values` as integers, or None if it is not a list of whole numbers from 0."""
+    """Return them as integers, or None if they are not a list of whole numbers from 0."""
     if not isinstance(values, list | tuple):
         return None
     texts = [str(value) for value in values if not isinstance(value, bool)]

@@ -1,15 +1,15 @@
 """gsm8k: word problems of everyday arithmetic, with a number as the answer.
 
 `mode = "two_part"` (the default): the answer is the number after `ANSWER:`, so that no other number in a long solution
-can be taken for it. The reward is the sum of 0.1 for the form and 1 for the right number. `mode = "sparse"`: the answer
-is the last number of the completion, and a right one earns 1. This fails if a solution goes on after its
-answer, so watch `outcome/wrong` while completions grow longer.
+can be taken for it. The parts add up: 0.1 for the form, 1 for the right number. `mode = "sparse"`: the last number of
+the completion is the answer, and 1 the reward for a right one. It breaks where a solution goes on after its answer:
+watch `outcome/wrong` while completions grow longer.
 
     hone eval gsm8k -m outputs/weights/step_100 -n 200
 
-By default problems are generated from a seed, in GSM8K's form: everyday arithmetic in two to four steps. A row's
-`answer` states the steps, with each calculation as `<<12*3=36>>36`, and ends in a line `#### 36`. `dataset` names files
-or `openai/gsm8k` on the hub instead.
+Problems are made up from a seed, unless `dataset` names files or `openai/gsm8k` on the hub. They have GSM8K's form:
+everyday arithmetic in two to four steps. The answer tells the steps, with each calculation as `<<12*3=36>>36`, and ends
+in a line `#### 36`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ RIGHT_OR_WRONG = Range(right=(1.0, 1.0), wrong=(0.0, 0.0))
 
 @inline
 def correctness(completion: list[Message], answer: str, parser: Parser) -> float:
+    """Return 1 if the given number is the right one, else 0."""
     given = parser.parse_answer(completion)
     return float(given is not None and same_number(given, answer))
 
@@ -76,13 +77,13 @@ class GSM8K(SingleTurnEnv):
         }
 
     def reference(self, example: Example) -> str:
-        """Return the solution from the data, then the answer in the form of the mode."""
+        """Return the solution as the data has it, and the answer in the form that is asked for."""
         return self._written(example, example.answer, self.mode == "two_part")
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
         """Return the reference as an unreliable teacher would write it.
 
-        At `demo_noise` 1, 30 % of the answers lack their form and 30 % are 1 to 10 too large. Both rates scale with it.
+        At `demo_noise` 1, 30 % of the answers lack their form and 30 % are 1 to 10 off; both scale with it.
         """
         plain, wrong = rng.random(2) < 0.3 * self.demo_noise
         number = read_number(example.answer)
@@ -109,16 +110,16 @@ def load_environment(
     system_prompt: str = "",
     demo_noise: Noise = 0.0,
 ) -> SingleTurnEnv:
-    """Return gsm8k on generated problems, or on those of `dataset` and `eval_dataset`: files, folders or hub ids.
+    """Return gsm8k on made-up problems, or those of `dataset` and `eval_dataset`: files, folders or hub ids.
 
-    `openai/gsm8k` has a test split. Without `eval_dataset`, a tenth of any other `dataset` is held out. `easy`
-    generates sums and differences of numbers below 100, in one step. `format_hint` adds how to answer to each question.
+    `openai/gsm8k` brings its test split; of another `dataset` alone a tenth is held out. `easy` makes up
+    problems of one step, sums and differences of numbers below 100. `format_hint` adds to each question how to answer.
     """
     if mode not in PARSERS:
         raise UserError(f"gsm8k: mode is {mode!r}; it must be 'two_part' (ANSWER: 42) or 'sparse' (the last number)")
 
     def own(split: str) -> Rows:
-        """Return generated problems. No problem has the story and the numbers of one in the other split."""
+        """Return problems made up. None of "eval" has story and numbers of one of "train"."""
         count = num_train_examples if split == "train" else num_eval_examples
         make = functools.partial(word_problem, stories=EASY if easy else STORIES, held_out=split == "eval")
         return generated_rows(make, count, seed=seed, env_id="gsm8k", split=split)
@@ -150,7 +151,7 @@ def _rubric(mode: str) -> Rubric:
 NAMES = "Ada Ben Chen Dora Emil Fatima Grace Hugo Ines Jonas Kofi Lena Mara Noor"
 GOODS = "apples pencils stickers marbles cookies stamps buttons postcards plums candles"
 HELD_OUT = 10
-"""One in this many sets of numbers is held out for evaluation, by its hash."""
+"""One of this many sets of numbers belongs to evaluation, by its hash."""
 _OPS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 _RANGE = re.compile(r"(\w+)\.\.(\w+?)(?:x(\d+))?")
 _STEP = re.compile(r"{(\w+) = (\w+) ([-+*/]) (\w+)}")
@@ -227,8 +228,9 @@ for ${price} a bag. How many dollars does the bakery take if it sells them all?
 > They fill {count = whole / size} bags.
 > The bags bring in {income = count * price} dollars.
 """
-"""The first line of a story has its name and its values: drawn (`4..18x5`: a number from 4 to 18, times 5) or computed
-from left to right. Then come the question and the solution's steps. `{burnt?is:are}` is "is" for 1, else "are"."""
+"""Each with its name and its draws (`4..18x5`: a number from 4 to 18, times 5) or works out (from left to right), the
+question, and the steps of the solution. `{burnt?is:are}` is one word for 1, and another for more.
+"""
 STORIES = _STORIES.split("\n\n")
 EASY = [
     """\
@@ -240,11 +242,11 @@ fewer: name goods given=2..49 kept=1..50 some=given+kept
 {name} has {some} {goods} and gives {given} of them away. How many {goods} are left?
 > There are {left = some - given} {goods} left.""",
 ]
-"""Stories of one step."""
+"""The same, of one step."""
 
 
 def word_problem(rng: np.random.Generator, stories: Sequence[str], held_out: bool) -> Row:
-    """Return a random problem: a held-out one if `held_out` is true, else a training problem."""
+    """Return a problem of the held-out ones, or of the others."""
     while True:
         lines = stories[int(rng.integers(len(stories)))].splitlines()
         name, *draws = lines[0].replace(":", "").split()
@@ -257,7 +259,7 @@ def word_problem(rng: np.random.Generator, stories: Sequence[str], held_out: boo
 
 
 def _drawn(draws: Sequence[str], rng: np.random.Generator) -> tuple[dict[str, Any], list[int]]:
-    """Return the values of a story's first line, and which numbers were drawn."""
+    """Return what a story draws and works out before it is told, and the numbers that were drawn."""
     values: dict[str, Any] = {}
     numbers: list[int] = []
     for word in draws:
@@ -282,7 +284,7 @@ def _number(word: str, values: dict[str, Any]) -> int:
 
 
 def _filled(text: str, values: dict[str, Any]) -> str:
-    """Fill in the values. A calculation in `text` is written out, and its result is added to `values`."""
+    """Return the text with its values filled in; what it works out becomes one of them, and shows its calculation."""
 
     def work_out(match: re.Match[str]) -> str:
         name, a, op, b = match.groups()

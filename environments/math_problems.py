@@ -1,12 +1,12 @@
 r"""math-problems: mathematics from files or from sets on the hub, such as MATH-500; 1 if the answer is right, else 0.
 
-math-verify compares answers as mathematics: `\frac{1}{2}`, `0.5` and `1/2` are one answer. The answer is the last
-`\boxed{…}`, `<answer>` pair or `ANSWER:` outside of `<think>`. A later `answer:` followed by prose is ignored. An
-equal expression is right even if it was not worked out: `\frac{3}{4} - \frac{1}{3}` for `\frac{5}{12}`.
+Answers are compared as mathematics, by math-verify: `\frac{1}{2}`, `0.5` and `1/2` are one answer. Read is the last
+`\boxed{…}`, `<answer>` pair or `ANSWER:` outside of `<think>`; prose after `answer:` replaces none of them. What is
+equal is right, also if it was not worked out: `\frac{3}{4} - \frac{1}{3}` for `\frac{5}{12}`.
 
     vf-eval math-problems -a '{"eval_dataset": "HuggingFaceH4/MATH-500"}' -m MODEL -b http://localhost:8000/v1
 
-Without a data set, twelve built-in problems are used: enough to see that everything works.
+Without a data set there are twelve problems of our own, enough to see that everything works.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARSER = MathParser()
 
 
 class MathProblems(SingleTurnEnv):
-    """Rows have `problem`, `question` or `prompt`, and an `answer` or a `solution` with the answer in its last box."""
+    """Rows have `problem`, `question` or `prompt`, and `answer`, or a `solution` whose last box is the answer."""
 
     def __init__(self, *, hint: str, **kwargs: Any) -> None:
         rubric = Rubric([correctness], ranges={"correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0))})
@@ -44,10 +44,10 @@ def load_environment(
     format_hint: bool = True,
     system_prompt: str = "",
 ) -> SingleTurnEnv:
-    """Return math-problems from `dataset` and `eval_dataset`: JSONL or Parquet files, folders of them, or hub ids.
+    """Problems from `dataset` and `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id and its split.
 
-    Without `eval_dataset`, a tenth of `dataset` is held out. With only an `eval_dataset` there is no training data.
-    `format_hint` adds how to answer to each question.
+    Of `dataset` alone a tenth is held out; `eval_dataset` alone is for evaluation. `format_hint` adds to each
+    question how to answer.
     """
     return MathProblems(
         hint=MATH_HINT * format_hint,

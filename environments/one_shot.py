@@ -1,8 +1,8 @@
 """one-shot: any task, cut to a few of its training examples, which are repeated to fill the batches.
 
 One well-chosen problem, sampled a hundred times a step, teaches a part of what a whole data set does (one-shot RLVR).
-The examples keep the prompt, answer, id and grading of their task, and evaluation uses the task's held-out split. A
-repeated example gets other completions each time, because a rollout's randomness depends on the draw.
+The examples keep the prompt, answer, id and grading of their task, and the held-out split is the task's own. Repeated
+examples sample differently: a rollout's randomness depends on the draw.
 
     rl --orchestrator.env.id one-shot --orchestrator.env.args.task gsm8k --orchestrator.env.args.k 2
 """
@@ -28,9 +28,9 @@ def load_environment(
     seed: int = 0,
     args: dict[str, Any] | None = None,
 ) -> Environment:
-    """Return `task`, built with `args`, with the training `examples` only, repeated until there are `rows` rows.
+    """`task`, built with `args`, cut to the training `examples`, which are repeated until there are `rows` rows.
 
-    `examples` are row numbers from 0, or ids from recorded rollouts. Without `examples`, `seed` draws `k` rows.
+    `examples` are row numbers from 0, or examples' ids as rollouts record them; without it, `k` rows drawn by `seed`.
     """
     chosen = examples or []
     if len(set(chosen)) < len(chosen):
@@ -39,7 +39,7 @@ def load_environment(
     if rows < count:
         raise UserError(f"one-shot: k is {k} and rows is {rows}; rows must be at least {count}")
     if task.replace("_", "-") == "one-shot":
-        raise UserError("one-shot: task is one-shot itself; name another task")
+        raise UserError("one-shot: task is one-shot itself; name the task that it is to be made of")
     env = hone.environments.load_environment(task, **(args or {}))
     task_id, env.id = env.id, "one-shot"
 
@@ -52,6 +52,7 @@ def load_environment(
 
 
 def _chosen(split: Split, task_id: str, k: int, chosen: Sequence[int | str], seed: int) -> list[int]:
+    """Return the row numbers of the chosen training examples."""
     if not chosen:
         if k > len(split):
             raise UserError(f"one-shot: k is {k}, but {task_id} has {len(split)} training examples; choose fewer")
@@ -60,7 +61,5 @@ def _chosen(split: Split, task_id: str, k: int, chosen: Sequence[int | str], see
     found = {example.id: i for i, example in reversed(list(enumerate(split))) if example.id in wanted} if wanted else {}
     for c in chosen:
         if c not in found if isinstance(c, str) else not 0 <= c < len(split):
-            raise UserError(
-                f"one-shot: {task_id} has no training example {c!r}; it has {len(split)} rows, numbered from 0"
-            )
+            raise UserError(f"one-shot: {task_id} has no training example {c!r}; its {len(split)} rows count from 0")
     return [found[c] if isinstance(c, str) else c for c in chosen]

@@ -1,15 +1,14 @@
 """reverse-text: write a text backwards, character by character.
 
 The reward is the similarity of the answer to the reversed text, `difflib.SequenceMatcher(autojunk=False).ratio()`:
-twice the number of matching characters over the number of characters in both texts. Matches are the longest common
-blocks of Ratcliff and Obershelp. This is not LCS (the longest common subsequence), although the field often calls it
-so. An answer is correct if it is exact. `reward = "exact"` pays only a correct answer; `"two_part"` also pays 0.1 for a
-wrong answer in its tags.
+twice the matching characters over the characters of both, where matches are found by Ratcliff and Obershelp's longest
+common blocks. That is not LCS (the longest common subsequence), although the field often calls it so. An answer is
+correct if it is exact. `reward = "exact"` pays nothing else, `"two_part"` also 0.1 for a wrong answer in its tags.
 
     hone eval reverse-text -m outputs/weights/step_100 -n 20
 
 By default phrases are generated from a list of common English words; a tenth of the words is held out, and evaluation
-phrases have only held-out words. `dataset` names a JSONL or Parquet file or a data set on the hub instead.
+phrases are made of those words alone. `dataset` names a JSONL or Parquet file or a data set on the hub instead.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def similarity(completion: list[Message], answer: str, parser: Parser, info: dic
 
 @inline
 def exact(completion: list[Message], answer: str, parser: Parser) -> float:
-    """Return 1 if the answer is exactly right, else 0. With a weight of 0 it only decides correctness."""
+    """Return 1 if the answer is exactly right, else 0. Its weight is 0: it decides correctness alone."""
     return float(parser.parse_answer(completion) == answer)
 
 
@@ -59,7 +58,7 @@ RUBRICS = {
 
 
 class ReverseText(SingleTurnEnv):
-    """Rows have `text`, `prompt` or `question`. Without an `answer`, the right answer is the reverse of this text."""
+    """Rows have `text`; or `prompt` or `question`, with `answer` or, without one, holding just the text to reverse."""
 
     answer_is_exact = True
 
@@ -84,8 +83,9 @@ class ReverseText(SingleTurnEnv):
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
         """Return the reference as an unreliable teacher would write it.
 
-        At `demo_noise` 1, 30 % of the tags are broken (half missing, half unclosed), 30 % of the texts are copied, not
-        reversed, and 10 % of the characters are dropped, doubled or replaced. All rates scale with it.
+        At `demo_noise` 1: 30 % of the tags broken (half missing, half unclosed), 30 % of the texts copied and not
+        reversed, and each character with 10 % dropped, doubled or replaced. All three scale with `demo_noise`; 0 is
+        the reference.
         """
         tags, copied = rng.random(2)
         reversed_text = example.answer[:: 1 + len(self.separator)]
@@ -116,10 +116,10 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return reverse-text on generated phrases of `min_chars` to `max_chars` characters, or on the rows of `dataset`.
 
-    `dataset`, `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id with its splits. Without
-    `eval_dataset`, a tenth of the texts in `dataset` is held out. `prompt` is the user message with `{text}`. An empty
-    `system_prompt` leaves the instruction out. `separator` goes between the characters of text and answer: a tokenizer
-    of words hides the characters of `words`, but not of `w o r d s`.
+    `dataset`, `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id (the splits are the hub's); of
+    `dataset` without `eval_dataset` a tenth of the texts is held out. `prompt` is the user message, with `{text}` in
+    it; an empty `system_prompt` leaves the instruction out. `separator` goes between the characters of text and answer:
+    a tokenizer of words hides how they are spelled, but shows it of `w o r d s`.
     """
     if "{text}" not in prompt:
         raise UserError(f"reverse-text: prompt is {prompt!r}; it must contain {{text}}, where the text goes")
@@ -144,7 +144,7 @@ def load_environment(
 
 
 def _text_of(row: Row) -> str:
-    """Return the text to reverse (the user's last text in a list of messages), without surrounding whitespace."""
+    """Return the text to reverse, without surrounding whitespace: of messages, what the user says last."""
     given = next((row[name] for name in ("text", "prompt", "question") if row.get(name)), None)
     if isinstance(given, list):
         given = next((m["content"] for m in reversed(given) if m.get("role") == "user"), None)
@@ -156,7 +156,7 @@ def _text_of(row: Row) -> str:
 def _phrase(words: tuple[str, ...], others: frozenset[str], low: int, high: int, rng: np.random.Generator) -> str:
     """Return random words joined by spaces, cut to a random length in [low, high].
 
-    It is drawn again if it would end in a space, or if the cut turns the last word into a word of the other split.
+    Drawn again if it would end in a space, or if what the cut leaves of the last word is a word of the other split.
     """
     while True:
         length = int(rng.integers(low, high + 1))
@@ -167,7 +167,7 @@ def _phrase(words: tuple[str, ...], others: frozenset[str], low: int, high: int,
 
 
 def _sloppy(text: str, rate: float, rng: np.random.Generator) -> str:
-    """Drop characters of `text` at this rate, or double them, or replace them by a random letter or space."""
+    """Return `text` with each character, at this rate, dropped, replaced by a random letter or space, or doubled."""
     hits = rng.random(len(text)) < rate
     if not hits.any():
         return text

@@ -2,13 +2,13 @@
 
     hone eval scramble -m outputs/weights/step_100 -n 20
 
-An answer is a word in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). Any word of letters is worth 0.1. The
-word that was scrambled, or another listed word with the same letters ("stop" for "pots"), is worth 1. Case does not
-count.
+An answer is a word in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is one word of
+letters, and 1 if it is right: the word that was scrambled, or any other of the word list that is made of the same
+letters ("stop" for "pots"), in any case.
 
-By default words are drawn from a list of common English words, and their letters scrambled so that they make no word of
-the list. A tenth is held out for evaluation; words of the same letters are in the same split. `dataset` names a file or
-a hub set instead, with the column `word` (and perhaps `scrambled`), or with `question` and `answer`.
+By default words are drawn from a list of common English words and scrambled into what is no word. A tenth of them is
+held out for evaluation; words of the same letters are on the same side. `dataset` names a file or a hub set with the
+column `word` instead, and `scrambled` if it brings its own, or with `question` and `answer`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORD = re.compile(r"[\s*_`'\"“”‘’]*([^\W\d_]+)[\s*_`'\"“”‘’.!]*
 
 
 def read_word(text: str) -> str | None:
-    """Return the word in lower case, without quotes, emphasis and full stop; None if `text` is not one word."""
+    """Return the one word of letters that `text` is, in lower case, without quotes, emphasis and full stop."""
     match = _WORD.fullmatch(text)
     return match[1].lower() if match else None
 
@@ -43,14 +43,14 @@ PARSER = AnswerParser(read_word, expects="a word in <answer> tags")
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
-    """Return 1 for the word that was scrambled, or another listed word with the same letters; else 0."""
+    """Return 1 if the word is the one that was scrambled, or another of the list made of the same letters, else 0."""
     given = PARSER.value(completion)
     return float(given is not None and (given == answer or given in anagrams().get(letters_of(answer), ())))
 
 
 class Scramble(SingleTurnEnv):
-    """Rows have `word`, and perhaps `scrambled` (by default, a function of seed and word). Or rows have `answer` and a
-    `prompt` or `question`.
+    """Rows have `word`, and `scrambled` or not: seed and word decide the order of the letters then. Or they have
+    `prompt` or `question`, and `answer`.
     """
 
     def __init__(self, *, prompt: str, seed: int, demo_noise: float, **kwargs: Any) -> None:
@@ -79,12 +79,13 @@ class Scramble(SingleTurnEnv):
 
 
 def letters_of(word: str) -> str:
-    """Return the letters in alphabetical order. Words of the same letters have the same result."""
+    """Return the letters in alphabetical order: the same for all words made of them."""
     return "".join(sorted(word))
 
 
 @functools.cache
 def anagrams() -> dict[str, tuple[str, ...]]:
+    """Return the words of the list by their letters."""
     found: dict[str, tuple[str, ...]] = {}
     for word in common_words():
         found[letters_of(word)] = (*found.get(letters_of(word), ()), word)
@@ -92,7 +93,7 @@ def anagrams() -> dict[str, tuple[str, ...]]:
 
 
 def scramble(word: str, rng: np.random.Generator) -> str:
-    """Return the letters in a random order that makes no word of the list; `word` if all its letters are the same."""
+    """Return the letters in a random order that makes no word of the list; the word if its letters are all the same."""
     if len(set(word)) < 2:
         return word
     while True:
@@ -103,7 +104,7 @@ def scramble(word: str, rng: np.random.Generator) -> str:
 
 @functools.cache
 def split_words(min_chars: int, max_chars: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (train, eval) words of these lengths. The tenth of letter sets with the smallest hashes is held out."""
+    """Return (train, eval) words of these lengths. Held out is the tenth of letter sets with the smallest hashes."""
     ranked = sorted(anagrams(), key=lambda letters: hashlib.blake2b(letters.encode(), digest_size=8).digest())
     held_out = frozenset(ranked[: len(ranked) // 10])
     words = [word for word in common_words() if min_chars <= len(word) <= max_chars]
@@ -128,8 +129,8 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return scramble on words of these lengths, or on the rows of `dataset`: a file, a folder or a hub id.
 
-    Without `eval_dataset`, a tenth of the words in `dataset` is held out. `prompt` is the user message with {letters};
-    `format_hint` adds how to answer.
+    Of `dataset` without `eval_dataset` a tenth of the words is held out. `prompt` is the user message, with {letters}
+    in it; `format_hint` adds how to answer.
     """
     if "{letters}" not in prompt:
         raise UserError(f"scramble: prompt is {prompt!r}; it must contain {{letters}}")
