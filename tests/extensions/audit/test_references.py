@@ -7,9 +7,11 @@ import re
 import pytest
 
 from hone.environments import Rubric, SingleTurnEnv
+from hone.environments.references import forms
 from hone.errors import UserError
 from hone.extensions.audit.environment import audit_before_training
 from hone.extensions.audit.report import Verdict
+from hone.types import Example
 
 
 def env(reward, prompt="What is {i} + 1?", **more):
@@ -20,6 +22,28 @@ def env(reward, prompt="What is {i} + 1?", **more):
 def last_number(completion, answer):
     numbers = re.findall(r"-?\d+", completion[-1]["content"])
     return float(bool(numbers) and numbers[-1] == answer)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "first"),
+    [
+        ("What is 1 + 1?", "{answer}"),
+        ("Think in <think>…</think>, answer in <solution>…</solution>.", "<solution>{answer}</solution>"),
+        ("End with ANSWER: and a number.", "ANSWER: {answer}"),
+        (r"Put the answer into \boxed{}.", r"\boxed{{{answer}}}"),
+        ("End with #### and the number.", "#### {answer}"),
+    ],
+)
+def test_the_form_that_the_prompt_asks_for_is_tried_first(prompt: str, first: str) -> None:
+    found = forms(Example([{"role": "user", "content": prompt}], "2"))
+    assert found[0] == first and "{answer}" in found and len(set(found)) == len(found)
+
+
+def test_a_reward_that_takes_the_last_number_fails_its_audit_without_a_reference() -> None:
+    """A longer text with more numbers loses the right answer; this passed with "nothing fails" before."""
+    report = audit_before_training(env(last_number))
+    assert "growth" in report.names() and report.facts["reference"] == "{answer}"
+    assert report.checks[0].summary == "8 of 8 references are correct (derived from the answer as {answer})"
 
 
 def exact(completion, answer):
