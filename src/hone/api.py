@@ -73,7 +73,7 @@ def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **
 
     `config` is a TOML file, an `SFTConfig` or None; `settings` are keys of this config. `dataset` is a path, a hub id,
     a list of dicts or a `datasets.Dataset`, with the columns `messages`, or `prompt` and `completion`. Ctrl-C saves
-    the run and raises KeyboardInterrupt.
+    the run and raises KeyboardInterrupt; `resume=True` continues the run.
     """
     from hone.commands.training import train_sft
     from hone.loops.sft import with_dataset

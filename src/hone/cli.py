@@ -175,7 +175,7 @@ def _is_among_ranks() -> bool:
 @safe_output()
 @called_from(python=False)
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
-    """Run `action` and return its exit code, or print an error and return that code. `quiet`: only rank 0 prints."""
+    """Run `action`; return its exit code or an error's; only bugs raise. `quiet`: leave UserErrors to rank 0."""
     write_backslashes()
     try:
         code = action() or 0

@@ -190,7 +190,7 @@ def one_line(text: str) -> str:
 
 
 def api_key(variable: str | None, flag: str) -> str | None:
-    """Return the API key in an environment variable; None if `variable` is None. Errors name the option `flag`."""
+    """Return the API key in an environment variable; None if `variable` is None. UserError (with `flag`) if unset."""
     if variable is None:
         return None
     if not variable.isidentifier():  # not shown: it may be the key

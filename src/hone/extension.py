@@ -203,7 +203,7 @@ class Machines(Protocol):
 
 
 def load(module: str, path: str) -> Any:
-    """Import `path`, relative to the package of `module`. Raises UserError if a package other than hone fails."""
+    """Import `path`, relative to the package of `module`. UserError if it fails in a package other than hone."""
     home, _, name = f"{module.rpartition('.')[0] or module}.{path}".rpartition(".")
     try:
         return getattr(import_module(home), name)

@@ -19,7 +19,7 @@ MIN_FP32_SIZE = 2**18
 HEAD_CACHE_BYTES = 512 * 2**20
 """Default of `head_cache_bytes` on a CPU, and the smallest default on a GPU."""
 CACHE_SHARE = 16
-"""On a GPU, a chunk of the head has `head_cache_bytes` / CACHE_SHARE logits or more. Chunks are large, because each
+"""On a GPU, a chunk of the head may have `head_cache_bytes` / CACHE_SHARE logits. Chunks are large, because each
 chunk reads and writes the whole gradient of the head's weight."""
 MARGIN = 0.05
 """Share of a device's memory that stays free, because memory is fragmented and plans are not exact."""

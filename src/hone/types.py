@@ -46,7 +46,7 @@ class Outcome(StrEnum):
 
 
 def content_hash(value: Any, errors: str = "surrogatepass") -> str:
-    """Return the first 16 hex digits of the SHA-256 of `value` as canonical JSON."""
+    """Return the first 16 hex digits of the SHA-256 of `value` as canonical JSON. `errors`: as in `str.encode`."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode("utf-8", errors)).hexdigest()[:16]
 
@@ -222,7 +222,7 @@ class Rollout:
     """One sample: a conversation with the model, and its tokens.
 
     `segments`: the token sequences: one, several if a program branches (`branches` is true), or none if the server
-    answers in text (see `usage`). Properties such as `token_ids`, `turns` and `prompt_tokens` describe only the first
+    answers in text (see `usage`). The properties of ids, logprobs, turns and their numbers describe only the first
     segment. All segments have the sample's advantage, unless a program rewards each call. `messages` include the
     completion. `stop_reason` says how the last turn ended. `completion_ids`: the sampled tokens if there is no segment.
 

@@ -84,7 +84,7 @@ def test_what_another_try_cannot_mend_is_not_tried_again(answer, reason: str):
     [
         (Status(401, "who are you"), "wants an API key (who are you): put the key into an environment variable"),
         (Status(429, "pay first", error_code="insufficient_quota"), "refuses the account: pay first"),
-        (Status(404, "Not Found"), "answers 404 (Not Found): check the URL"),
+        (Status(404, "Not Found"), "answers 404 (Not Found): check -b"),
     ],
 )
 def test_what_is_hopeless_for_every_request_ends_all_at_once(answer: Status, words: str):

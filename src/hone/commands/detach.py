@@ -29,6 +29,7 @@ COMMAND, LAUNCHER = "HONE_LAUNCHED", "HONE_LAUNCHER"
 
 
 def in_background() -> bool:
+    """Return True in the background process, until `hand_over`."""
     return DETACHED in os.environ
 
 

@@ -70,6 +70,7 @@ def _can_have_ranks(config: RLConfig) -> bool:
 
 
 def _gpus(config: RLConfig) -> int:
+    """Count the run's GPUs; 0 if the config names a device or a server."""
     automatic = config.model.device == "auto" and config.orchestrator.client.base_url is None
     return len(visible_gpus()) if automatic else 0
 

@@ -95,7 +95,7 @@ class CorrectionConfig(BaseConfig):
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
     """A token's weight in the loss; ρ = trainer's / sampler's probability. `token`: min(ρ, `cap`) (truncated importance
-    sampling); `sequence`: with the product of a completion's ρ; `band`: ρ if `low` <= ρ <= `high`, else 0 (IcePop);
+    sampling); `sequence`: min(product of a completion's ρ, `cap`); `band`: ρ if `low` <= ρ <= `high`, else 0 (IcePop);
     `geometric`: 1 if the geometric mean of a completion's ρ is from `low` to `high`, else 0."""
     cap: float = Field(default=2.0, gt=0)
     """Largest weight, for `token` and `sequence`."""

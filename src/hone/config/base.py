@@ -50,7 +50,7 @@ class Meta:
     place: int = 0
     """Place under the heading: -1 is first, 1 is last. Keys with 0 take their section's place."""
     decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
-    """Part of a run that the key decides. A resume may change keys of all kinds but `bytes` and `digest`.
+    """Part of a run that the key or its section decides. A resume may change all kinds but `bytes` and `digest`.
 
     `bytes`: the results. `digest`: the results, and a resume compares the digest of the named file. `rounding`: only
     the rounding of numbers. `nothing`: no number. `start`: the start of a process; config.toml omits the key.
@@ -70,7 +70,7 @@ class Meta:
         return self.decides not in ("bytes", "digest")
 
     def within(self, section: Meta) -> Meta:
-        """Return this field's Meta, with values of its section's Meta where the field has none."""
+        """Complete a field's Meta. The section's `decides` (but "bytes") and `common` None win; `place` fills a 0."""
         common = None if section.common is None else self.common
         decides = section.decides if section.decides != "bytes" else self.decides
         return replace(self, common=common, place=self.place or section.place, decides=decides)
@@ -171,7 +171,6 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
-        """Return the class that parses this command line."""
         return cls
 
     @classmethod

@@ -175,7 +175,7 @@ class OptimConfig(BaseConfig):
             raise UserError('optim.offload already has the state in host memory: leave out optim.state = "8bit"')
         if self.type != "adamw" and (self.offload or self.state == "8bit"):
             raise UserError(
-                f'optim.type = "{self.type}" excludes optim.offload and optim.state = "8bit": leave out both'
+                f'optim.offload and optim.state = "8bit" are for AdamW: leave out these or optim.type = "{self.type}"'
             )
         return self
 
@@ -201,7 +201,7 @@ class MemoryConfig(BaseConfig):
 
 
 class SchedulerConfig(BaseConfig):
-    """Learning rate over steps: a linear warm-up to the peak, then no change, or a decay to `min_ratio` x peak."""
+    """Learning rate over steps: a linear warm-up, then the peak, or a decay to `min_ratio` x peak at the last step."""
 
     type: Annotated[Literal["constant", "linear", "cosine", "wsd"], Meta("training")] = "constant"
     """Shape after the warm-up; `wsd` (warm-up, stable, decay) keeps the peak, then falls linearly to the end."""
@@ -336,8 +336,8 @@ class GradingConfig(BaseConfig):
     workers: int | None = Field(default=None, ge=0)
     """Processes; by default one per core. 0: run functions in hone's process, without limits, to debug them."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds for a function per completion; a function of `completions` gets this time for each completion of
-    its group. Deterministic runs count CPU seconds, and allow 6 times as many wall-clock seconds."""
+    """Seconds for all functions of a completion, and for each async one; functions of `completions` get this time for
+    each completion of a group. Deterministic runs count CPU seconds, and allow 6 times as many wall-clock seconds."""
     memory_gib: float = Field(default=4.0, gt=0)
     """GiB of memory that a process may use in addition to its size after loading the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)

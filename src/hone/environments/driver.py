@@ -87,7 +87,7 @@ def failed(words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> tuple[Outcome
 
 
 async def rolled_out(env: Environment, model: Model, passed: type[Exception] = UserError) -> Rollout:
-    """Make a rollout. An exception in the task's code becomes its failure; UserError, Halt and `passed` are raised."""
+    """Make a rollout. NoRoom ends it. Another exception is its failure; UserError, Halt and `passed` are raised."""
     try:
         return await env.rollout(model, model.example)
     except NoRoom as full:

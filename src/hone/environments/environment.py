@@ -55,7 +55,8 @@ class Limits:
     """The number of grading processes, and the limits for grading a sample.
 
     If `deterministic` is true, `timeout` limits processor time, so that load changes no verdict, and `backstop` x
-    `timeout` limits wall time. Otherwise `timeout` limits wall time, excluding waits for a core.
+    `timeout` limits wall time. Otherwise `timeout` limits wall time, excluding waits for a core. `hash_seed`: the
+    processes' PYTHONHASHSEED.
     """
 
     workers: int | None = None
@@ -93,7 +94,7 @@ class Origin:
 class Environment:
     """A task. Examples come from `dataset` (split "train") and `eval_dataset` (split "eval").
 
-    Each is rows, or a function that returns rows. hone calls the function on first use, so that building an
+    Each is a sequence of rows, or a function that returns one. hone calls the function on first use, so building an
     environment reads no data. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a
     reward function asks for it) and `info` (a dict, or a dict as JSON). If a task's rows have other columns, the task
     overrides `format_row`. If a data set has other columns than its task, `use_template` converts them. `reference` is
@@ -117,7 +118,7 @@ class Environment:
     answer_is_exact = False
     """True if every character of an answer counts, also case and punctuation. Then an audit changes none of them."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
-    """Findings of an audit that are intended, as {name: reason}; a name is such as "false-negative:crlf"."""
+    """Findings of an audit that are intended, as {name: reason}, with names such as "false-negative:crlf"."""
     own_label: str = ""
     """Name of the task in messages; "" for its id."""
 
@@ -185,7 +186,7 @@ class Environment:
     def apart(self) -> Environment | None:
         """Return a copy of this task that runs all functions in a new process. Call the copy's `close_workers` later.
 
-        Returns None if no process can load the task, or if the task has a separate process already.
+        Returns None if no process can load the task, or if `has_own_process` is true.
         """
         made = copy.copy(self)
         made.limits = replace(self.limits, workers=0 if self.limits.workers == 0 else 1)
@@ -197,8 +198,8 @@ class Environment:
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
         """While the block runs, run all functions, also `inline` ones, in a new process with this PYTHONHASHSEED.
 
-        Yields False if no process can load the task, or if the task has a separate process already. After the block,
-        limits and processes are as before.
+        Yields False if no process can load the task, or if `has_own_process` is true. After the
+        block, limits and processes are as before.
         """
         before = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)

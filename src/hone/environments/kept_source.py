@@ -108,7 +108,7 @@ class _Writer:
         self._pieces.append(f"{name} = {source}")
 
     def _part(self, name: str, value: Any, module: Mapping[str, Any]) -> str:
-        """Return an expression for a value. Without a literal, first define the value as its global name or `name`."""
+        """Return an expression for a value. If it has no literal, first define it by its global name or `name`."""
         if (source := _literal(value)) is not None:
             return source
         known = next((key for key, one in [*module.items(), *self._defined.items()] if one is value), name)

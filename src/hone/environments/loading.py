@@ -53,7 +53,7 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
 
 
 def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any] | None, name: str) -> Environment:
-    """Load the environment that a config describes. `name` is the template's config key: "data.env.template"."""
+    """Load the environment that a config describes. `name`: the template's config key, such as "data.env.template"."""
     env = load_environment(env_id, **args)
     if template is not None:
         env.use_template(template, name)

@@ -95,7 +95,7 @@ def same_number(given: str | None, gold: str) -> bool:
 
 
 def find_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Like `read_number`, but raise `Ambiguous` for text that may state several numbers."""
+    """Read like `read_number`, but raise `Ambiguous` for text that may state several numbers."""
     found = _find(text)
     return found and found.read(percent)
 

@@ -41,7 +41,7 @@ QUESTION = ("problem", "question", "prompt")
 
 
 def question_of(row: Row) -> str:
-    """Return the question, or the user's last text if `prompt` is messages. Raises KeyError."""
+    """Return the question, or the user's last text if `prompt` is messages. KeyError if there is none."""
     given = next((row[name] for name in QUESTION if row.get(name)), None)
     if isinstance(given, list):
         asked = [m for m in given if isinstance(m, dict) and m.get("role") == "user"]
@@ -52,7 +52,7 @@ def question_of(row: Row) -> str:
 
 
 def answer_of(row: Row) -> str:
-    r"""Return the right answer: `answer`, or else the last `\boxed{…}` in `solution`. Raises KeyError."""
+    r"""Return the right answer: `answer`, or else the last `\boxed{…}` in `solution`. KeyError if there is none."""
     answer = row.get("answer")
     if answer is None and row.get("solution"):
         answer = AnswerParser(forms=("boxed",)).parse(str(row["solution"]))

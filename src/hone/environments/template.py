@@ -37,7 +37,7 @@ _TEXTS = {"prompt", "question", "completion"}
 
 
 class Template:
-    """Makes new rows from a data set's rows. `columns` is the value of the config key `name`: "data.template"."""
+    """Makes new rows from a data set's rows. `columns`: the value of the config key `name`, such as "data.template"."""
 
     def __init__(self, columns: Mapping[str, Any], name: str = "template") -> None:
         if not columns:

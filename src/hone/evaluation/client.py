@@ -121,7 +121,7 @@ class ChatClient(Client):
         if names and model not in names:
             raise UserError(f"{url} has no model {model!r}: give -m one of {', '.join(names[:20])}")
         raise UserError(
-            f"{url} answers 404 ({reason}): check the URL after -b (hone appends `/chat/completions`) and the "
+            f"{url} answers 404 ({reason}): check -b (it mostly ends in /v1; hone appends `/chat/completions`) and the "
             "name after -m"
         )
 

@@ -76,7 +76,7 @@ def clustered_share(hits_E: np.ndarray, sizes_E: np.ndarray) -> Interval:
     An example has `sizes_E` completions, N in all, and `hits_E` of them are correct. The design effect deff is the
     cluster-robust variance of the share, divided by p(1 - p) / N (Kish, 1965). It is at least 1, and at most Σ n² / N,
     its value if all completions of each example agree. k is the number of examples with a hit or, if smaller, with a
-    miss. Near shares of 0 and 1, k is small, so one more example with the largest deff (most) is assumed: (k · deff +
+    miss. For shares near 0 and 1, k is small, so one more example with the largest deff (most) is assumed: (k · deff +
     most) / (k + 1). With one completion per example this is Wilson's interval. Coverage: benchmarks/intervals.py.
     """
     count, examples = float(sizes_E.sum()), len(sizes_E)

@@ -78,7 +78,7 @@ class TextModel(Model):
         return Turn(message, reply.stop_reason)
 
     async def _complete(self, messages: list[Message], tools: Tools, body: dict[str, Any]) -> Rollout | Failure:
-        """Request an answer. If the server refuses tools because it can't parse calls, set tool_choice to "none"."""
+        """Request an answer. If the server refuses tools (can't parse calls), send tool_choice "none" from then on."""
         server = self.server
         offered = {"tools": tools, **server.more} if tools else {}
         reply = await server.client.complete(server.name, messages, offered | body, self.sample_id)

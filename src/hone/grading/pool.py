@@ -434,7 +434,7 @@ class RequestBatch:
             self._answered.put((-1, error))
 
     def _one_waits(self) -> bool:
-        """Wait for a question. Return False once all are answered: until then, a question may be queued again."""
+        """Wait for a question. Return False once no `put` can follow and all are answered (one may be queued again)."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or (self._complete and self._unanswered <= 0))
             return bool(self._waiting)

@@ -9,7 +9,7 @@ All rows write their next token to the same column. A row that begins later join
 hides the columns before its first token.
 
 Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads for each key/value head, H = K G,
-Dh head size, T decoded tokens, E groups of R slots (see `GroupLayout`). The head dimension comes first, so that rows
+Dh head size, T decoded tokens, E groups of R slots (see `GroupLayout`). K comes first, so that rows
 and groups are two views of one tensor.
 """
 

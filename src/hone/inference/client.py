@@ -58,7 +58,7 @@ class ServerClient(Client):
             ) from None
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the server's answer to `body`. Raises the errors of `_send`, and Halt if the answer can't be read."""
+        """Return the server's answer to `body`. Raises errors of `request`, and Halt if the answer can't be read."""
         return await self._send("POST", path, body)
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:

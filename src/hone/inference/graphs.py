@@ -41,7 +41,7 @@ MAX_GRAPHS = 128
 VARLEN = False
 """If true, bf16 attention uses `varlen` (needs torch 2.13) to read only a row's tokens. Not measured yet."""
 MAX_WAYS, FEW = 1024, 4
-"""Number of sets of sampling parameters that are remembered (the latest), and number recorded together."""
+"""Most sets of sampling parameters that are remembered (the latest), and most that are recorded together."""
 
 
 class GraphRunner(Runner):
@@ -143,10 +143,10 @@ class GraphRunner(Runner):
 class SlotState:
     """Slots that store one sequence each, and the input and output tensors of a step.
 
-    `stored`: per layer keys and values `[2, size, K, Dh]` in the model's `kv_dtype`. `size` is at most `budget` tokens,
-    which `lay_out` cuts into slots. `rows` `[3, slots]`: each row's last token, the token's position, and the index of
-    the row's next random number in `uniforms` `[slots, tokens]`. A step writes `logits` `[slots, V]` and `drawn`
-    `[slots, 2]`.
+    `stored`: per layer keys and values `[2, size, K, Dh]` in the model's `kv_dtype`, cut into slots by `lay_out`.
+    `size` is at most `budget` tokens, unless the rows need more. `rows` `[3, slots]`: each row's last token, its
+    position, and the index of the row's next random number in `uniforms` `[slots, tokens]`. A step writes `logits`
+    `[slots, V]` and `drawn` `[slots, 2]`.
     """
 
     def __init__(self, model: Decoder, budget: int) -> None:

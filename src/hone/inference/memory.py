@@ -14,7 +14,7 @@ GIB = 2**30
 KV_GIB = 4.0
 """GiB for keys and values on a CPU, or on any device if a config of an older hone has no `kv_gib`."""
 PREFIX_SHARE = 0.25
-"""Memory for cached prompts of conversations with several turns, as a share of the KV cache."""
+"""Extra memory for cached prompts of conversations with several turns, as a share of the KV cache's memory."""
 GRANULE = 64
 """Tokens in a CUDA graph's slot, and tokens that a step covers, are multiples of this, because kernels need aligned
 masks.

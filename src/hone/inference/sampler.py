@@ -51,11 +51,11 @@ def set_bits(words_N: np.ndarray) -> np.ndarray:
 
 
 def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
-    """Return each row's first index `[B]` at which the running sum of weights exceeds uniform number x total.
+    """Return each row's first index `[B]` at which the running sum of weights exceeds uniform x total.
 
     Each row has float64 running sums, so a draw doesn't depend on other rows, and an index of weight 0 is never drawn.
-    In a large vocabulary, the search first finds the block of the token and then the token in this block, because one
-    running sum over 150k tokens takes as long as the head's product.
+    In a large vocabulary, the search first finds the token's block (by sums in the weights' dtype), then the token,
+    because one running sum over 150k tokens takes as long as the head's product.
     """
     size = weights_BV.shape[1]
     if size <= WHOLE:

@@ -34,7 +34,7 @@ PROBE_SECONDS = 3.0
 Carry = Callable[[int, Path], None]
 """Called with a server's number and a weights folder: copies the folder to that server, or raises ServerUnavailable."""
 OnAnswer = Callable[[int, Any, Server, int], None]
-"""Called for each answer with the request's number, the answer, its server, and the oldest version of its tokens."""
+"""Called for each answer with: request's number, answer, server, the oldest version that may have sampled it."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Fleet:
     def ask(
         self, bodies: Sequence[dict[str, Any]], on_answer: OnAnswer = lambda number, answer, server, version: None
     ) -> list[Any]:
-        """Return the answers in the order of `bodies`. Raises Halt unless the servers have this run's weights."""
+        """Return the answers in the order of `bodies`. Raises Halt if a server samples from another run's weights."""
         return asyncio.run(_Call(self, len(bodies)).answers(bodies, on_answer))
 
     def ask_each(self, body: dict[str, Any]) -> list[Any]:

@@ -70,7 +70,7 @@ class GroupSampler:
     def groups(
         self, step: int, count: int, first_draw: int, phase: Callable[[str], AbstractContextManager[None]]
     ) -> list[Group]:
-        """Return a step's graded groups in draw order. `count` should be trained; with `refill`, more may be drawn."""
+        """Return `count` graded groups from draw `first_draw` on; with `refill`, more, until `count` can be trained."""
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)

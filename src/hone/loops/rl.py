@@ -123,7 +123,7 @@ class OneProcess:
 
 
 class RL(Training):
-    """A run of RL, from a config. `processes` sample and train; by default this process does both.
+    """A run of RL, from a config. `processes` sample and train; by default this one does, or a server samples.
 
     `config` is an `RLConfig`, a TOML file or None. `settings` set its keys, by name or dotted name. The task comes from
     the config, from `reward_funcs` with the examples of `dataset` (see `given_task` in `hone.environments.functions`),

@@ -140,7 +140,6 @@ class Training(ABC):
             return self.steps.step()
 
     def train(self) -> None:
-        """Take all steps that are left."""
         while not self.done:
             with self._inside():
                 if self.steps.begin() and not self.steps.done:

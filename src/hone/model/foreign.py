@@ -4,8 +4,8 @@ transformers can use a custom attention function. The model computes one row of 
 queries, keys and values to the caller's `attention`. So packing, shared prompts, the KV cache and `batch_invariant`
 work as for hone's decoder, and sampler and trainer agree as closely.
 
-The model must have causal softmax attention only, and its logits must be a matrix times the last hidden states. To test
-this, `load` compares hone's logits of two packed sequences with transformers' logits of each sequence. With window
+The model must have causal softmax attention only, and its logits must be a matrix times the last hidden states. `load`
+refuses a model if hone's logits of two packed sequences differ from transformers' logits of each sequence. With window
 attention, the longest context is the window, because up to there window attention equals full attention.
 """
 

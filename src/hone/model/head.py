@@ -4,7 +4,7 @@ With a vocabulary of 150,000, the logits of a micro-batch are the largest tensor
 chunks. The backward pass needs the softmax: it is stored if it fits into `cache_bytes`, and otherwise computed again.
 
 The products of the forward pass are in fp32. On a GPU, precision "bf16_linear" uses TF32, and "bf16" uses bf16 with an
-fp32 result. The backward pass uses bf16 unless the precision is "fp32".
+fp32 result. The backward pass is in bf16, or fp32 if precision is "fp32" or the CPU has no fast bf16.
 
 Shapes: M tokens with loss, D hidden size, V vocabulary.
 """
@@ -46,7 +46,7 @@ def head_logits(
     out: Tensor | None = None,
     packed: PackedWeight | None = None,
 ) -> Tensor:
-    """Compute the logits `[M, V]` in fp32, without a gradient. They are written to `out`, unless `packed` is used."""
+    """Compute the logits `[M, V]` in fp32, without a gradient, into `out` if given, unless `packed` is used."""
     if packed is not None and packed.prepare(weight_VD):
         return packed.product(hidden_MD, weight_VD).float()
     if weight_VD.is_cuda:

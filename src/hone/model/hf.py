@@ -224,7 +224,7 @@ def reserve_files(
 
 
 def copy_weights(source: Path, folder: Path) -> None:
-    """Copy a model from reserved files into `folder`, with the bytes that `save_model` writes."""
+    """Copy a model from reserved files into `folder`, with the bytes that `save_model` writes if not `reserved`."""
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             save_tensors(load_file(file), folder / file.name, METADATA)

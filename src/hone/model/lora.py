@@ -65,7 +65,7 @@ def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, i
 
 @torch.no_grad()
 def start_adapter(model: Decoder, seed: int) -> None:
-    """Load the adapter in `model.lora.path`. Without a path, draw A uniformly in ±1/sqrt(in) and set B to 0."""
+    """Load the adapter in `model.lora.path`. Without a path, draw A uniformly in ±1/sqrt(in) (PEFT's default), B 0."""
     assert model.lora is not None
     if model.lora.path is not None:
         folder = Path(model.lora.path).expanduser()

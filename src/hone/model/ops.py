@@ -158,7 +158,7 @@ def _split_rotate_backward(
 
 
 class _SplitRotate(torch.autograd.Function):
-    """qkv [N, (H+2K)·Dh] → q [N, H, Dh], k and v [N, K, Dh]. Normalises each head of q and k, then applies RoPE."""
+    """qkv [N, (H+2K)·Dh] → q [N, H, Dh], k and v [N, K, Dh]. RoPE on q and k, after a norm of each head if `weight`."""
 
     @staticmethod
     def forward(
@@ -189,7 +189,7 @@ def _split_rotate_inference(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    """Rotate the pairs (x[i], x[i + Dh/2]), by `cos` [N, 1, Dh] (each value twice) and `sin` [N, 1, Dh/2] of angles.
+    """Rotate the pairs (x[i], x[i + Dh/2]), by angles: `cos` [N, 1, Dh] (each value twice), `sin` [N, 1, Dh/2].
 
     If `back` is true, rotate by the negative angle. On a GPU x may be overwritten.
     """

@@ -7,7 +7,7 @@ Rows are quantised independently, so q, k and v can be written separately into t
 torchao 0.18 is not used. With one scale a row, its 8 bits have errors of 0.78 % for normally distributed weights,
 against 0.59 % here. Single rows can't be written, and 4 bits need another package (mslk).
 
-Levels and scales are bf16 values, so level x scale is exact in fp32, and is rounded once in bf16.
+Levels and scales are bf16 values, so level x scale is exact in fp32, and rounded once in bf16: W is the same in all.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
-    """Return the architecture of a folder, hub id or `hone/tiny`. Raises UserError if it can't be fetched."""
+    """Return the architecture of a folder, hub id or `hone/tiny`. UserError if unknown, unfetchable or unsupported."""
     name, folder = str(model), Path(model)
     if name == TINY:
         from hone.model.presets import tiny_config

@@ -76,7 +76,7 @@ CHAT_TEMPLATE = """\
 
 
 def _byte_characters() -> dict[int, str]:
-    """Map each byte to the character that byte-level BPE writes for it (GPT-2's table): itself, or U+0100 on."""
+    """Map each byte to the character that byte-level BPE writes for it (GPT-2's table): itself, or one from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}

@@ -138,7 +138,7 @@ def _call(value: Any) -> Call | None:
 
 
 def _malformed(text: str, start: int) -> tuple[list[Call], int]:
-    """Return a malformed call, and where it ends. Its text goes from `start` to the closing tag, next call or end."""
+    """Return a malformed call and its end: the closing tag or the next call, whichever is first, or the text's end."""
     end, following = text.find("</tool_call>", start), text.find("<tool_call>", start)
     closed = end >= 0 and not 0 <= following < end
     if not closed:

@@ -1,4 +1,4 @@
-"""Run directories: the training loops write them, and they are read back. Imports only hone's package `config`."""
+"""Run directories: the training loops write them, and they are read back. Imports only `config` of hone's packages."""
 
 from __future__ import annotations
 

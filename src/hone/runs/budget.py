@@ -94,6 +94,7 @@ class Budget:
         self._expected[phase] = seconds
 
     def step(self, seconds: float, tokens: int | None) -> None:
+        """Note a step: its wall seconds, and the tokens of the run so far."""
         if self._closing is None:
             self._closing = max(CLOSING, OF_START * (self._clock() - self._began - seconds))
         self._steps.append(seconds)

@@ -106,8 +106,8 @@ def error_number(error: BaseException) -> int | None:
 def new_dir(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill. When the block ends, this directory replaces `path` in one step.
 
-    First, it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises, `path`
-    stays as it was. Raises OSError if `path` exists without a file `COMPLETE`.
+    Before this it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises,
+    `path` stays as it was. Raises OSError if `path` exists without a file `COMPLETE`.
     """
     if path.exists() and not (path / MARKER).is_file():
         raise FileExistsError(errno.EEXIST, "hone did not write it, so it is not replaced", str(path))

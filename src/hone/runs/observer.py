@@ -36,7 +36,7 @@ class Observer:
     """Watches a run and changes none of its numbers. Override the methods that you need; any exception ends the run."""
 
     def check_config(self, config: Any, env: Any = None) -> None:
-        """Called first. `env` is the (first) task of RL, else None. Raise UserError to refuse the config."""
+        """Called first. `env` is RL's (first) task, an Environment, or None. Raise UserError to refuse the config."""
 
     def check(self, training: Any) -> None:
         """Called before anything is written, with the `RL` or `SFT`. Raise UserError to refuse the run."""

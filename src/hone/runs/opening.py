@@ -41,9 +41,9 @@ class Opening:
     `parameters` by name, digests of the `sources` besides the config, and the number of `ranks`. If `with_tensors` is
     false, only the checkpoint's state is loaded.
 
-    `open` sets the rest: `info` is run.json; `restored` is (tensors, state) of the checkpoint to continue from; `spent`
-    is the cost so far. `differs` lists changes that make results differ from an uninterrupted run. `lost_checkpoint` is
-    true if a checkpoint newer than the loaded one is damaged.
+    `open` sets the rest: run.json (`info`), the first step to take, (tensors, state) to continue from (`restored`), the
+    cost so far (`spent`). `differs` lists changes that make results differ from an uninterrupted run. `nothing_left` is
+    true if no step is left, `lost_checkpoint` if a checkpoint newer than the loaded one is damaged.
     """
 
     config: RunConfig

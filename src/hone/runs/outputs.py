@@ -199,7 +199,7 @@ _held: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
 
 
 class Lock:
-    """The lock of the process that writes a run, held until the process ends. For the run's launcher, it is LAUNCHER.
+    """The lock of the process that writes a run (file LAUNCHER: of the run's launcher), held until the process ends.
 
     A record lock (`lockf`) is not inherited, so a worker that outlives its parent doesn't hold it.
     """

@@ -113,6 +113,7 @@ class RankedTrainer:
 
     @on_all_ranks
     def score(self, token_ids: tuple[int, ...]) -> list[float]:
+        """Return the log-probability of each token except the first, at the trainer's temperature."""
         return sequence_logprobs(self.trainer.model, token_ids, self.trainer.temperature)
 
     @on_all_ranks

@@ -15,7 +15,7 @@ def lr_at(step: int, peak: float, scheduler: SchedulerConfig, max_steps: int) ->
     In the warm-up, the rate is peak x (step + 1) / warmup_steps. After it, the rate is constant ("constant"), decays at
     once ("linear", "cosine"), or decays linearly over the last decay_ratio x max_steps steps ("wsd", arXiv:2404.06395).
     The decay reaches min_ratio x peak at the last step. With min_ratio = 0 the decay reaches 0 one step later, as in
-    transformers, because a step at learning rate 0 would train nothing.
+    transformers, as rate 0 would train nothing. A warm-up of max_steps - 1 or more leaves no decay.
     """
     if step < scheduler.warmup_steps:
         return peak * (step + 1) / scheduler.warmup_steps

@@ -164,7 +164,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
         raise UserError(f"no recorded completion of {run.path} has a reward of {min_reward:g} or more: {remedy}")
     if evaluated or run.info.get("sources", {}).get("tokenizer") != tokenizer:
         if any(message["role"] == "tool" for row in rows for message in row["completion"]):
-            raise UserError(f"{run.path} used tools, which need recorded ids: name an RL run with this tokenizer")
+            raise UserError(f"{run.path} used tools, which need ids: name an RL run with this model's tokenizer")
         rows = [{name: row[name] for name in ("prompt", "completion")} for row in rows]
     return Rows(rows, lambda i: f"{run.path}, completion {i}")
 

@@ -125,8 +125,8 @@ def statement_of(subject: Subject) -> Statement:
 def answer_span(subject: Subject) -> tuple[int, int] | None:
     """Return the span of the answer in the reference's text; None if no answer is found.
 
-    The answer is the text that the parser reads. If the parser reads none, the answer is the example's answer or a text
-    in common marks. If this text is in a code fence, the answer is the whole block.
+    The answer is what the parser reads, if it is a part of the text; else the example's answer, else the last marked
+    answer, else all text, if the parser reads it. If such an answer is in a code fence, it is the whole block.
     """
     text = subject.text
     if not text.strip():

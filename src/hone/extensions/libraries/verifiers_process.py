@@ -98,6 +98,7 @@ class DriverProcess:
         return self._process.pid
 
     async def episode(self, number: int, order: dict[str, Any]) -> dict[str, Any]:
+        """Run an episode; return its summary. Raises ProgramFailed if the process ends."""
         future = self._open[number] = Future[dict[str, Any]]()
         future.set_running_or_notify_cancel()  # from now on only `take` and `lose` settle it
         try:

@@ -132,7 +132,6 @@ class Lengths:
 
     @property
     def decoded(self) -> int:
-        """Number of decode steps of a batch."""
         return self.reached or self.longest_completion
 
     @property

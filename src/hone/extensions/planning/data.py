@@ -35,7 +35,7 @@ class Facts:
     """Numbers of training (`pool`) and `held_out` examples, `turns`, and lengths in tokens of some examples.
 
     For several tasks, `pool` is the sum, `held_out` the least and `turns` the most. If `estimated`, lengths are
-    estimated from characters. `tokens` counts all tokens of an SFT data set. `notes` say why a fact is unknown.
+    estimated from characters. `tokens` counts all tokens of an SFT data set. `notes` say what could not be read.
     """
 
     pool: int | None = None

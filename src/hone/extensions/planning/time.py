@@ -22,7 +22,7 @@ SMALL_MODEL = 10_000_000
 TRAIN = {"cuda": 0.11, "cpu": 0.25}
 """Shares of the peak FLOP/s that training reaches, by kind of device."""
 PREFILL, BANDWIDTH = 0.25, 0.5
-"""Shares that sampling reaches of the peak FLOP/s, and of the peak bytes/s."""
+"""Shares that are reached: of peak FLOP/s in sampling, and of peak bytes/s."""
 LAUNCH = {"cuda": 300e-6, "cpu": 150e-6}
 """Seconds to launch a layer's kernels for a forward pass."""
 DEQUANTIZED = {"8bit": 9.0, "4bit": 12.5}

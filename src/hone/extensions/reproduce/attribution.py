@@ -128,7 +128,7 @@ class Window:
 
 
 def window(points: np.ndarray, first: int, last: int) -> Window | None:
-    """Summarise the points `[N]` (dtype POINT) of steps `first` to `last`; None if both graders graded no point."""
+    """Summarise the points `[N]` (dtype POINT) of steps `first` to `last`; None if no point was graded by both."""
     inside = points[(points["step"] >= first) & (points["step"] <= last)]
     both = inside[np.isfinite(inside["recorded"]) & np.isfinite(inside["regraded"])]
     if not len(both):

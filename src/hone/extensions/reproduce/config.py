@@ -99,7 +99,7 @@ class RegradeConfig(ExecutedRun):
     steps: Span = None
     """Only these steps: `60:80` is 60 to 79."""
     from_: Span = Field(default=None, validation_alias=AliasChoices("from_", "from"))
-    """Steps before the change, `A:B`; by default the best-rewarded tenth of the run or, if all are alike, the first."""
+    """Steps before the change, `A:B`; by default the best-rewarded tenth or, if the last is as good, the first."""
     to: Span = None
     """Steps after the change; by default the last tenth."""
     grading: GradingConfig = GradingConfig()

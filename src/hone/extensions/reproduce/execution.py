@@ -153,7 +153,7 @@ class Rebuilt:
             self.load(nearest)
 
     def load(self, version: int) -> None:
-        """Load checkpoint `version` with its loop state. Without checkpoint 0, version 0 is the untrained model."""
+        """Load checkpoint `version` with its loop state, or keep the initial model if no step was taken yet."""
         trainer, state, saved = self.trainer, None, self.records.run.checkpoints
         if version in self.intact:
             tensors, state = saved.load(version)

@@ -52,7 +52,7 @@ class Checked:
     """Numbers of checked files by kind, and the damages.
 
     A killed run may have written steps and weights without their hashes. `open_steps` has such steps. `open_weights`
-    has, for each such version, the fingerprints of its folders in `checkpoints` and `weights`, by path.
+    has, for each such version, fingerprints by path, such as `weights/step_2/model.safetensors`.
     """
 
     counts: dict[str, int] = field(default_factory=dict)

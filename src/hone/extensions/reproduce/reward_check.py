@@ -220,7 +220,7 @@ def _words(score: Score) -> str:
 
 
 def not_checked(env: Environment) -> str | None:
-    """Return why grading this task's completions again may not repeat the run's scores; None if it will."""
+    """Return why completions of this task can't be graded again as they were; None if they can."""
     if env.why_not_graded:
         return env.why_not_graded
     if env.has_own_process:

@@ -480,7 +480,7 @@ class Tree:
             time.sleep(0.002)
 
     def kill_root(self) -> bool:
-        """Kill the root; as process 1 of a namespace, it ends after all others. Return False if that takes too long."""
+        """Kill the root; if it is process 1 of a namespace, the others end first. Return False if it takes too long."""
         if self._root is None:
             return True
         with contextlib.suppress(ProcessLookupError):

@@ -32,9 +32,9 @@ class ServeConfig(EngineConfig):
     api_key_var: KeyVariable = None
     """Environment variable that holds the key."""
     weights_root: Path | None = None
-    """`POST /update_weights` loads weights only from this folder. By default, updates are refused."""
+    """`POST /update_weights` loads only from this folder; by default from the transport's, else never."""
     transport: TransportConfig = TransportConfig()
-    """Transport of the run to serve. Weights are loaded from its weights folder, unless `weights_root` is set."""
+    """Transport of the run to serve. Updates load from its weights folder, unless `weights_root` is set."""
     seed: int = Field(default=0, ge=0)
     """Seed for requests without a seed, and for `hone/tiny`'s weights."""
     precision: Precision = DEFAULT_PRECISION
@@ -44,7 +44,7 @@ class ServeConfig(EngineConfig):
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence that vLLM serves, in tokens; if unset, the model's limit."""
     output_dir: Path | None = None
-    """Run directory. Weights are loaded from its transport, unless `weights_root` or `transport` is set."""
+    """Run directory. Updates load from its transport, unless `weights_root` or `transport` is set."""
     max_steps: int | None = None
     """Key of `rl`, ignored here, so that one file can be for both commands."""
     seq_len: int | None = None

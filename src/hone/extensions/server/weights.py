@@ -27,7 +27,7 @@ class WeightsFolder:
             raise UserError(f"weights_root = {root} is not a folder: give an existing one")
 
     def load(self, path: str, model: Decoder) -> Decoder:
-        """Load the model in `path` (or `root`/`path`) on the host. Files in `memory` are mapped (see `load_model`).
+        """Load the model in `path` (relative to `root`) on the host. Files in `memory` are mapped (see `load_model`).
 
         Raises UserError unless the model has the shape of `model` and only finite weights.
         """

@@ -5,7 +5,7 @@
 
     hone.rl(reward_funcs=[correct, helpful], ...)         or a line of a task file:  Rubric([correct, helpful])
 
-Each question is asked once. Its reply is recorded in the run's `judgements.jsonl`, with token counts. So equal
+The reply to a question is recorded once, in the run's `judgements.jsonl`, with its token counts. So equal
 completions get equal rewards, and `regrade` and `verify` need no network. If a service does not answer with a number
 within its bounds, the sample is a `grader_error`; its reward is never 0.
 """

@@ -270,7 +270,7 @@ class Launch:
         return any(serves(child.role) and child.code is None for child in self._all())
 
     def _died_with_others(self, dead: Sequence[Child]) -> bool:
-        """Return True if other servers were killed shortly before `dead`, as when a node shuts down."""
+        """Return True if `dead` were killed soon after other servers, as when a node shuts down."""
         since, roles = self._died_together
         # A child without pid was lost before it was placed.
         killed = all((child.code or 0) < 0 and (child.role not in roles or not child.pid) for child in dead)

@@ -231,7 +231,6 @@ def _draw_curves(figure: Any, results: Results) -> None:
 
 
 def _smooth(curve: list[float]) -> np.ndarray:
-    """Return at each step the mean of the last ten steps."""
     sums = np.cumsum([0.0, *curve])
     begins = np.maximum(np.arange(1, len(sums)) - 10, 0)
     return (sums[1:] - sums[begins]) / (np.arange(1, len(sums)) - begins)

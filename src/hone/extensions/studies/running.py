@@ -234,7 +234,6 @@ def beside(config: Any, place: int) -> Any:
 
 
 def _processor() -> float:
-    """Return the CPU seconds of all ended child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

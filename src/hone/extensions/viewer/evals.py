@@ -72,7 +72,7 @@ def read_eval(run: RunView, version: int | None) -> list[Row]:
 
 
 def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = None) -> str:
-    """Show samples of a run's version, or of a `hone eval` run. The query's `against` names a run to compare with."""
+    """Show samples of a run's version, or of a `hone eval` run; its query `against` names another to compare with."""
     entry = site.catalog.entry(slug)
     run, number = entry.state.files, None if version is None else whole("version", version)
     if number is not None:
@@ -151,7 +151,7 @@ def _compare(site: Site, query: QueryParams, entry: Entry, path: str, sides: lis
 
 
 def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
-    """Pair completions of an example and rollout. Return pairs, changed ones first, and the number without partner."""
+    """Pair completions by example and rollout. Return pairs, changed ones first, and the count of lone completions."""
     known = _by_example(before)
     both = [(known[key], row) for key, row in _by_example(after).items() if key in known]
     pairs = [Pair(was, became, _change(was, became)) for was, became in both]

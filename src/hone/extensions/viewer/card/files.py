@@ -76,7 +76,7 @@ def to_json(card: Card) -> str:
 
 
 def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
-    """Return the lenient reading stored in report.json; NOT_READ if it was of other samples."""
+    """Return the lenient reading stored in report.json; NOT_READ if it has none of these samples."""
     try:
         facts = read_json(run.path / RECORD)["lenient"]
         if facts["evaluations"] == _digests(run.path, evaluated):

@@ -58,7 +58,7 @@ class Evaluated:
 
     @cached_property
     def rollouts(self) -> int:
-        """Number of graded completions of the example that has most."""
+        """Most graded completions of any example."""
         return max(self.counts.values(), default=0)
 
     @property
@@ -145,7 +145,7 @@ class Change:
     def sure(self) -> bool:
         """True if at least `LEAST` examples changed, and the interval of the difference excludes 0.
 
-        If all examples changed by the same amount, there is no interval, and the change is sure.
+        There is no interval if all examples changed by the same amount; then the first condition decides.
         """
         low, high = self.difference.low, self.difference.high
         return self.moved >= LEAST and (low is None or high is None or not low <= 0.0 <= high)
